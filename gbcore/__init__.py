@@ -1,0 +1,15 @@
+"""The transition graph of a replay, and nested Bellman targets over it (Jiang et al. 2022)."""
+
+from gbcore.graph import TransitionGraph, trajectory_subgraphs
+from gbcore.kernels import Subgraphs
+from gbcore.sum_tree import SumTree
+from gbcore.targets import categorical_targets, q_targets
+
+__all__ = [
+    "Subgraphs",
+    "SumTree",
+    "TransitionGraph",
+    "categorical_targets",
+    "q_targets",
+    "trajectory_subgraphs",
+]

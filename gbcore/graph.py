@@ -1,0 +1,532 @@
+"""TransitionGraph: the replay data as a graph of states and counted transitions."""
+
+import math
+import operator
+
+import numpy as np
+
+from gbcore import kernels
+from gbcore.interner import Interner, slots_for
+from gbcore.kernels import (
+    EMPTY,
+    FREED,
+    NO_ROOM,
+    TOTAL_EDGES,
+    TOTAL_SOURCES,
+    TOTAL_TRANSITIONS,
+    TOTAL_USED,
+    GraphArrays,
+    Trajectory,
+)
+
+FORMAT_VERSION = 1
+MAX_STAMP = 2**31 - 2**26  # a mark keeps its stamp in 31 bits; one call uses far fewer than 2**26
+
+
+class TransitionGraph:
+    """All transitions seen, T = (s, a, r, done, s'), with a count f(T) each.
+
+    Nodes are observations, matched by their bytes. Edges are distinct transitions; those of a node
+    lie together in one block of the edge arrays (dynamic CSR, drawn in `kernels.py`). Adding,
+    removing and finding a transition cost O(1), for any number of nodes and outcomes.
+
+    A node is freed, and its id given out again, when `remove` takes away the last edge that names
+    it. An id that `node` returned is therefore safe until the next `remove`: intern, then add, then
+    remove.
+
+    Args:
+        num_actions: A, the number of discrete actions.
+        obs_shape: shape of an observation.
+        obs_dtype: its dtype.
+        frame_stack: the first axis of an observation is a stack of frames that observations share
+            (Atari). Each distinct frame is then stored once, and a node's key is its frame ids.
+        capacity: nodes to reserve room for; more than that is possible, and costs a copy.
+
+    Raises:
+        ValueError: for fewer than one action or an observation without bytes.
+    """
+
+    def __init__(
+        self, num_actions, obs_shape, obs_dtype=np.uint8, frame_stack=False, capacity=1024
+    ):
+        self.num_actions = operator.index(num_actions)
+        self.obs_shape = tuple(int(n) for n in obs_shape)
+        self.obs_dtype = np.dtype(obs_dtype)
+        if self.num_actions < 1:
+            raise ValueError(f"Require num_actions >= 1, got {num_actions}")
+        if frame_stack:
+            if len(self.obs_shape) < 2:
+                raise ValueError(f"Require a stack of frames, got obs_shape {self.obs_shape}")
+            self._frames = Interner(self.obs_shape[1:], self.obs_dtype, capacity)
+            self._frame_uses = np.zeros(self._frames.capacity, np.int64)
+            self._keys = Interner(self.obs_shape[:1], np.int64, capacity)
+        else:
+            self._frames = None
+            self._keys = Interner(self.obs_shape, self.obs_dtype, capacity)
+        room = self._keys.capacity
+        self._arrays = GraphArrays(
+            block_start=np.full(room, EMPTY, np.int64),
+            block_log2=np.full(room, EMPTY, np.int64),
+            degree=np.zeros(room, np.int64),
+            in_degree=np.full(room, FREED, np.int64),
+            pair_count=np.zeros((room, self.num_actions), np.int64),
+            edge_action=np.empty(room, np.int64),
+            edge_next=np.empty(room, np.int64),
+            edge_reward=np.empty(room, np.float64),
+            edge_terminated=np.empty(room, np.bool_),
+            edge_count=np.empty(room, np.int64),
+            edge_slots=np.full(slots_for(room), EMPTY, np.int64),
+            free_blocks=np.full(48, EMPTY, np.int64),
+            totals=np.zeros(4, np.int64),
+        )
+        self._freed = np.empty(2, np.int64)
+        self._init_scratch()
+
+    def _init_scratch(self):
+        self._marks = np.zeros((self._keys.capacity, 2), np.int64)
+        self._stamps = np.zeros(1, np.int64)
+        self._room = np.full(4, 256, np.int64)
+
+    # ----------------------------------------------------------------------------------------------
+    # Size
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self):
+        """Number of nodes."""
+        return len(self._keys)
+
+    @property
+    def num_ids(self):
+        """Number of node ids ever given out: num_nodes, and the freed ones."""
+        return self._keys.num_ids
+
+    @property
+    def num_frames(self):
+        """Number of distinct frames stored (frame_stack only)."""
+        return len(self._frames)
+
+    @property
+    def num_edges(self):
+        """Number of distinct transitions."""
+        return int(self._arrays.totals[TOTAL_EDGES])
+
+    @property
+    def num_transitions(self):
+        """Number of transitions, each counted as often as it was seen: the sum of f(T)."""
+        return int(self._arrays.totals[TOTAL_TRANSITIONS])
+
+    @property
+    def novel_state_ratio(self):
+        """Distinct states acted in / transitions: 1 without crossovers (paper, Analysis)."""
+        return int(self._arrays.totals[TOTAL_SOURCES]) / max(self.num_transitions, 1)
+
+    # ----------------------------------------------------------------------------------------------
+    # Nodes
+    # ----------------------------------------------------------------------------------------------
+
+    def node(self, obs):
+        """Id of an observation, inserted if new.
+
+        Raises:
+            ValueError: for another shape or dtype than the graph's.
+        """
+        key = self._check_obs(obs)
+        if self._frames is not None:
+            key = np.array([self._frames.add(frame) for frame in key], np.int64)
+        node = self._keys.add(key)
+        if self._keys.capacity > len(self._arrays.degree):
+            self._grow_nodes()
+        if self._arrays.in_degree[node] == FREED:
+            self._arrays.in_degree[node] = 0
+            if self._frames is not None:
+                if self._frames.capacity > len(self._frame_uses):
+                    self._frame_uses = _enlarged(self._frame_uses, self._frames.capacity, 0)
+                np.add.at(self._frame_uses, key, 1)
+        return node
+
+    def find(self, obs):
+        """Id of an observation, or -1. Raises as `node`."""
+        key = self._check_obs(obs)
+        if self._frames is not None:
+            key = np.array([self._frames.find(frame) for frame in key], np.int64)
+            if key.min() < 0:
+                return -1
+        return self._keys.find(key)
+
+    @property
+    def observations(self):
+        """Observations by node id: [num_ids, *obs_shape]. Rows of freed ids mean nothing."""
+        if self._frames is None:
+            return self._keys.arrays
+        keys = self._keys.arrays
+        if self.num_ids > self.num_nodes:  # the frames of a freed node may be gone
+            keys[self._arrays.in_degree[: self.num_ids] == FREED] = 0
+        return self._frames.take(keys)
+
+    def observations_of(self, nodes):
+        """Observations of some nodes: [*nodes.shape, *obs_shape]."""
+        if self._frames is None:
+            return self._keys.take(nodes)
+        return self._frames.take(self._keys.take(nodes))
+
+    def _check_obs(self, obs):
+        obs = np.asarray(obs)
+        if obs.shape != self.obs_shape or obs.dtype != self.obs_dtype:
+            raise ValueError(
+                f"Require observations of shape {self.obs_shape} and dtype {self.obs_dtype}, "
+                f"got shape {obs.shape} and dtype {obs.dtype}"
+            )
+        return obs
+
+    def _is_node(self, node):
+        return 0 <= node < self.num_ids and self._arrays.in_degree[node] != FREED
+
+    # ----------------------------------------------------------------------------------------------
+    # Edges
+    # ----------------------------------------------------------------------------------------------
+
+    def add(self, node, action, reward, next_node, terminated):
+        """One more observation of a transition.
+
+        Args:
+            node, next_node: ids that `node` returned.
+            action: 0 .. num_actions - 1.
+            reward: a finite training reward.
+            terminated: the MDP ended here. A time limit is no termination.
+
+        Raises:
+            KeyError: for an id that names no node.
+            ValueError: for another action, or a reward that is NaN or infinite.
+        """
+        transition = self._check_transition(node, action, reward, next_node, terminated)
+        while kernels.add_transition(self._arrays, *transition) == NO_ROOM:
+            self._grow_edges()
+
+    def remove(self, node, action, reward, next_node, terminated):
+        """One observation fewer of a transition.
+
+        Returns:
+            The ids of the nodes that this freed, at most two.
+
+        Raises:
+            KeyError: if there is no such transition.
+        """
+        transition = self._check_transition(node, action, reward, next_node, terminated)
+        num_freed = kernels.remove_transition(
+            self._arrays, self._keys.table, *transition, self._freed
+        )
+        if num_freed < 0:
+            raise KeyError(
+                "Require a transition of the graph, got "
+                f"(node {node}, action {action}, reward {reward}, next {next_node}, "
+                f"terminated {terminated})"
+            )
+        freed = self._freed[:num_freed].tolist()
+        if self._frames is not None:
+            for i in freed:
+                self._release_frames(i)
+        return freed
+
+    def _check_transition(self, node, action, reward, next_node, terminated):
+        node, next_node = operator.index(node), operator.index(next_node)
+        action, reward = operator.index(action), float(reward)
+        for i in (node, next_node):
+            if not self._is_node(i):
+                raise KeyError(f"Require the id of a node, got {i}")
+        if not 0 <= action < self.num_actions:
+            raise ValueError(f"Require 0 <= action < {self.num_actions}, got {action}")
+        if not math.isfinite(reward):
+            raise ValueError(f"Require a finite reward, got {reward}")
+        if terminated not in (0, 1):
+            raise ValueError(f"Require terminated to be True or False, got {terminated}")
+        return node, action, reward + 0.0, next_node, bool(terminated)  # -0.0 becomes 0.0
+
+    def _release_frames(self, node):
+        for frame in self._keys.take(np.array([node]))[0]:
+            self._frame_uses[frame] -= 1
+            if self._frame_uses[frame] == 0:
+                self._frames.free(frame)
+
+    def edges(self):
+        """All distinct transitions: a dict of arrays [num_edges].
+
+        source, action, next and count are int64, reward float64, terminated bool.
+        """
+        arrays = self._arrays
+        source = np.empty(self.num_edges, np.int64)
+        position = np.empty(self.num_edges, np.int64)
+        kernels.list_edges(arrays, self.num_ids, source, position)
+        return {
+            "source": source,
+            "action": arrays.edge_action[position],
+            "reward": arrays.edge_reward[position],
+            "terminated": arrays.edge_terminated[position],
+            "next": arrays.edge_next[position],
+            "count": arrays.edge_count[position],
+        }
+
+    # ----------------------------------------------------------------------------------------------
+    # Expansion
+    # ----------------------------------------------------------------------------------------------
+
+    def expand(self, nodes, actions, depth, breadth=0, rng=None):
+        """Subgraphs for the nested targets of a batch of pairs: paper, Algorithm 1.
+
+        Level 0 is the root pair with all its outcomes. Each further level holds the transitions of
+        the distinct states that the level above led to, at most `breadth` of them for each root:
+        where there are more, `breadth` are sampled without replacement in proportion to f(T). With
+        breadth 0 nothing is sampled, and the roots share their levels.
+
+        Args:
+            nodes: int [B], root states.
+            actions: int [B], root actions. A pair never seen is backed up by its leaf value.
+            depth: levels of transitions, at least 1: the number of nested backups.
+            breadth: bound on the transitions kept per level and root; 0 for none.
+            rng: np.random.Generator, needed if breadth > 0; one draw is taken from it.
+
+        Raises:
+            ValueError: for depth < 1, breadth < 0, a missing rng, shapes that differ.
+            KeyError: for a root that is no node or no action.
+        """
+        depth, breadth = operator.index(depth), operator.index(breadth)
+        if depth < 1:
+            raise ValueError(f"Require depth >= 1, got {depth}")
+        if breadth < 0:
+            raise ValueError(f"Require breadth >= 0 (0 = no limit), got {breadth}")
+        if breadth > 0 and rng is None:
+            raise ValueError(f"Require rng, a np.random.Generator, for breadth {breadth}")
+        nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
+        if nodes.shape != actions.shape:
+            raise ValueError(f"Require one action per node, got {actions.shape} for {nodes.shape}")
+        bad = kernels.find_bad_pair(
+            self._arrays.in_degree, self.num_actions, self.num_ids, nodes, actions
+        )
+        if bad >= 0:
+            raise KeyError(
+                f"Require a node and 0 <= action < {self.num_actions}, "
+                f"got root {bad}: node {nodes[bad]}, action {actions[bad]}"
+            )
+        if self._stamps[0] > MAX_STAMP:
+            self._marks[:] = 0
+            self._stamps[0] = 0
+        seed = np.uint64(rng.integers(2**63)) if breadth > 0 else np.uint64(0)
+        return kernels.expand_roots(
+            self._arrays, nodes, actions, depth, breadth, seed,
+            self._marks, self._stamps, self._room,
+        )  # fmt: skip
+
+    # ----------------------------------------------------------------------------------------------
+    # Storage
+    # ----------------------------------------------------------------------------------------------
+
+    def _grow_nodes(self):
+        capacity, old = self._keys.capacity, self._arrays
+        self._arrays = old._replace(
+            block_start=_enlarged(old.block_start, capacity, EMPTY),
+            block_log2=_enlarged(old.block_log2, capacity, EMPTY),
+            degree=_enlarged(old.degree, capacity, 0),
+            in_degree=_enlarged(old.in_degree, capacity, FREED),
+            pair_count=_enlarged(old.pair_count, capacity, 0),
+        )
+        self._init_scratch()
+
+    def _grow_edges(self):
+        old = self._arrays
+        if 2 * (self.num_edges + 1) > len(old.edge_slots):
+            slots = np.full(2 * len(old.edge_slots), EMPTY, np.int64)
+            self._arrays = old._replace(edge_slots=slots)
+            kernels.rebuild_edge_slots(self._arrays, self.num_ids)
+        else:
+            names = [name for name in GraphArrays._fields if name.startswith("edge_")]
+            names.remove("edge_slots")
+            room = 2 * len(old.edge_next)
+            self._arrays = old._replace(
+                **{name: _enlarged(getattr(old, name), room, 0) for name in names}
+            )
+
+    def save(self, path):
+        """Write the graph to a .npz file, ids and order of edges included."""
+        arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
+        saved = {
+            "format_version": np.int64(FORMAT_VERSION),
+            "num_actions": np.int64(self.num_actions),
+            "obs_shape": np.array(self.obs_shape, np.int64),
+            "obs_dtype": np.array(self.obs_dtype.str),
+            "free_blocks": arrays.free_blocks,
+            "totals": arrays.totals,
+        }
+        for name in _NODE_ARRAYS:
+            saved[name] = getattr(arrays, name)[: self.num_ids]
+        for name in _EDGE_ARRAYS:
+            saved[name] = getattr(arrays, name)[:used]
+        saved |= self._keys.state("keys_")
+        if self._frames is not None:
+            saved |= self._frames.state("frames_")
+            saved["frame_uses"] = self._frame_uses[: self._frames.num_ids]
+        np.savez_compressed(path, **saved)
+
+    @classmethod
+    def load(cls, path, capacity=1024):
+        """A graph that `save` wrote: same ids, same edges, same further behaviour.
+
+        Raises:
+            ValueError: for a file of another format version, or one that is damaged.
+        """
+        with np.load(path, allow_pickle=False) as file:
+            saved = dict(file)
+        version = saved.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ValueError(f"Require a graph of format {FORMAT_VERSION}, got {version}: {path}")
+        frame_stack = "frame_uses" in saved
+        capacity = max(capacity, len(saved["degree"]))
+        graph = cls(
+            int(saved["num_actions"]),
+            saved["obs_shape"],
+            np.dtype(str(saved["obs_dtype"])),
+            frame_stack,
+            capacity,
+        )
+        graph._keys.restore(saved, "keys_")
+        if frame_stack:
+            graph._frames.restore(saved, "frames_")
+            graph._frame_uses = _enlarged(saved["frame_uses"], graph._frames.capacity, 0)
+        while len(graph._arrays.edge_next) < len(saved["edge_next"]):
+            graph._grow_edges()
+        arrays = graph._arrays
+        for name in (*_NODE_ARRAYS, *_EDGE_ARRAYS, "free_blocks", "totals"):
+            getattr(arrays, name)[: len(saved[name])] = saved[name]
+        while 2 * graph.num_edges > len(graph._arrays.edge_slots):
+            slots = np.full(2 * len(graph._arrays.edge_slots), EMPTY, np.int64)
+            graph._arrays = graph._arrays._replace(edge_slots=slots)
+        kernels.rebuild_edge_slots(graph._arrays, graph.num_ids)
+        return graph
+
+    def check_valid(self):
+        """What is broken, one sentence each; empty if every invariant holds."""
+        problems = [f"nodes: {problem}" for problem in self._keys.check_valid()]
+        arrays = self._arrays
+        live = np.flatnonzero(self._keys.table.links[: self.num_ids] == kernels.LIVE)
+        alive = np.zeros(len(arrays.degree), np.bool_)
+        alive[live] = True
+
+        def require(holds, what):
+            for i in np.flatnonzero(~holds)[:3]:
+                problems.append(f"node {i}: {what}")
+
+        require((arrays.in_degree != FREED) == alive, "in use by one array, free by another")
+        require(alive | (arrays.degree == 0), "free, but has edges")
+        room = np.where(arrays.block_log2 == EMPTY, 0, 1 << np.maximum(arrays.block_log2, 0))
+        require((arrays.degree > 0) == (room > 0), "a block without edges, or edges without one")
+        require(arrays.degree <= room, "more edges than its block has room for")
+        require((arrays.block_start == EMPTY) == (room == 0), "block without start")
+        used = int(arrays.totals[TOTAL_USED])
+        require(arrays.block_start + room <= used, "block outside of the edge arrays")
+        if problems:
+            return problems
+
+        blocks = [(arrays.block_start[i], room[i]) for i in live if room[i]]
+        for log2, start in enumerate(arrays.free_blocks):
+            steps = 0
+            while start != EMPTY and steps <= used:
+                blocks.append((start, 1 << log2))
+                start, steps = arrays.edge_next[start], steps + 1
+        end = 0
+        for start, size in sorted(blocks):
+            if start != end:
+                problems.append(f"edge position {end}: in two blocks or in none")
+                return problems
+            end = start + size
+        if end != used:
+            problems.append(f"edge position {end}: in no block")
+
+        edges = self.edges()
+        source, target = edges["source"], edges["next"]
+        if not ((target >= 0) & (target < self.num_ids)).all() or not alive[target].all():
+            problems.append("an edge leads to an id that is no node")
+            return problems
+        action = edges["action"]
+        if not ((action >= 0) & (action < self.num_actions)).all():
+            problems.append("an edge has an action out of range")
+            return problems
+        if not (edges["count"] >= 1).all():
+            problems.append("an edge has a count < 1")
+        in_degree = np.bincount(target, minlength=len(alive))
+        require((in_degree == arrays.in_degree) | ~alive, "in_degree is not that of its edges")
+        pair_count = np.zeros_like(arrays.pair_count)
+        np.add.at(pair_count, (source, action), edges["count"])
+        require((pair_count == arrays.pair_count).all(axis=1), "c(s, a) is not the sum of f(T)")
+        totals = [len(source), edges["count"].sum(), np.count_nonzero(arrays.degree), used]
+        if arrays.totals.tolist() != [int(n) for n in totals]:
+            problems.append(f"totals {arrays.totals.tolist()}, expected {totals}")
+        if np.count_nonzero(arrays.edge_slots != EMPTY) != len(source):
+            problems.append("the edge slots do not hold each edge exactly once")
+        columns = ("source", "action", "reward", "next", "terminated")  # the order of find_edge
+        for edge in zip(*(edges[name].tolist() for name in columns), strict=True):
+            if kernels.find_edge(arrays, *edge) == EMPTY:
+                problems.append(f"edge {edge} is not found by its hash")
+        if self._frames is not None:
+            problems += [f"frames: {problem}" for problem in self._frames.check_valid()]
+            uses = np.bincount(self._keys.take(live).ravel(), minlength=len(self._frame_uses))
+            if (uses != self._frame_uses).any():
+                problems.append("frame uses are not those of the nodes")
+        return problems
+
+
+_NODE_ARRAYS = ("block_start", "block_log2", "degree", "in_degree", "pair_count")
+_EDGE_ARRAYS = ("edge_action", "edge_next", "edge_reward", "edge_terminated", "edge_count")
+
+
+def trajectory_subgraphs(starts, depth, node, action, reward, next_node, terminated, cut):
+    """Subgraphs that are the trajectories the samples lie on: `tree`, `n-step` and `one-step`.
+
+    A chain ends after depth rows, at a terminated row (nothing to bootstrap from), or at a cut row
+    (bootstrap from its next node).
+
+    Args:
+        starts: int [B], rows of the replay.
+        depth: rows to follow at most, at least 1.
+        node, action, reward, next_node, terminated: the replay's arrays [N] in time order, a ring.
+        cut: bool [N], row t + 1 does not continue row t: a truncation, an episode left, and always
+            the newest row.
+
+    Raises:
+        ValueError: for depth < 1 or arrays of different length.
+        IndexError: for a start that is no row.
+    """
+    depth = operator.index(depth)
+    if depth < 1:
+        raise ValueError(f"Require depth >= 1, got {depth}")
+    starts = as_indices("starts", starts)
+    replay = Trajectory(
+        as_indices("node", node),
+        as_indices("action", action),
+        np.ascontiguousarray(reward, np.float64),
+        as_indices("next_node", next_node),
+        np.ascontiguousarray(terminated, np.bool_),
+        np.ascontiguousarray(cut, np.bool_),
+    )
+    length = len(replay.node)
+    for name, column in zip(Trajectory._fields, replay, strict=True):
+        if column.shape != (length,):
+            raise ValueError(f"Require {name} of shape ({length},), got {column.shape}")
+    bad = np.flatnonzero((starts < 0) | (starts >= length))
+    if len(bad):
+        raise IndexError(f"Require 0 <= start < {length}, got {starts[bad[0]]}")
+    return kernels.follow_trajectories(replay, starts, depth)
+
+
+def as_indices(name, values):
+    """A contiguous int64 [n]. Raises TypeError or ValueError, naming the argument."""
+    values = np.asarray(values)
+    if values.dtype.kind not in "iu" and values.size:
+        raise TypeError(f"Require integers for {name}, got dtype {values.dtype}")
+    if values.ndim != 1:
+        raise ValueError(f"Require {name} of one axis, got shape {values.shape}")
+    return np.ascontiguousarray(values, np.int64)
+
+
+def _enlarged(array, capacity, fill):
+    bigger = np.full((capacity, *array.shape[1:]), fill, array.dtype)
+    bigger[: len(array)] = array
+    return bigger

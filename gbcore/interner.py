@@ -1,0 +1,164 @@
+"""Interner: arrays of one shape and dtype to dense ids; equal bytes, equal id."""
+
+import numpy as np
+
+from gbcore import kernels
+from gbcore.kernels import EMPTY, TABLE_FREE, TABLE_IDS, TABLE_SIZE, Table
+
+
+class Interner:
+    """Gives equal arrays the same small integer, and freed integers out again.
+
+    Matching is exact: a hash finds the candidates, their bytes decide. Ids are dense: the next new
+    array gets the last freed id, or else the number of ids given out so far.
+
+    Args:
+        shape: shape of every array.
+        dtype: their dtype; anything of fixed size.
+        capacity: ids to reserve room for. Memory is touched only as ids are used, and more ids
+            than that double the room, at the price of a copy.
+
+    Raises:
+        ValueError: for a shape or dtype without bytes.
+    """
+
+    def __init__(self, shape, dtype, capacity=1024):
+        self.shape = tuple(int(n) for n in shape)
+        self.dtype = np.dtype(dtype)
+        self._num_bytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        if self._num_bytes == 0 or self.dtype.hasobject:
+            raise ValueError(f"Require arrays of fixed size > 0, got {self.shape} of {self.dtype}")
+        # The key is padded to whole 64-bit words: hashing and comparing go word by word.
+        self._key = np.zeros(-(-self._num_bytes // 8), np.uint64)
+        self._key_bytes = self._key.view(np.uint8)[: self._num_bytes]
+        capacity = max(int(capacity), 16)
+        self.table = Table(
+            slots=np.full(slots_for(capacity), EMPTY, np.int64),
+            hashes=np.empty(capacity, np.uint64),
+            rows=np.empty((capacity, len(self._key)), np.uint64),
+            links=np.empty(capacity, np.int64),
+            totals=np.array([0, 0, EMPTY], np.int64),
+        )
+
+    def __len__(self):
+        """Number of ids in use."""
+        return int(self.table.totals[TABLE_SIZE])
+
+    @property
+    def num_ids(self):
+        """Number of ids ever given out: every id in use is below it."""
+        return int(self.table.totals[TABLE_IDS])
+
+    @property
+    def capacity(self):
+        """Ids that there is room for."""
+        return len(self.table.hashes)
+
+    @property
+    def arrays(self):
+        """The interned arrays by id: [num_ids, *shape]. Rows of freed ids mean nothing."""
+        return self._decoded(self.table.rows[: self.num_ids])
+
+    def take(self, ids):
+        """The interned arrays of some ids: [*ids.shape, *shape]."""
+        ids = np.asarray(ids)
+        return self._decoded(self.table.rows[ids.reshape(-1)]).reshape(*ids.shape, *self.shape)
+
+    def add(self, array):
+        """Id of an array, inserted if new. Raises ValueError for another shape or dtype."""
+        key = self._key_of(array)
+        i = kernels.intern_key(self.table, key)
+        while i == EMPTY:
+            self._grow()
+            i = kernels.intern_key(self.table, key)
+        return i
+
+    def find(self, array):
+        """Id of an array, or -1. Raises ValueError for another shape or dtype."""
+        return kernels.lookup_key(self.table, self._key_of(array))
+
+    def free(self, i):
+        """Forget an id; a later array may get it."""
+        if not 0 <= i < self.num_ids or self.table.links[i] != kernels.LIVE:
+            raise KeyError(f"Require an id in use, got {i}")
+        kernels.free_key(self.table, i)
+
+    def _decoded(self, rows):
+        rows = rows.view(np.uint8)[:, : self._num_bytes]
+        return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
+
+    def _key_of(self, array):
+        array = np.asarray(array)
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise ValueError(
+                f"Require shape {self.shape} and dtype {self.dtype}, "
+                f"got shape {array.shape} and dtype {array.dtype}"
+            )
+        self._key_bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return self._key
+
+    def _grow(self):
+        old = self.table
+        capacity = 2 * self.capacity
+
+        def enlarged(array):
+            bigger = np.empty((capacity, *array.shape[1:]), array.dtype)
+            bigger[: self.num_ids] = array[: self.num_ids]
+            return bigger
+
+        slots = np.full(slots_for(capacity), EMPTY, np.int64)
+        self.table = Table(
+            slots, enlarged(old.hashes), enlarged(old.rows), enlarged(old.links), old.totals
+        )
+        kernels.rebuild_slots(self.table)
+
+    def state(self, prefix):
+        """Copies of what `restore` needs, as a dict of arrays."""
+        table, n = self.table, self.num_ids
+        return {
+            f"{prefix}rows": table.rows[:n],
+            f"{prefix}links": table.links[:n],
+            f"{prefix}totals": table.totals,
+        }
+
+    def restore(self, saved, prefix):
+        """Replace the contents by what `state` returned. Hashes are made anew."""
+        rows = saved[f"{prefix}rows"]
+        if rows.shape[1:] != self.table.rows.shape[1:]:
+            raise ValueError(f"Require keys of {len(self._key)} words, got {rows.shape[1:]}")
+        while self.capacity < len(rows):
+            self._grow()
+        table = self.table
+        table.rows[: len(rows)] = rows
+        table.links[: len(rows)] = saved[f"{prefix}links"]
+        table.totals[:] = saved[f"{prefix}totals"]
+        table.slots[:] = EMPTY
+        kernels.rehash_keys(table)
+        kernels.rebuild_slots(table)
+
+    def check_valid(self):
+        """What is broken, one sentence each; empty if nothing is."""
+        table, problems = self.table, []
+        live = np.flatnonzero(table.links[: self.num_ids] == kernels.LIVE)
+        if len(live) != len(self):
+            problems.append(f"{len(self)} ids in use by the total, {len(live)} by the links")
+        held = table.slots[table.slots != EMPTY]
+        if sorted(held.tolist()) != live.tolist():
+            problems.append("the hash slots do not hold each id in use exactly once")
+        for i in live:
+            if kernels.hash_words(table.rows[i]) != table.hashes[i]:
+                problems.append(f"id {i}: its hash is not that of its key")
+            elif kernels.lookup_key(table, table.rows[i]) != i:
+                problems.append(f"id {i} is not found by its key")
+        free, seen = table.totals[TABLE_FREE], set()
+        while free != EMPTY and free not in seen and 0 <= free < self.num_ids:
+            seen.add(int(free))
+            free = table.links[free]
+        if free != EMPTY or len(seen) + len(live) != self.num_ids:
+            problems.append("the free list does not hold each freed id exactly once")
+        return problems
+
+
+def slots_for(capacity):
+    """Hash slots for so many keys: a power of two, at most half full."""
+    return 1 << (2 * capacity - 1).bit_length()

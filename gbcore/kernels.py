@@ -1,0 +1,924 @@
+"""Every compiled loop of gbcore: NumPy arrays in, NumPy arrays out; no torch, no gymnasium.
+
+Arrays that belong together travel as one NamedTuple, which Numba takes apart at no cost. Kernels
+do not validate: the classes in `interner.py`, `graph.py`, `targets.py` and `sum_tree.py` do, before
+they call. Kernels that call each other stay in this file, because Numba's cache does not notice an
+edit in another one.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import config, njit
+
+if config.DISABLE_JIT:  # NumPy scalars warn where the hashes wrap around by design
+    np.seterr(over="ignore")
+
+EMPTY = -1  # a hash slot, a block or a free list with nothing in it
+GREEDY, DOUBLE, POLICY, BEHAVIOUR = 0, 1, 2, 3  # how a state's value is read from its actions
+
+
+# --------------------------------------------------------------------------------------------------
+# Interning: equal bytes, equal id
+# --------------------------------------------------------------------------------------------------
+#
+#   slots  [S]      hash slot -> id or EMPTY; linear probing, at most half full
+#   hashes [N]      id -> hash of its key
+#   rows   [N, W]   id -> key, as 64-bit words padded with zeros
+#   links  [N]      id -> next free id where the id is free, LIVE where it is in use
+#   totals [3]      keys in use | ids ever given out | first free id or EMPTY
+
+LIVE = -2
+TABLE_SIZE, TABLE_IDS, TABLE_FREE = 0, 1, 2
+
+
+class Table(NamedTuple):
+    """The arrays of an `Interner`."""
+
+    slots: np.ndarray  # int64 [S], S a power of two
+    hashes: np.ndarray  # uint64 [N]
+    rows: np.ndarray  # uint64 [N, W]
+    links: np.ndarray  # int64 [N]
+    totals: np.ndarray  # int64 [3]
+
+
+@njit(cache=True, nogil=True)
+def mix(h):
+    """Finaliser of splitmix64: every input bit reaches every output bit."""
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def hash_words(key):
+    """64-bit hash of a key uint64 [W]."""
+    h = np.uint64(0x9E3779B97F4A7C15)
+    for i in range(key.shape[0]):
+        h = (h ^ key[i]) * np.uint64(0xFF51AFD7ED558CCD)
+        h = h ^ (h >> np.uint64(32))
+    return mix(h)
+
+
+@njit(cache=True, nogil=True)
+def find_key(table, key, h):
+    """Id of a key uint64 [W] with hash h, or EMPTY."""
+    mask = table.slots.shape[0] - 1
+    slot = np.int64(h & np.uint64(mask))
+    while True:
+        i = table.slots[slot]
+        if i == EMPTY:
+            return np.int64(EMPTY)
+        if table.hashes[i] == h:
+            same = True
+            for w in range(key.shape[0]):
+                if table.rows[i, w] != key[w]:
+                    same = False
+                    break
+            if same:
+                return i
+        slot = (slot + 1) & mask
+
+
+@njit(cache=True, nogil=True)
+def place_id(slots, h, i):
+    """Write id i into the first empty slot of its probe sequence."""
+    mask = slots.shape[0] - 1
+    slot = np.int64(h & np.uint64(mask))
+    while slots[slot] != EMPTY:
+        slot = (slot + 1) & mask
+    slots[slot] = i
+
+
+@njit(cache=True, nogil=True)
+def rebuild_slots(table):
+    """Fill empty slots with every key in use."""
+    for i in range(table.totals[TABLE_IDS]):
+        if table.links[i] == LIVE:
+            place_id(table.slots, table.hashes[i], i)
+
+
+@njit(cache=True, nogil=True)
+def rehash_keys(table):
+    """Hash every key anew."""
+    for i in range(table.totals[TABLE_IDS]):
+        table.hashes[i] = hash_words(table.rows[i])
+
+
+@njit(cache=True, nogil=True)
+def intern_key(table, key):
+    """Id of a key uint64 [W], inserted if new; EMPTY where a new key finds no room."""
+    h = hash_words(key)
+    i = find_key(table, key, h)
+    if i != EMPTY:
+        return i
+    totals = table.totals
+    i = totals[TABLE_FREE]
+    if 2 * (totals[TABLE_SIZE] + 1) > table.slots.shape[0]:
+        return np.int64(EMPTY)
+    if i == EMPTY:
+        i = totals[TABLE_IDS]
+        if i == table.hashes.shape[0]:
+            return np.int64(EMPTY)
+        totals[TABLE_IDS] += 1
+    else:
+        totals[TABLE_FREE] = table.links[i]
+    totals[TABLE_SIZE] += 1
+    table.links[i] = LIVE
+    table.hashes[i] = h
+    table.rows[i] = key
+    place_id(table.slots, h, i)
+    return i
+
+
+@njit(cache=True, nogil=True)
+def lookup_key(table, key):
+    """Id of a key uint64 [W], or EMPTY."""
+    return find_key(table, key, hash_words(key))
+
+
+@njit(cache=True, nogil=True)
+def free_key(table, i):
+    """Forget the key of id i and put the id on the free list."""
+    slots = table.slots
+    mask = slots.shape[0] - 1
+    hole = np.int64(table.hashes[i] & np.uint64(mask))
+    while slots[hole] != i:
+        hole = (hole + 1) & mask
+    # Shift later keys of the cluster back, so that searches need no tombstones.
+    slot = hole
+    while True:
+        slot = (slot + 1) & mask
+        j = slots[slot]
+        if j == EMPTY:
+            break
+        home = np.int64(table.hashes[j] & np.uint64(mask))
+        if ((slot - home) & mask) >= ((slot - hole) & mask):
+            slots[hole] = j
+            hole = slot
+    slots[hole] = EMPTY
+    table.links[i] = table.totals[TABLE_FREE]
+    table.totals[TABLE_FREE] = i
+    table.totals[TABLE_SIZE] -= 1
+
+
+# --------------------------------------------------------------------------------------------------
+# The transition graph: dynamic CSR
+# --------------------------------------------------------------------------------------------------
+#
+#   node n:  block_start[n] -> | edge 0 | edge 1 | ... | edge degree[n]-1 | room |  2**block_log2[n]
+#            in the edge arrays: action, next, reward, terminated, count f(T)
+#            pair_count[n, a] = c(s, a)
+#   A full block moves to one of twice the size; the old one goes on the free list of its size,
+#   whose link is kept in edge_next of the block's first edge.
+#   edge_slots: hash of (s, a, r, done, s') -> s << 32 | position in the block of s. A block that
+#   moves leaves these entries valid.
+
+TOTAL_EDGES, TOTAL_TRANSITIONS, TOTAL_SOURCES, TOTAL_USED = 0, 1, 2, 3
+OK, NO_ROOM, NOT_FOUND = 0, 1, 2
+FREED = -1  # in_degree of an id that names no node
+
+
+class GraphArrays(NamedTuple):
+    """The arrays of a `TransitionGraph`; N node ids, A actions, E edge positions."""
+
+    block_start: np.ndarray  # int64 [N], EMPTY without edges
+    block_log2: np.ndarray  # int64 [N], EMPTY without edges
+    degree: np.ndarray  # int64 [N], distinct outgoing transitions
+    in_degree: np.ndarray  # int64 [N], distinct incoming transitions; FREED for an unused id
+    pair_count: np.ndarray  # int64 [N, A], c(s, a)
+    edge_action: np.ndarray  # int64 [E]
+    edge_next: np.ndarray  # int64 [E]
+    edge_reward: np.ndarray  # float64 [E]
+    edge_terminated: np.ndarray  # bool [E]
+    edge_count: np.ndarray  # int64 [E], f(T)
+    edge_slots: np.ndarray  # int64 [S], S a power of two, at most half full
+    free_blocks: np.ndarray  # int64 [48], first free block of each size
+    totals: np.ndarray  # int64 [4], edges | transitions | nodes with edges | edge positions used
+
+
+@njit(cache=True, nogil=True)
+def hash_edge(node, action, reward, next_node, terminated):
+    """64-bit hash of one transition."""
+    reward_bits = np.float64(reward).view(np.uint64)
+    h = mix(np.uint64(node) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(next_node))
+    h = mix(h ^ reward_bits)
+    return mix(h + np.uint64(2 * action + terminated))
+
+
+@njit(cache=True, nogil=True)
+def hash_edge_at(graph, node, e):
+    """Hash of the transition that node keeps at edge position e."""
+    return hash_edge(
+        node,
+        graph.edge_action[e],
+        graph.edge_reward[e],
+        graph.edge_next[e],
+        graph.edge_terminated[e],
+    )
+
+
+@njit(cache=True, nogil=True)
+def find_edge_slot(graph, h, node, action, reward, next_node, terminated):
+    """Hash slot of a transition, or EMPTY."""
+    mask = graph.edge_slots.shape[0] - 1
+    slot = np.int64(h & np.uint64(mask))
+    while True:
+        packed = graph.edge_slots[slot]
+        if packed == EMPTY:
+            return np.int64(EMPTY)
+        if packed >> 32 == node:
+            e = graph.block_start[node] + (packed & 0xFFFFFFFF)
+            if (
+                graph.edge_next[e] == next_node
+                and graph.edge_action[e] == action
+                and graph.edge_reward[e] == reward
+                and graph.edge_terminated[e] == terminated
+            ):
+                return slot
+        slot = (slot + 1) & mask
+
+
+@njit(cache=True, nogil=True)
+def find_edge(graph, node, action, reward, next_node, terminated):
+    """Hash slot of a transition, or EMPTY, by its hash."""
+    h = hash_edge(node, action, reward, next_node, terminated)
+    return find_edge_slot(graph, h, node, action, reward, next_node, terminated)
+
+
+@njit(cache=True, nogil=True)
+def take_block(graph, log2):
+    """Start of an unused block of 2**log2 edges, or EMPTY where the edge arrays are full."""
+    start = graph.free_blocks[log2]
+    if start != EMPTY:
+        graph.free_blocks[log2] = graph.edge_next[start]
+        return start
+    start = graph.totals[TOTAL_USED]
+    if start + (1 << log2) > graph.edge_next.shape[0]:
+        return np.int64(EMPTY)
+    graph.totals[TOTAL_USED] += 1 << log2
+    return start
+
+
+@njit(cache=True, nogil=True)
+def give_block(graph, start, log2):
+    """Put a block on the free list of its size."""
+    graph.edge_next[start] = graph.free_blocks[log2]
+    graph.free_blocks[log2] = start
+
+
+@njit(cache=True, nogil=True)
+def move_block(graph, node, log2):
+    """Move the edges of a node into a block of 2**log2; False where there is none."""
+    start = take_block(graph, log2)
+    if start == EMPTY:
+        return False
+    old = graph.block_start[node]
+    for k in range(graph.degree[node]):
+        copy_edge(graph, old + k, start + k)
+    if old != EMPTY:
+        give_block(graph, old, graph.block_log2[node])
+    graph.block_start[node] = start
+    graph.block_log2[node] = log2
+    return True
+
+
+@njit(cache=True, nogil=True)
+def copy_edge(graph, source, target):
+    """Copy the edge at one position to another."""
+    graph.edge_action[target] = graph.edge_action[source]
+    graph.edge_next[target] = graph.edge_next[source]
+    graph.edge_reward[target] = graph.edge_reward[source]
+    graph.edge_terminated[target] = graph.edge_terminated[source]
+    graph.edge_count[target] = graph.edge_count[source]
+
+
+@njit(cache=True, nogil=True)
+def add_transition(graph, node, action, reward, next_node, terminated):
+    """Count one more transition. Returns OK, or NO_ROOM with nothing changed."""
+    totals = graph.totals
+    h = hash_edge(node, action, reward, next_node, terminated)
+    slot = find_edge_slot(graph, h, node, action, reward, next_node, terminated)
+    if slot != EMPTY:
+        e = graph.block_start[node] + (graph.edge_slots[slot] & 0xFFFFFFFF)
+        graph.edge_count[e] += 1
+    else:
+        if 2 * (totals[TOTAL_EDGES] + 1) > graph.edge_slots.shape[0]:
+            return NO_ROOM
+        degree = graph.degree[node]
+        log2 = graph.block_log2[node]
+        if (log2 == EMPTY or degree == 1 << log2) and not move_block(graph, node, log2 + 1):
+            return NO_ROOM
+        e = graph.block_start[node] + degree
+        graph.edge_action[e] = action
+        graph.edge_next[e] = next_node
+        graph.edge_reward[e] = reward
+        graph.edge_terminated[e] = terminated
+        graph.edge_count[e] = 1
+        place_id(graph.edge_slots, h, (node << 32) | degree)
+        graph.degree[node] += 1
+        graph.in_degree[next_node] += 1
+        totals[TOTAL_EDGES] += 1
+        if degree == 0:
+            totals[TOTAL_SOURCES] += 1
+    graph.pair_count[node, action] += 1
+    totals[TOTAL_TRANSITIONS] += 1
+    return OK
+
+
+@njit(cache=True, nogil=True)
+def rebuild_edge_slots(graph, num_ids):
+    """Fill empty edge slots with every edge."""
+    for node in range(num_ids):
+        for k in range(graph.degree[node]):
+            h = hash_edge_at(graph, node, graph.block_start[node] + k)
+            place_id(graph.edge_slots, h, (node << 32) | k)
+
+
+@njit(cache=True, nogil=True)
+def clear_edge_slot(graph, hole):
+    """Empty a hash slot and shift the later entries of its cluster back."""
+    slots = graph.edge_slots
+    mask = slots.shape[0] - 1
+    slot = hole
+    while True:
+        slot = (slot + 1) & mask
+        packed = slots[slot]
+        if packed == EMPTY:
+            break
+        node = packed >> 32
+        h = hash_edge_at(graph, node, graph.block_start[node] + (packed & 0xFFFFFFFF))
+        home = np.int64(h & np.uint64(mask))
+        if ((slot - home) & mask) >= ((slot - hole) & mask):
+            slots[hole] = packed
+            hole = slot
+    slots[hole] = EMPTY
+
+
+@njit(cache=True, nogil=True)
+def remove_transition(graph, table, node, action, reward, next_node, terminated, freed):
+    """Count one transition fewer; at 0 the edge goes, and nodes that no edge names are freed.
+
+    Writes the freed ids into freed int64 [2] and returns how many, or -1 where there is no such
+    transition.
+    """
+    totals = graph.totals
+    h = hash_edge(node, action, reward, next_node, terminated)
+    slot = find_edge_slot(graph, h, node, action, reward, next_node, terminated)
+    if slot == EMPTY:
+        return -1
+    start = graph.block_start[node]
+    k = graph.edge_slots[slot] & 0xFFFFFFFF
+    graph.pair_count[node, action] -= 1
+    totals[TOTAL_TRANSITIONS] -= 1
+    graph.edge_count[start + k] -= 1
+    if graph.edge_count[start + k] > 0:
+        return 0
+
+    clear_edge_slot(graph, slot)
+    last = graph.degree[node] - 1
+    if k != last:  # the last edge of the block fills the gap
+        h = hash_edge_at(graph, node, start + last)
+        mask = graph.edge_slots.shape[0] - 1
+        slot = np.int64(h & np.uint64(mask))
+        while graph.edge_slots[slot] != (node << 32) | last:
+            slot = (slot + 1) & mask
+        graph.edge_slots[slot] = (node << 32) | k
+        copy_edge(graph, start + last, start + k)
+    graph.degree[node] = last
+    graph.in_degree[next_node] -= 1
+    totals[TOTAL_EDGES] -= 1
+    log2 = graph.block_log2[node]
+    if last == 0:
+        give_block(graph, start, log2)
+        graph.block_start[node] = EMPTY
+        graph.block_log2[node] = EMPTY
+        totals[TOTAL_SOURCES] -= 1
+    elif 4 * last <= 1 << log2:  # stays where it is if the edge arrays are full
+        move_block(graph, node, log2 - 1)
+
+    num_freed = 0
+    for i in (node, next_node):
+        if graph.degree[i] == 0 and graph.in_degree[i] == 0:
+            graph.in_degree[i] = FREED
+            free_key(table, i)
+            freed[num_freed] = i
+            num_freed += 1
+    return num_freed
+
+
+@njit(cache=True, nogil=True)
+def find_bad_pair(in_degree, num_actions, num_ids, nodes, actions):
+    """Index of the first (node, action) that is no node or no action, or -1."""
+    for i in range(nodes.shape[0]):
+        if nodes[i] < 0 or nodes[i] >= num_ids or in_degree[nodes[i]] == FREED:
+            return i
+        if actions[i] < 0 or actions[i] >= num_actions:
+            return i
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def list_edges(graph, num_ids, source, position):
+    """Node and edge position of every edge, in node order, into two int64 [num_edges]."""
+    i = 0
+    for node in range(num_ids):
+        for k in range(graph.degree[node]):
+            source[i] = node
+            position[i] = graph.block_start[node] + k
+            i += 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Subgraphs: what one batch of targets reads
+# --------------------------------------------------------------------------------------------------
+#
+#   level 0      pair 0 .. B-1: the roots                      G_d
+#                  | outcomes
+#   level 1      vertices -> pairs (one per expanded action)   V_{d-1}, G_{d-1}
+#                  | outcomes
+#   ...          ...
+#   level D-1    vertices -> pairs                             V_1, G_1
+#                  | outcomes
+#   boundary     leaf vertices                                 V_0
+#
+# A vertex is a node at one level (of one source, where breadth is limited). Vertices 0 .. M-1 are
+# the leaves: vertex i is nodes[i], read from the network. Vertices M .. M+V-1 are expanded, level
+# by level. Vertex M+V is the end of the episode, worth 0. Vertices, pairs and outcomes are each
+# sorted by level, the pairs of a vertex are contiguous; level k owns [level_x[k], level_x[k+1]).
+
+
+class Subgraphs(NamedTuple):
+    """The subgraphs of a batch of B roots, unrolled level by level, with M distinct nodes."""
+
+    nodes: np.ndarray  # int64 [M], node ids whose leaf values are needed
+    root_row: np.ndarray  # int64 [B], row in nodes of a root pair never seen, -1 for the others
+    vertex_row: np.ndarray  # int64 [V], row in nodes of an expanded vertex
+    vertex_pairs: np.ndarray  # int64 [V + 1], pairs of vertex v: vertex_pairs[v] .. [v + 1]
+    pair_action: np.ndarray  # int64 [P], the first B are the roots'
+    pair_count: np.ndarray  # int64 [P], c(s, a)
+    outcome_pair: np.ndarray  # int64 [O]
+    outcome_vertex: np.ndarray  # int64 [O], in 0 .. M+V
+    outcome_weight: np.ndarray  # float64 [O], f(T) / c(s, a)
+    outcome_reward: np.ndarray  # float64 [O]
+    level_vertices: np.ndarray  # int64 [D + 1]
+    level_pairs: np.ndarray  # int64 [D + 1]
+    level_outcomes: np.ndarray  # int64 [D + 1]
+
+    @property
+    def num_roots(self):
+        """B, the number of roots."""
+        return len(self.root_row)
+
+
+@njit(cache=True, nogil=True)
+def next_uniform(state):
+    """Uniform float64 in [0, 1) of the splitmix64 generator with state uint64 [1]."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    return np.float64(mix(state[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@njit(cache=True, nogil=True)
+def sample_transitions(weight, size, breadth, state, taken, cum, guide, index):
+    """Take breadth of size transitions without replacement, each draw proportional to weight.
+
+    Draws that hit a transition already taken are repeated, which leaves the law of the next one
+    as it should be; once more than half of the mass is taken, the tables are made anew for the
+    rest. A draw is O(1): cum is searched from the entry that a guide table names.
+
+    weight int64 [size] in; taken bool [size] out; cum, guide, index int64 [size] are scratch.
+    """
+    for j in range(size):
+        taken[j] = False
+    num_taken = 0
+    while num_taken < breadth:
+        m = 0
+        total = 0
+        for j in range(size):
+            if not taken[j]:
+                total += weight[j]
+                cum[m] = total
+                index[m] = j
+                m += 1
+        scale = m / total
+        cell = 0
+        for i in range(m):
+            last = min(np.int64((cum[i] - 1) * scale), m - 1)
+            while cell <= last:
+                guide[cell] = i
+                cell += 1
+        taken_mass = 0
+        while num_taken < breadth and 2 * taken_mass <= total:
+            x = np.int64(next_uniform(state) * total)
+            i = guide[min(np.int64(x * scale), m - 1)]
+            while cum[i] <= x:
+                i += 1
+            j = index[i]
+            if not taken[j]:
+                taken[j] = True
+                taken_mass += weight[j]
+                num_taken += 1
+
+
+@njit(cache=True, nogil=True)
+def row_of(marks, stamp, node, nodes, num_rows):
+    """Row of a node in nodes, and the number of rows, one more where the node is new."""
+    mark = marks[node, 0]
+    if mark >> 32 == stamp:
+        return mark & 0xFFFFFFFF, num_rows
+    marks[node, 0] = (stamp << 32) | num_rows
+    nodes[num_rows] = node
+    return num_rows, num_rows + 1
+
+
+ROOM_NODES, ROOM_PAIRS, ROOM_OUTCOMES, ROOM_LEVEL = 0, 1, 2, 3
+
+
+@njit(cache=True, nogil=True)
+def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, stamps, room):
+    """Subgraphs of a batch of roots: DESIGN "Semantics", paper Algorithm 1.
+
+    With breadth 0 all roots share the levels below their own; otherwise each root is a group of
+    its own, in which at most breadth transitions are kept at each level below the root.
+
+    marks int64 [N, 2] holds, for each node, its row and its vertex, each valid under a stamp;
+    stamps int64 [1] is the last one used. room int64 [4] is how many rows or vertices, pairs,
+    outcomes, and transitions on one level to make room for; it grows as needed.
+    """
+    num_roots = root_nodes.shape[0]
+    while True:
+        level_vertices = np.zeros(depth + 1, np.int64)
+        level_pairs = np.zeros(depth + 1, np.int64)
+        level_outcomes = np.zeros(depth + 1, np.int64)
+        num_nodes, num_pairs = room[ROOM_NODES], room[ROOM_PAIRS] + num_roots
+        num_outcomes = room[ROOM_OUTCOMES]
+        sub = Subgraphs(
+            np.empty(num_nodes, np.int64),
+            np.full(num_roots, -1, np.int64),
+            np.empty(num_nodes, np.int64),
+            np.empty(num_nodes + 1, np.int64),
+            np.empty(num_pairs, np.int64),
+            np.empty(num_pairs, np.int64),
+            np.empty(num_outcomes, np.int64),
+            np.empty(num_outcomes, np.int64),
+            np.empty(num_outcomes, np.float64),
+            np.empty(num_outcomes, np.float64),
+            level_vertices,
+            level_pairs,
+            level_outcomes,
+        )
+        state = np.full(1, seed, np.uint64)
+        num_rows, num_vertices = fill_subgraphs(
+            graph, root_nodes, root_actions, breadth, state, marks, stamps, room, sub
+        )
+        if num_rows >= 0:
+            break
+    num_pairs, num_outcomes = level_pairs[depth], level_outcomes[depth]
+    return Subgraphs(
+        sub.nodes[:num_rows],
+        sub.root_row,
+        sub.vertex_row[:num_vertices],
+        sub.vertex_pairs[: num_vertices + 1],
+        sub.pair_action[:num_pairs],
+        sub.pair_count[:num_pairs],
+        sub.outcome_pair[:num_outcomes],
+        sub.outcome_vertex[:num_outcomes],
+        sub.outcome_weight[:num_outcomes],
+        sub.outcome_reward[:num_outcomes],
+        level_vertices,
+        level_pairs,
+        level_outcomes,
+    )
+
+
+@njit(cache=True, nogil=True)
+def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamps, room, sub):
+    """Expand into the arrays of sub. Returns how many rows and vertices there are, or -1 where an
+    array was too short: room then asks for more.
+    """
+    # Read from the tuples once: in a loop, each read would count a reference up and down.
+    block_start, degrees, pair_counts = graph.block_start, graph.degree, graph.pair_count
+    edge_action, edge_next, edge_count = graph.edge_action, graph.edge_next, graph.edge_count
+    edge_reward, edge_terminated = graph.edge_reward, graph.edge_terminated
+    nodes, vertex_row, vertex_pairs = sub.nodes, sub.vertex_row, sub.vertex_pairs
+    pair_action, pair_count = sub.pair_action, sub.pair_count
+    outcome_pair, outcome_vertex = sub.outcome_pair, sub.outcome_vertex
+    outcome_weight, outcome_reward = sub.outcome_weight, sub.outcome_reward
+
+    num_roots = root_nodes.shape[0]
+    num_actions = pair_counts.shape[1]
+    num_groups = 1 if breadth == 0 else num_roots
+    depth = sub.level_pairs.shape[0] - 1
+    group_start = np.zeros((2, num_groups + 1), np.int64)  # vertices of this level and the next
+    pair_of_action = np.empty(num_actions, np.int64)
+    action_vertex = np.full(num_actions, -1, np.int64)  # whose pair that is
+    weight, cum, guide, index = np.empty((4, room[ROOM_LEVEL]), np.int64)
+    taken = np.empty(room[ROOM_LEVEL], np.bool_)
+
+    stamps[0] += 1
+    row_stamp = stamps[0]
+    num_rows = 0
+    num_vertices = 0
+    num_pairs = num_roots
+    num_outcomes = 0
+    for i in range(num_roots):
+        pair_action[i] = root_actions[i]
+        pair_count[i] = pair_counts[root_nodes[i], root_actions[i]]
+
+    for level in range(depth):
+        level_end = num_vertices
+        this, following = level % 2, (level + 1) % 2
+        for group in range(num_groups):
+            group_start[following, group] = num_vertices
+            # Level 0 has no vertices: the blocks to scan there are those of the group's roots.
+            first, last = group_start[this, group], group_start[this, group + 1]
+            if level == 0:
+                first = 0 if breadth == 0 else group
+                last = num_roots if breadth == 0 else group + 1
+            limited = False
+            if level > 0 and breadth > 0:
+                size = 0
+                for v in range(first, last):
+                    size += degrees[nodes[vertex_row[v]]]
+                limited = size > breadth
+                if limited:
+                    if size > weight.shape[0]:
+                        room[ROOM_LEVEL] = 2 * size
+                        return -1, -1
+                    j = 0
+                    for v in range(first, last):
+                        node = nodes[vertex_row[v]]
+                        for k in range(degrees[node]):
+                            weight[j] = edge_count[block_start[node] + k]
+                            j += 1
+                    sample_transitions(weight, size, breadth, state, taken, cum, guide, index)
+
+            stamps[0] += 1
+            vertex_stamp = stamps[0]
+            offset = 0  # position on the level of the vertex's first transition
+            for v in range(first, last):
+                node = root_nodes[v] if level == 0 else nodes[vertex_row[v]]
+                start, degree = block_start[node], degrees[node]
+                if num_rows + degree + 1 > nodes.shape[0]:
+                    room[ROOM_NODES] = 2 * (num_rows + degree + 1)
+                    return -1, -1
+                if num_vertices + degree > vertex_row.shape[0]:
+                    room[ROOM_NODES] = 2 * (num_vertices + degree)
+                    return -1, -1
+                if num_outcomes + degree > outcome_pair.shape[0]:
+                    room[ROOM_OUTCOMES] = 2 * (num_outcomes + degree)
+                    return -1, -1
+                if num_pairs + num_actions > pair_action.shape[0]:
+                    room[ROOM_PAIRS] = 2 * (num_pairs + num_actions)
+                    return -1, -1
+                if level == 0:
+                    if pair_count[v] == 0:
+                        sub.root_row[v], num_rows = row_of(marks, row_stamp, node, nodes, num_rows)
+                        continue
+                else:
+                    vertex_pairs[v] = num_pairs
+                    for k in range(degree):
+                        action = edge_action[start + k]
+                        if action_vertex[action] != v and (not limited or taken[offset + k]):
+                            action_vertex[action] = v
+                            pair_of_action[action] = num_pairs
+                            pair_action[num_pairs] = action
+                            pair_count[num_pairs] = pair_counts[node, action]
+                            num_pairs += 1
+                for k in range(degree):
+                    e = start + k
+                    action = edge_action[e]
+                    if level == 0:
+                        if action != root_actions[v]:
+                            continue
+                        pair = v
+                    else:
+                        if action_vertex[action] != v:
+                            continue
+                        pair = pair_of_action[action]
+                    # For now: a row for a leaf, -1 for the end, -2 - v for an expanded vertex.
+                    target = -1
+                    if not edge_terminated[e]:
+                        next_node = edge_next[e]
+                        target, num_rows = row_of(marks, row_stamp, next_node, nodes, num_rows)
+                        kept = not limited or taken[offset + k]
+                        if kept and level + 1 < depth and degrees[next_node] > 0:
+                            mark = marks[next_node, 1]
+                            if mark >> 32 != vertex_stamp:
+                                mark = (vertex_stamp << 32) | num_vertices
+                                marks[next_node, 1] = mark
+                                vertex_row[num_vertices] = target
+                                num_vertices += 1
+                            target = -2 - (mark & 0xFFFFFFFF)
+                    outcome_pair[num_outcomes] = pair
+                    outcome_vertex[num_outcomes] = target
+                    outcome_weight[num_outcomes] = edge_count[e] / pair_count[pair]
+                    outcome_reward[num_outcomes] = edge_reward[e]
+                    num_outcomes += 1
+                offset += degree
+        group_start[following, num_groups] = num_vertices
+        sub.level_vertices[level + 1] = level_end
+        sub.level_pairs[level + 1] = num_pairs
+        sub.level_outcomes[level + 1] = num_outcomes
+
+    vertex_pairs[num_vertices] = num_pairs
+    for o in range(num_outcomes):
+        target = outcome_vertex[o]
+        if target == -1:
+            outcome_vertex[o] = num_rows + num_vertices
+        elif target < -1:
+            v = -2 - target
+            if vertex_pairs[v] == vertex_pairs[v + 1]:  # none of its transitions was kept: a leaf
+                outcome_vertex[o] = vertex_row[v]
+            else:
+                outcome_vertex[o] = num_rows + v
+    return num_rows, num_vertices
+
+
+class Trajectory(NamedTuple):
+    """A replay ring of N transitions in time order."""
+
+    node: np.ndarray  # int64 [N]
+    action: np.ndarray  # int64 [N]
+    reward: np.ndarray  # float64 [N]
+    next_node: np.ndarray  # int64 [N]
+    terminated: np.ndarray  # bool [N]
+    cut: np.ndarray  # bool [N], row t + 1 does not continue row t
+
+
+@njit(cache=True, nogil=True)
+def row_in(keys, rows, node, nodes, num_rows):
+    """As `row_of`, with a hash table of the batch's nodes in place of marks on all nodes."""
+    mask = keys.shape[0] - 1
+    slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
+    while keys[slot] != node:
+        if keys[slot] == EMPTY:
+            keys[slot] = node
+            rows[slot] = num_rows
+            nodes[num_rows] = node
+            return num_rows, num_rows + 1
+        slot = (slot + 1) & mask
+    return rows[slot], num_rows
+
+
+@njit(cache=True, nogil=True)
+def follow_trajectories(replay, starts, depth):
+    """Subgraphs that are chains: at most depth rows of the ring from each start."""
+    num_roots = starts.shape[0]
+    size = num_roots * depth
+    length = replay.node.shape[0]
+    capacity = 16
+    while capacity < 2 * size:
+        capacity *= 2
+    keys = np.full(capacity, EMPTY, np.int64)
+    rows = np.empty(capacity, np.int64)
+
+    nodes = np.empty(size, np.int64)
+    vertex_row = np.empty(size, np.int64)
+    vertex_pairs = np.empty(size + 1, np.int64)
+    pair_action = np.empty(size, np.int64)
+    outcome_vertex = np.empty(size, np.int64)
+    outcome_reward = np.empty(size, np.float64)
+    level_vertices = np.zeros(depth + 1, np.int64)
+    level_pairs = np.zeros(depth + 1, np.int64)
+
+    current = starts.copy()  # ring row of each chain that goes on
+    num_chains = num_roots
+    num_rows = 0
+    num_vertices = 0
+    num_pairs = 0
+    for level in range(depth):
+        level_end = num_vertices
+        chains_left = 0
+        for i in range(num_chains):
+            t = current[i]
+            if level > 0:
+                vertex_pairs[num_pairs - num_roots] = num_pairs
+            pair_action[num_pairs] = replay.action[t]
+            outcome_reward[num_pairs] = replay.reward[t]
+            target = -1  # the same code as in expand_roots, until M is known
+            if not replay.terminated[t]:
+                target, num_rows = row_in(keys, rows, replay.next_node[t], nodes, num_rows)
+                if level + 1 < depth and not replay.cut[t]:
+                    vertex_row[num_vertices] = target
+                    target = -2 - num_vertices
+                    num_vertices += 1
+                    current[chains_left] = (t + 1) % length
+                    chains_left += 1
+            outcome_vertex[num_pairs] = target
+            num_pairs += 1
+        num_chains = chains_left
+        level_vertices[level + 1] = level_end
+        level_pairs[level + 1] = num_pairs
+
+    vertex_pairs[num_vertices] = num_pairs
+    for o in range(num_pairs):
+        target = outcome_vertex[o]
+        if target < 0:
+            outcome_vertex[o] = num_rows + (num_vertices if target == -1 else -2 - target)
+    return Subgraphs(
+        nodes[:num_rows],
+        np.full(num_roots, -1, np.int64),
+        vertex_row[:num_vertices],
+        vertex_pairs[: num_vertices + 1],
+        pair_action[:num_pairs],
+        np.ones(num_pairs, np.int64),
+        np.arange(num_pairs),
+        outcome_vertex[:num_pairs],
+        np.ones(num_pairs, np.float64),
+        outcome_reward[:num_pairs],
+        level_vertices,
+        level_pairs,
+        level_pairs,
+    )
+
+
+@njit(cache=True, nogil=True)
+def read_value(q, rule, row, best, policy):
+    """Value of a state from its action values q [A] under greedy, double or policy."""
+    if rule == DOUBLE:
+        return q[best[row]]
+    value = q[0] if rule == GREEDY else policy[row, 0] * q[0]
+    for a in range(1, q.shape[0]):
+        if rule == GREEDY:
+            value = max(value, q[a])
+        else:
+            value += policy[row, a] * q[a]
+    return value
+
+
+@njit(cache=True, nogil=True)
+def back_up(sub, leaf_q, best, policy, gamma, rule, q, values, pair_q):
+    """Nested Bellman backup of every pair, deepest level first: paper Eq. 1, 2 and 5.
+
+    best int64 [M] is the online network's action, empty where there is none; policy [M, A], empty
+    likewise. q [A] is scratch; out: values [M + V + 1] of all vertices, pair_q [P].
+    """
+    num_leaves = leaf_q.shape[0]
+    num_vertices = sub.vertex_row.shape[0]
+    leaf_rule = rule
+    if rule == BEHAVIOUR:  # what was done beyond the boundary is not known
+        leaf_rule = GREEDY if best.shape[0] == 0 else DOUBLE
+    for row in range(num_leaves):
+        values[row] = read_value(leaf_q[row], leaf_rule, row, best, policy)
+    values[num_leaves + num_vertices] = 0.0
+    pair_q[:] = 0.0
+    for level in range(sub.level_pairs.shape[0] - 2, -1, -1):
+        for o in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
+            value = sub.outcome_reward[o] + gamma * values[sub.outcome_vertex[o]]
+            pair_q[sub.outcome_pair[o]] += sub.outcome_weight[o] * value
+        for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
+            row = sub.vertex_row[v]
+            first = sub.vertex_pairs[v]
+            last = sub.vertex_pairs[v + 1]
+            if rule == BEHAVIOUR:
+                total = 0.0
+                count = 0
+                for p in range(first, last):
+                    total += sub.pair_count[p] * pair_q[p]
+                    count += sub.pair_count[p]
+                values[num_leaves + v] = total / max(count, 1)
+            else:
+                q[:] = leaf_q[row]
+                for p in range(first, last):
+                    q[sub.pair_action[p]] = pair_q[p]
+                values[num_leaves + v] = read_value(q, rule, row, best, policy)
+    for i in range(sub.root_row.shape[0]):
+        if sub.root_row[i] >= 0:
+            pair_q[i] = leaf_q[sub.root_row[i], sub.pair_action[i]]
+
+
+# --------------------------------------------------------------------------------------------------
+# Sum tree: sampling in proportion to priority
+# --------------------------------------------------------------------------------------------------
+#
+#   tree float64 [2 C], C a power of two: node i has children 2i and 2i + 1, the root is node 1,
+#   priority j is node C + j.
+
+
+@njit(cache=True, nogil=True)
+def set_priorities(tree, indices, priorities):
+    """Write priorities in order, and the sums above each."""
+    leaves = tree.shape[0] // 2
+    for k in range(indices.shape[0]):
+        i = leaves + indices[k]
+        tree[i] = priorities[k]
+        while i > 1:
+            i //= 2
+            tree[i] = tree[2 * i] + tree[2 * i + 1]
+
+
+@njit(cache=True, nogil=True)
+def find_priorities(tree, targets, indices):
+    """Index of the priority under which each target in [0, total) falls."""
+    leaves = tree.shape[0] // 2
+    for k in range(targets.shape[0]):
+        target = targets[k]
+        i = 1
+        while i < leaves:
+            i *= 2
+            # The second test keeps rounding from stepping into a subtree of sum 0.
+            if target >= tree[i] and tree[i + 1] > 0.0:
+                target -= tree[i]
+                i += 1
+        indices[k] = i - leaves

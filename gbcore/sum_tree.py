@@ -1,0 +1,79 @@
+"""SumTree: prioritised sampling in O(log capacity), in float64."""
+
+import numpy as np
+
+from gbcore import kernels
+from gbcore.graph import as_indices
+
+
+class SumTree:
+    """Priorities under a binary tree of sums (Schaul et al. 2016, Appendix B.2.1).
+
+    Sums are float64 and made anew from their two children at every change, so that no error adds
+    up over a run.
+
+    Args:
+        capacity: number of priorities; all are 0 at first.
+    """
+
+    def __init__(self, capacity):
+        if capacity < 1:
+            raise ValueError(f"Require capacity >= 1, got {capacity}")
+        self.capacity = int(capacity)
+        self._tree = np.zeros(2 << (self.capacity - 1).bit_length(), np.float64)
+
+    @property
+    def total(self):
+        """Sum of all priorities."""
+        return float(self._tree[1])
+
+    @property
+    def priorities(self):
+        """float64 [capacity], a view."""
+        return self._tree[len(self._tree) // 2 :][: self.capacity]
+
+    def get(self, indices):
+        """Priorities float64 [n] of int [n]."""
+        return self.priorities[self._check(indices)]
+
+    def set(self, indices, priorities):
+        """Write priorities [n] at int [n]; of a repeated index the last one stays.
+
+        Raises:
+            IndexError: for an index out of range.
+            ValueError: for a priority that is negative, NaN or infinite, or a wrong shape.
+        """
+        indices = self._check(indices)
+        priorities = np.ascontiguousarray(priorities, np.float64)
+        if priorities.shape != indices.shape:
+            raise ValueError(f"Require {len(indices)} priorities, got shape {priorities.shape}")
+        bad = np.flatnonzero(~((priorities >= 0) & (priorities < np.inf)))
+        if len(bad):
+            raise ValueError(f"Require finite priorities >= 0, got {priorities[bad[0]]}")
+        kernels.set_priorities(self._tree, indices, priorities)
+
+    def find(self, target):
+        """Index i with sum(priorities[:i]) <= target < sum(priorities[:i + 1])."""
+        if not 0 <= target < self.total:
+            raise ValueError(f"Require 0 <= target < total, got {target} and {self.total}")
+        return int(self._find(np.array([target], np.float64))[0])
+
+    def sample(self, n, rng):
+        """Indices int64 [n], one drawn uniformly from each of n equal slices of the total."""
+        if self.total <= 0:
+            raise ValueError(f"Require a positive priority, got total {self.total}")
+        targets = (np.arange(n) + rng.random(n)) * (self.total / n)
+        # Rounding may reach the total itself, which lies in no slice.
+        return self._find(np.minimum(targets, np.nextafter(self.total, 0)))
+
+    def _find(self, targets):
+        indices = np.empty(len(targets), np.int64)
+        kernels.find_priorities(self._tree, targets, indices)
+        return indices
+
+    def _check(self, indices):
+        indices = as_indices("indices", indices)
+        if len(indices) and not (indices.min() >= 0 and indices.max() < self.capacity):
+            bad = indices[(indices < 0) | (indices >= self.capacity)][0]
+            raise IndexError(f"Require 0 <= index < {self.capacity}, got {bad}")
+        return indices

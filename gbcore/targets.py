@@ -1,0 +1,235 @@
+"""Nested Bellman targets over `Subgraphs`: scalar in Numba, categorical in batched torch.
+
+Both evaluators walk the levels from the boundary to the roots (drawn in `kernels.py`) and differ in
+nothing but the kind of value that they carry. With V_0 read from the network, for k = 1 .. d:
+
+    G_k(s, a) = sum_T f(T) / c(s, a) * (r + gamma (1 - done) V_{k-1}(s'))     seen pairs, else leaf
+    V_k(s)    = max_a G_k(s, a)                                               rule "greedy"
+              = G_k(s, argmax_a of the online network at s)                   rule "double"
+              = sum_a pi(a | s) G_k(s, a)                                     rule "policy"
+              = mean over all transitions of s, weighted by f                 rule "behaviour"
+
+The paper's Equations 1, 2 and 5 of nested and mixed Graph Backup; on trajectories, Tree Backup
+("greedy", "double") and n-step Q ("behaviour").
+"""
+
+import numpy as np
+import torch
+
+from gbcore import kernels
+from gbcore.kernels import BEHAVIOUR, DOUBLE, GREEDY, POLICY
+
+RULES = {"greedy": GREEDY, "double": DOUBLE, "policy": POLICY, "behaviour": BEHAVIOUR}
+
+
+def q_targets(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=None):
+    """Scalar targets of the roots.
+
+    Args:
+        subgraphs: what `TransitionGraph.expand` or `trajectory_subgraphs` returned.
+        leaf_q: float32 or float64 [M, A], the target network's values of `subgraphs.nodes`.
+        gamma: the discount, in [0, 1].
+        rule: "greedy", "double", "policy" or "behaviour".
+        selector_q: [M, A], the online network's values: needed by "double"; with "behaviour" the
+            boundary is read as in "double" rather than by its maximum.
+        policy: [M, A], probabilities: needed by "policy".
+
+    Returns:
+        [B], of the dtype of leaf_q.
+
+    Raises:
+        ValueError: for an unknown rule, a missing argument or a wrong shape.
+        TypeError: for values that are neither float32 nor float64.
+    """
+    return pair_q_values(subgraphs, leaf_q, gamma, rule, selector_q, policy)[: subgraphs.num_roots]
+
+
+def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=None):
+    """As `q_targets`, for every expanded pair [P]: roots first, then level by level."""
+    leaf_q = np.ascontiguousarray(leaf_q)
+    if leaf_q.dtype not in (np.float32, np.float64):
+        raise TypeError(f"Require leaf_q of float32 or float64, got {leaf_q.dtype}")
+    _check_arguments(subgraphs, "leaf_q", leaf_q.shape[:1], leaf_q.ndim, 2, gamma, rule)
+    best, probabilities = np.empty(0, np.int64), np.empty((0, 0), leaf_q.dtype)
+    if _needs_selector(rule, selector_q):
+        _check_companion("selector_q", selector_q, leaf_q.shape)
+        best = np.argmax(selector_q, axis=1)
+    if rule == "policy":
+        _check_companion("policy", policy, leaf_q.shape)
+        probabilities = np.ascontiguousarray(policy, leaf_q.dtype)
+    values = np.empty(len(leaf_q) + len(subgraphs.vertex_row) + 1, leaf_q.dtype)
+    pair_q = np.empty(len(subgraphs.pair_action), leaf_q.dtype)
+    scratch = np.empty(leaf_q.shape[1], leaf_q.dtype)
+    kernels.back_up(
+        subgraphs, leaf_q, best, probabilities, float(gamma), RULES[rule], scratch, values, pair_q
+    )
+    return pair_q
+
+
+def categorical_targets(
+    subgraphs, leaf_pmf, support, gamma, rule="double", selector_q=None, policy=None
+):
+    """Categorical (C51) targets of the roots: paper, Algorithm 2, made synchronous.
+
+    At every pair the law of r + gamma (1 - done) Z is clipped to the support's range and projected
+    on its atoms (Bellemare et al. 2017, Eq. 7). Everything runs on the device of leaf_pmf, and
+    nothing is read back from it.
+
+    Args:
+        subgraphs: as in `q_targets`.
+        leaf_pmf: float Tensor [M, A, n_atoms], the target network's distributions.
+        support: Tensor [n_atoms], equally spaced and increasing.
+        gamma, rule: as in `q_targets`; "greedy" takes the argmax of the expectation of the nested
+            distributions.
+        selector_q: Tensor [M, A], as in `q_targets`.
+        policy: Tensor [M, A], as in `q_targets`.
+
+    Returns:
+        Tensor [B, n_atoms], of the dtype and on the device of leaf_pmf; rows sum to 1.
+
+    Raises:
+        ValueError: for an unknown rule, a missing argument or a wrong shape.
+    """
+    _check_arguments(
+        subgraphs, "leaf_pmf", tuple(leaf_pmf.shape[:1]), leaf_pmf.ndim, 3, gamma, rule
+    )
+    num_leaves, num_actions, num_atoms = leaf_pmf.shape
+    if tuple(support.shape) != (num_atoms,) or num_atoms < 2:
+        raise ValueError(f"Require support of shape ({num_atoms},), got {tuple(support.shape)}")
+    if _needs_selector(rule, selector_q):
+        _check_companion("selector_q", selector_q, (num_leaves, num_actions))
+    if rule == "policy":
+        _check_companion("policy", policy, (num_leaves, num_actions))
+    device, dtype = leaf_pmf.device, leaf_pmf.dtype
+    support = support.to(device, dtype)
+    sub = _to_device(subgraphs, device, dtype)
+    num_roots, num_pairs = subgraphs.num_roots, len(subgraphs.pair_action)
+    num_vertices = len(subgraphs.vertex_row)
+    end = num_leaves + num_vertices
+
+    # Laws of all vertices; the one of the end of an episode is only ever scaled by 0.
+    law = leaf_pmf.new_zeros(end + 1, num_atoms)
+    law[end, 0] = 1
+    pair_law = leaf_pmf.new_zeros(num_pairs, num_atoms)
+    if _needs_selector(rule, selector_q):
+        best = selector_q.to(device).argmax(dim=1)  # [M]
+        law[:num_leaves] = leaf_pmf[torch.arange(num_leaves, device=device), best]
+    elif rule == "policy":
+        policy = policy.to(device, dtype)
+        law[:num_leaves] = torch.einsum("ma,maz->mz", policy, leaf_pmf)
+    else:
+        best = (leaf_pmf @ support).argmax(dim=1)
+        law[:num_leaves] = leaf_pmf[torch.arange(num_leaves, device=device), best]
+
+    # The projection depends on rewards alone: lower atom and share of every outcome, at once.
+    alive = (sub.outcome_vertex < end).to(dtype)
+    atom = sub.outcome_reward[:, None] + gamma * alive[:, None] * support  # [O, n_atoms]
+    position = (atom - support[0]) / (support[-1] - support[0]) * (num_atoms - 1)
+    position = position.clamp(0, num_atoms - 1)
+    lower = position.floor().clamp(max=num_atoms - 2)  # an atom on the last point has share 1
+    upper_share = position - lower
+    upper_weight = sub.outcome_weight[:, None] * upper_share
+    lower_weight = sub.outcome_weight[:, None] - upper_weight
+    target = sub.outcome_pair[:, None] * num_atoms + lower.long()
+
+    if rule == "double" and num_vertices:
+        # Only the pair of the online network's action is read: its index, or the leaf.
+        vertex_best = best[sub.vertex_row]
+        chosen = sub.pair_action[num_roots:] == vertex_best[sub.pair_vertex]
+        pair_of = torch.full((num_vertices + 1,), -1, device=device)
+        where = torch.where(chosen, sub.pair_vertex, num_vertices)
+        pair_of[where] = torch.arange(num_roots, num_pairs, device=device)
+        pair_of = pair_of[:num_vertices, None]  # [V, 1]
+        vertex_leaf = law[sub.vertex_row]
+    flat = pair_law.view(-1)
+    levels = zip(
+        subgraphs.level_outcomes.tolist(),
+        subgraphs.level_pairs.tolist(),
+        subgraphs.level_vertices.tolist(),
+        strict=True,
+    )
+    levels = list(levels)
+    for (o0, p0, v0), (o1, p1, v1) in zip(levels[-2::-1], levels[:0:-1], strict=True):
+        if o0 == o1:
+            continue
+        mass = law[sub.outcome_vertex[o0:o1]]
+        flat.index_add_(0, target[o0:o1].view(-1), (mass * lower_weight[o0:o1]).view(-1))
+        flat.index_add_(0, target[o0:o1].view(-1) + 1, (mass * upper_weight[o0:o1]).view(-1))
+        if v0 == v1:
+            continue
+        here = slice(num_leaves + v0, num_leaves + v1)
+        if rule == "double":
+            nested = pair_law[pair_of[v0:v1, 0]]
+            law[here] = torch.where(pair_of[v0:v1] >= 0, nested, vertex_leaf[v0:v1])
+            continue
+        local = sub.pair_vertex[p0 - num_roots : p1 - num_roots] - v0
+        if rule == "behaviour":
+            count = sub.pair_count[p0:p1].to(dtype)[:, None]
+            total = count.new_zeros(v1 - v0, 1).index_add_(0, local, count)
+            share = count / total.clamp(min=1)[local]
+            law[here] = law[here].index_add(0, local, share * pair_law[p0:p1])
+            continue
+        rows = sub.vertex_row[v0:v1]
+        nested = leaf_pmf[rows]  # [v, A, n_atoms]
+        nested[local, sub.pair_action[p0:p1]] = pair_law[p0:p1]
+        if rule == "policy":
+            law[here] = torch.einsum("va,vaz->vz", policy[rows], nested)
+        else:
+            greedy = (nested @ support).argmax(dim=1)
+            law[here] = nested[torch.arange(v1 - v0, device=device), greedy]
+
+    targets = pair_law[:num_roots]
+    unseen = np.flatnonzero(subgraphs.root_row >= 0)
+    if len(unseen):
+        rows = torch.as_tensor(subgraphs.root_row[unseen], device=device)
+        actions = torch.as_tensor(subgraphs.pair_action[unseen], device=device)
+        targets[torch.as_tensor(unseen, device=device)] = leaf_pmf[rows, actions]
+    return targets
+
+
+class _DeviceArrays:
+    """The arrays of `Subgraphs` that the evaluator reads on the device."""
+
+
+def _to_device(sub, device, dtype):
+    # Two transfers rather than one per array; neither waits for the device.
+    pair_vertex = np.repeat(np.arange(len(sub.vertex_row)), np.diff(sub.vertex_pairs))
+    integers = {
+        "vertex_row": sub.vertex_row,
+        "pair_action": sub.pair_action,
+        "pair_count": sub.pair_count,
+        "pair_vertex": pair_vertex,
+        "outcome_pair": sub.outcome_pair,
+        "outcome_vertex": sub.outcome_vertex,
+    }
+    floats = {"outcome_weight": sub.outcome_weight, "outcome_reward": sub.outcome_reward}
+    arrays = _DeviceArrays()
+    for group, target in ((integers, torch.int64), (floats, dtype)):
+        packed = torch.from_numpy(np.concatenate(list(group.values()))).to(device, target)
+        parts = packed.split([len(array) for array in group.values()])
+        for name, part in zip(group, parts, strict=True):
+            setattr(arrays, name, part)
+    return arrays
+
+
+def _needs_selector(rule, selector_q):
+    return rule == "double" or (rule == "behaviour" and selector_q is not None)
+
+
+def _check_arguments(subgraphs, name, rows, ndim, expected_ndim, gamma, rule):
+    if rule not in RULES:
+        raise ValueError(f"Require a rule of {', '.join(RULES)}; got {rule!r}")
+    if ndim != expected_ndim or rows != (len(subgraphs.nodes),):
+        raise ValueError(
+            f"Require {name} with {expected_ndim} axes and {len(subgraphs.nodes)} rows, one per "
+            f"node of the subgraphs; got {ndim} axes and {rows} rows"
+        )
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"Require 0 <= gamma <= 1, got {gamma}")
+
+
+def _check_companion(name, values, shape):
+    if values is None:
+        raise ValueError(f"Require {name} for this rule, got None")
+    if tuple(values.shape) != tuple(shape):
+        raise ValueError(f"Require {name} of shape {shape}, got {tuple(values.shape)}")

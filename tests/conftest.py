@@ -1,0 +1,234 @@
+"""What the tests share: graphs built twice (gbcore and naive), corner cases, and strategies."""
+
+import re
+import sys
+from pathlib import Path
+
+import hypothesis
+import numba
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from another folder
+
+from naive import Categoricals, NaiveGraph, Oracle, Scalars
+
+# The same examples in every run: a failure in CI is a failure at the desk.
+hypothesis.settings.register_profile(
+    "deterministic",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
+hypothesis.settings.load_profile("deterministic")
+
+JIT = not numba.config.DISABLE_JIT
+
+
+def scaled(jitted, interpreted=None):
+    """A number of repetitions: fewer where the kernels run as plain Python."""
+    if JIT:
+        return jitted
+    return max(1, jitted // 4) if interpreted is None else interpreted
+
+
+# Every way to read a state: name -> (rule, is the online network given?)
+RULES = {
+    "greedy": ("greedy", False),
+    "double": ("double", True),
+    "policy": ("policy", False),
+    "behaviour": ("behaviour", False),
+    "behaviour, double": ("behaviour", True),
+}
+TOLERANCE = 1e-9
+
+
+class Case:
+    """The same transitions in a TransitionGraph and in a NaiveGraph, with leaf values for both.
+
+    transitions: rows (s, a, r, done, s2) or (s, a, r, done, s2, count); the observation of state s
+    is [s]. removals: positions in the list of single observations, taken away again at the end.
+    Node ids differ from states on purpose, so that mixing them up shows.
+    """
+
+    def __init__(
+        self, num_actions, transitions, removals=(), num_states=0, gamma=0.9, seed=0, num_atoms=5
+    ):
+        from gbcore import TransitionGraph
+
+        self.arguments = (num_actions, transitions, removals, num_states, gamma, seed, num_atoms)
+        self.num_actions, self.gamma = num_actions, gamma
+        self.num_states = 1 + max([num_states - 1, *(max(t[0], t[4]) for t in transitions)])
+        self.naive = NaiveGraph(num_actions, (1,), np.int64)
+        self.graph = TransitionGraph(num_actions, obs_shape=(1,), obs_dtype=np.int64)
+        for s in range(self.num_states):
+            assert self.naive.node(self.obs(s)) == s
+        for s in reversed(range(self.num_states)):
+            self.graph.node(self.obs(s))
+
+        rng = np.random.default_rng(seed)
+        single = [t[:5] for t in transitions for _ in range(t[5] if len(t) > 5 else 1)]
+        single = [single[i] for i in rng.permutation(len(single))]
+        for t in single:
+            self._apply("add", t)
+        for i in sorted({i % len(single) for i in removals} if single else (), reverse=True):
+            self._apply("remove", single.pop(i))
+
+        self.states = sorted(self.naive.out)
+        self.id_of = {s: self.graph.find(self.obs(s)) for s in self.states}
+        self.state_of = {node: s for s, node in self.id_of.items()}
+
+        shape = (self.num_states, num_actions)
+        self.leaf_q = rng.normal(size=shape)
+        self.selector_q = rng.normal(size=shape)
+        self.policy = rng.dirichlet(np.ones(num_actions), size=self.num_states)
+        self.leaf_pmf = rng.dirichlet(np.ones(num_atoms), size=shape)
+        self.support = np.linspace(-2.0, 2.0, num_atoms)
+
+    def __repr__(self):
+        return f"Case{self.arguments}"
+
+    def obs(self, state):
+        return np.array([state], np.int64)
+
+    def _apply(self, method, transition):
+        s, a, r, done, s2 = transition
+        nodes = self.graph.find(self.obs(s)), self.graph.find(self.obs(s2))
+        getattr(self.graph, method)(nodes[0], a, r, nodes[1], bool(done))
+        getattr(self.naive, method)(s, a, r, s2, bool(done))
+
+    @property
+    def pairs(self):
+        """Every pair of a living state and an action, also the pairs that were never seen."""
+        return [(s, a) for s in self.states for a in range(self.num_actions)]
+
+    def expand(self, pairs, depth, breadth=0, rng=None):
+        nodes = np.array([self.id_of[s] for s, _ in pairs], np.int64)
+        actions = np.array([a for _, a in pairs], np.int64)
+        return self.graph.expand(nodes, actions, depth, breadth=breadth, rng=rng)
+
+    def rows(self, sub):
+        """State of every leaf row. int[M]"""
+        return np.array([self.state_of[int(n)] for n in sub.nodes], np.int64)
+
+    def q_targets(self, sub, name, dtype=np.float64):
+        from gbcore import q_targets
+
+        rows, (rule, online) = self.rows(sub), RULES[name]
+        return q_targets(
+            sub,
+            self.leaf_q[rows].astype(dtype),
+            self.gamma,
+            rule=rule,
+            selector_q=self.selector_q[rows].astype(dtype) if online else None,
+            policy=self.policy[rows].astype(dtype) if rule == "policy" else None,
+        )
+
+    def categorical_targets(self, sub, name, dtype=np.float64):
+        """As q_targets, but with torch in and NumPy out. [B, n_atoms]"""
+        import torch
+
+        from gbcore import categorical_targets
+
+        rows, (rule, online) = self.rows(sub), RULES[name]
+
+        def tensor(array):
+            return torch.from_numpy(np.ascontiguousarray(array.astype(dtype)))
+
+        out = categorical_targets(
+            sub,
+            tensor(self.leaf_pmf[rows]),
+            tensor(self.support),
+            self.gamma,
+            rule=rule,
+            selector_q=tensor(self.selector_q[rows]) if online else None,
+            policy=tensor(self.policy[rows]) if rule == "policy" else None,
+        )
+        assert out.dtype == tensor(self.support).dtype
+        return out.numpy()
+
+    def oracle(self, name, categorical=False):
+        rule, online = RULES[name]
+        values = (
+            Categoricals(self.leaf_pmf, self.support, self.gamma)
+            if categorical
+            else Scalars(self.leaf_q, self.gamma)
+        )
+        return Oracle(self.naive, values, rule, self.selector_q if online else None, self.policy)
+
+
+@st.composite
+def cases(draw, max_states=5, max_actions=3, max_transitions=14, removals=True):
+    """Small random graphs: cycles, self-loops, stochastic pairs, frontier states, done edges."""
+    num_states = draw(st.integers(1, max_states))
+    num_actions = draw(st.integers(1, max_actions))
+    state, action = st.integers(0, num_states - 1), st.integers(0, num_actions - 1)
+    reward = st.sampled_from([0.0, 1.0, -0.75, 0.3, 2.6])
+    done = st.sampled_from([False, False, False, True])
+    row = st.tuples(state, action, reward, done, state, st.integers(1, 3))
+    transitions = draw(st.lists(row, max_size=max_transitions, unique_by=lambda t: t[:5]))
+    return Case(
+        num_actions,
+        transitions,
+        draw(st.lists(st.integers(0, 40), max_size=6)) if removals else (),
+        num_states,
+        draw(st.sampled_from([0.9, 1.0, 0.5, 0.0])),
+        draw(st.integers(0, 1000)),
+    )
+
+
+# name -> (num_actions, transitions (s, a, r, done, s2, count))
+CORNERS = {
+    "nothing was seen": (2, []),
+    "one state, self-loop": (2, [(0, 0, 1.0, False, 0, 3)]),
+    "one state, self-loop and done into itself": (
+        1,
+        [(0, 0, 1.0, False, 0, 3), (0, 0, 1.0, True, 0, 1)],
+    ),
+    "two-cycle": (1, [(0, 0, 1.0, False, 1, 1), (1, 0, -0.5, False, 0, 2)]),
+    # The episode ended in state 1, which goes on when it is reached otherwise.
+    "done into a state with edges": (
+        2,
+        [
+            (0, 0, 1.0, True, 1, 2),
+            (0, 1, 0.0, False, 1, 1),
+            (1, 0, 5.0, False, 2, 1),
+            (1, 1, -1.0, False, 0, 1),
+        ],
+    ),
+    "the same step with and without done": (
+        1,
+        [(0, 0, 0.5, True, 1, 1), (0, 0, 0.5, False, 1, 3), (1, 0, 2.0, False, 0, 1)],
+    ),
+    "the same step with many rewards": (
+        2,
+        [(0, 1, 0.25 * k, False, 1, 1 + k) for k in range(5)] + [(1, 0, 1.0, False, 0, 1)],
+    ),
+    "many outcomes per pair": (
+        2,
+        [(0, 0, 0.1 * k, k % 3 == 0, k, 1 + k % 4) for k in range(8)]
+        + [(k, k % 2, -0.2, False, 7 - k, 1) for k in range(1, 8)],
+    ),
+    # States 1..4 were reached and never left.
+    "frontier": (3, [(0, a, 0.3, False, 1 + k, 1 + k) for a in range(2) for k in range(4)]),
+    "chain": (2, [(k, k % 2, 0.1 * k, k == 5, k + 1, 1) for k in range(6)]),
+    "all dones": (2, [(s, a, s - a, True, 1 - s, 1) for s in range(2) for a in range(2)]),
+    "thousands of outcomes": (
+        2,
+        [(0, 0, float(k % 7), k % 11 == 0, 1 + k % 300, 1 + k % 2) for k in range(3000)]
+        + [(k, 1, 0.5, False, 0, 1) for k in range(1, 300, 3)],
+    ),
+}
+
+
+@pytest.fixture(params=list(CORNERS))
+def corner(request):
+    """Every corner case in turn."""
+    num_actions, transitions = CORNERS[request.param]
+    return Case(num_actions, transitions, num_states=1)
+
+
+def raises_naming(value, kinds=(IndexError, KeyError, ValueError, TypeError)):
+    """Bad input must raise one of these errors, with the offending value in its text."""
+    return pytest.raises(kinds, match=re.escape(str(value)))

@@ -1,0 +1,384 @@
+"""Slow, plain oracles for the tests: dictionaries, lists and recursion in float64, no gbcore.
+
+A transition is the tuple `(state, action, reward, done, next_state)`. States are the integer ids of
+a `NaiveGraph`, which never reuses an id, so that tables of leaf values are indexed by state.
+"""
+
+import numpy as np
+
+
+class NaiveGraph:
+    """TransitionGraph on dictionaries: `out[state][(action, reward, done, next_state)] = count`."""
+
+    def __init__(self, num_actions, obs_shape, obs_dtype=np.uint8):
+        self.num_actions, self.obs_shape, self.obs_dtype = (
+            num_actions,
+            tuple(obs_shape),
+            np.dtype(obs_dtype),
+        )
+        self.id_of = {}  # observation bytes -> state
+        self.observation = {}  # state -> observation
+        self.out = {}
+        self._next_id = 0
+
+    def node(self, obs):
+        key = np.ascontiguousarray(obs).tobytes()
+        if key not in self.id_of:
+            self.id_of[key] = self._next_id
+            self.observation[self._next_id] = np.array(obs)
+            self.out[self._next_id] = {}
+            self._next_id += 1
+        return self.id_of[key]
+
+    def find(self, obs):
+        return self.id_of.get(np.ascontiguousarray(obs).tobytes(), -1)
+
+    def add(self, node, action, reward, next_node, terminated):
+        edge = (action, float(reward), bool(terminated), next_node)
+        self.out[node][edge] = self.out[node].get(edge, 0) + 1
+
+    def remove(self, node, action, reward, next_node, terminated):
+        """One observation fewer. Forgets, and returns, the states that no edge names any more."""
+        edge = (action, float(reward), bool(terminated), next_node)
+        if edge not in self.out.get(node, {}):
+            raise KeyError(f"no transition {edge} from node {node}")
+        self.out[node][edge] -= 1
+        if self.out[node][edge] > 0:
+            return []
+        del self.out[node][edge]
+        freed = [s for s in sorted({node, next_node}) if not self.out[s] and not self._is_next(s)]
+        for s in freed:
+            del self.out[s]
+            del self.id_of[self.observation.pop(s).tobytes()]
+        return freed
+
+    def _is_next(self, state):
+        return any(edge[3] == state for edges in self.out.values() for edge in edges)
+
+    @property
+    def num_nodes(self):
+        return len(self.out)
+
+    @property
+    def num_edges(self):
+        return sum(len(edges) for edges in self.out.values())
+
+    @property
+    def num_transitions(self):
+        return sum(sum(edges.values()) for edges in self.out.values())
+
+    @property
+    def novel_state_ratio(self):
+        if self.num_transitions == 0:
+            return 0.0
+        return sum(1 for edges in self.out.values() if edges) / self.num_transitions
+
+    def edges(self):
+        """The edges as parallel arrays, like TransitionGraph.edges()."""
+        rows = [
+            (s, a, r, done, s2, f)
+            for s, edges in self.out.items()
+            for (a, r, done, s2), f in edges.items()
+        ]
+        columns = list(zip(*rows, strict=True)) or [()] * 6
+        names = ("source", "action", "reward", "terminated", "next", "count")
+        dtypes = (np.int64, np.int64, np.float64, np.bool_, np.int64, np.int64)
+        return {
+            name: np.array(column, dtype)
+            for name, column, dtype in zip(names, columns, dtypes, strict=True)
+        }
+
+    def transitions(self, state, action=None):
+        """{transition: count} of a state, or of one of its actions only."""
+        return {
+            (state, *edge): count
+            for edge, count in self.out[state].items()
+            if action is None or edge[0] == action
+        }
+
+
+# --- what a value is: a number, or a distribution on a support ---
+
+
+class Scalars:
+    """Values are floats. leaf_q: [S, A]."""
+
+    def __init__(self, leaf_q, gamma):
+        self.leaf_q, self.gamma = leaf_q, gamma
+
+    def leaf(self, state, action):
+        return float(self.leaf_q[state][action])
+
+    def back_up(self, reward, done, value):
+        return reward if done else reward + self.gamma * value
+
+    def mean(self, weights, values):
+        return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+    def expectation(self, value):
+        return value
+
+
+class Categoricals:
+    """Values are lists of probabilities. leaf_pmf: [S, A, n]; support: n evenly spaced atoms."""
+
+    def __init__(self, leaf_pmf, support, gamma):
+        self.leaf_pmf, self.support, self.gamma = leaf_pmf, [float(z) for z in support], gamma
+
+    def leaf(self, state, action):
+        return [float(p) for p in self.leaf_pmf[state][action]]
+
+    def back_up(self, reward, done, value):
+        """Clip reward + gamma Z; an atom at x then gives z_i the share (1 - |x - z_i| / dz)+."""
+        z = self.support
+        dz = (z[-1] - z[0]) / (len(z) - 1)
+        projected = [0.0] * len(z)
+        for atom, mass in [(0.0, 1.0)] if done else zip(z, value, strict=True):
+            x = min(max(reward + self.gamma * atom, z[0]), z[-1])
+            for i, target in enumerate(z):
+                projected[i] += mass * max(0.0, 1.0 - abs(x - target) / dz)
+        return projected
+
+    def mean(self, weights, values):
+        total = sum(weights)
+        return [
+            sum(w * p for w, p in zip(weights, column, strict=True)) / total
+            for column in zip(*values, strict=True)
+        ]
+
+    def expectation(self, value):
+        return sum(p * z for p, z in zip(value, self.support, strict=True))
+
+
+# --- nested backups ---
+
+
+class Oracle:
+    """Targets on a NaiveGraph.
+
+    values: Scalars or Categoricals; rule: as in gbcore; selector_q, policy: [S, A] or None.
+    """
+
+    def __init__(self, graph, values, rule, selector_q=None, policy=None):
+        self.graph, self.values, self.rule = graph, values, rule
+        self.selector_q, self.policy = selector_q, policy
+        self.tied = False  # a greedy choice between different values was left to rounding
+        self._memo = {}
+
+    def target(self, state, action, depth):
+        """G_depth(state, action): exact, synchronous, unlimited breadth."""
+        key = (state, action, depth)
+        if key not in self._memo:
+            outcomes = self.graph.transitions(state, action)
+            if depth == 0 or not outcomes:
+                self._memo[key] = self.values.leaf(state, action)
+            else:
+                self._memo[key] = self._average(outcomes, lambda t: self._state(t[4], depth - 1))
+        return self._memo[key]
+
+    def _state(self, state, depth):
+        """V_depth(state)."""
+        key = (state, depth)
+        if key not in self._memo:
+            everything = self.graph.transitions(state)
+            if self.rule != "behaviour":
+                self._memo[key] = self._read(
+                    state, [self.target(state, a, depth) for a in self._actions()]
+                )
+            elif depth == 0 or not everything:
+                self._memo[key] = self.leaf_state(state)
+            else:
+                self._memo[key] = self._average(everything, lambda t: self._state(t[4], depth - 1))
+        return self._memo[key]
+
+    def limited_target(self, state, action, kept):
+        """Breadth-limited target of depth len(kept), given the kept transitions of each level.
+
+        kept[0] must hold all outcomes of (state, action), which is always expanded.
+        """
+        if not self.graph.transitions(state, action):
+            return self.values.leaf(state, action)
+        return self._limited_pair(state, action, kept, 0)
+
+    def _limited_pair(self, state, action, kept, level):
+        # A pair averages over all its outcomes; those that were not kept end in a leaf, also where
+        # the same next state is expanded by way of another transition.
+        def next_value(t):
+            return (
+                self._limited_state(t[4], kept, level + 1)
+                if t in kept[level]
+                else self.leaf_state(t[4])
+            )
+
+        return self._average(self.graph.transitions(state, action), next_value)
+
+    def _limited_state(self, state, kept, level):
+        expanded = {t[1] for t in kept[level] if t[0] == state} if level < len(kept) else set()
+        if not expanded:
+            return self.leaf_state(state)
+        if self.rule == "behaviour":
+            counts = [sum(self.graph.transitions(state, a).values()) for a in expanded]
+            return self.values.mean(
+                counts, [self._limited_pair(state, a, kept, level) for a in expanded]
+            )
+        return self._read(
+            state,
+            [
+                self._limited_pair(state, a, kept, level)
+                if a in expanded
+                else self.values.leaf(state, a)
+                for a in self._actions()
+            ],
+        )
+
+    def mean_limited_target(self, state, action, depth, breadth):
+        """Expectation of the breadth-limited target over all possible samples."""
+        samples = list(enumerate_kept(self.graph, state, action, depth, breadth))
+        targets = [self.limited_target(state, action, kept) for _, kept in samples]
+        return self.values.mean([probability for probability, _ in samples], targets)
+
+    def trajectory_target(self, start, depth, node, action, reward, next_node, terminated, cut):
+        """Target of ring row `start` along its own trajectory; row 0 follows the last row."""
+
+        def pair(t, steps):
+            if terminated[t]:
+                return self.values.back_up(reward[t], True, None)
+            after, s2 = (t + 1) % len(node), next_node[t]
+            if steps == 1 or cut[t]:
+                value = self.leaf_state(s2)
+            elif self.rule == "behaviour":
+                value = pair(after, steps - 1)
+            else:
+                taken = int(action[after])
+                value = self._read(
+                    s2,
+                    [
+                        pair(after, steps - 1) if a == taken else self.values.leaf(s2, a)
+                        for a in self._actions()
+                    ],
+                )
+            return self.values.back_up(reward[t], False, value)
+
+        return pair(start, depth)
+
+    def leaf_state(self, state):
+        """V_0(state)."""
+        return self._read(state, [self.values.leaf(state, a) for a in self._actions()])
+
+    def _read(self, state, per_action):
+        """Value of a state from the values of its actions."""
+        if self.rule == "policy":
+            return self.values.mean(self.policy[state], per_action)
+        if self.rule == "double" or (self.rule == "behaviour" and self.selector_q is not None):
+            return per_action[int(np.argmax(self.selector_q[state]))]
+        best = max(per_action, key=self.values.expectation)
+        for value in per_action:
+            gap = self.values.expectation(best) - self.values.expectation(value)
+            self.tied |= gap < 1e-9 and not np.allclose(value, best, rtol=0, atol=1e-9)
+        return best
+
+    def _average(self, transitions, next_value):
+        backed_up = [
+            self.values.back_up(t[2], t[3], None if t[3] else next_value(t)) for t in transitions
+        ]
+        return self.values.mean(list(transitions.values()), backed_up)
+
+    def _actions(self):
+        return range(self.graph.num_actions)
+
+
+# --- breadth ---
+
+
+def next_level(graph, kept):
+    """{transition: count} of the distinct states that the kept transitions lead to."""
+    level = {}
+    for state in sorted({t[4] for t in kept if not t[3]}):
+        level.update(graph.transitions(state))
+    return level
+
+
+def draw_kept(graph, state, action, depth, breadth, rng):
+    """One random expansion: the kept transitions of each of the depth levels."""
+    kept = [frozenset(graph.transitions(state, action))]
+    while len(kept) < depth:
+        remaining = next_level(graph, kept[-1])
+        if breadth == 0 or len(remaining) <= breadth:
+            kept.append(frozenset(remaining))
+            continue
+        chosen = []
+        for _ in range(breadth):
+            weights = np.array(list(remaining.values()), float)
+            t = list(remaining)[rng.choice(len(weights), p=weights / weights.sum())]
+            chosen.append(t)
+            del remaining[t]
+        kept.append(frozenset(chosen))
+    return kept
+
+
+def enumerate_kept(graph, state, action, depth, breadth):
+    """All expansions that breadth-limited sampling can make: (probability, kept) pairs."""
+
+    def extend(probability, kept):
+        if len(kept) == depth:
+            yield probability, kept
+            return
+        level = next_level(graph, kept[-1])
+        transitions = list(level)
+        if breadth == 0 or len(level) <= breadth:
+            yield from extend(probability, [*kept, frozenset(transitions)])
+            return
+        for subset, p in subset_probabilities(list(level.values()), breadth).items():
+            yield from extend(probability * p, [*kept, frozenset(transitions[i] for i in subset)])
+
+    yield from extend(1.0, [frozenset(graph.transitions(state, action))])
+
+
+def subset_probabilities(weights, size):
+    """{frozenset of indices: probability} of successive sampling without replacement."""
+    layer = {frozenset(): 1.0}
+    for _ in range(size):
+        following = {}
+        for subset, p in layer.items():
+            rest = sum(w for i, w in enumerate(weights) if i not in subset)
+            for i, w in enumerate(weights):
+                if i not in subset:
+                    grown = subset | {i}
+                    following[grown] = following.get(grown, 0.0) + p * w / rest
+        layer = following
+    return layer
+
+
+def inclusion_probabilities(weights, size):
+    """Probability of every index to be among `size` indices drawn by successive sampling."""
+    subsets = subset_probabilities(weights, size).items()
+    return [sum(p for subset, p in subsets if i in subset) for i in range(len(weights))]
+
+
+# --- prioritised sampling ---
+
+
+class NaiveSumTree:
+    """A list of priorities."""
+
+    def __init__(self, capacity):
+        self.priorities = [0.0] * capacity
+
+    def set(self, indices, priorities):
+        for i, p in zip(indices, priorities, strict=True):
+            self.priorities[int(i)] = float(p)
+
+    @property
+    def total(self):
+        return sum(self.priorities)
+
+    def find(self, target):
+        """The index whose half-open interval of the cumulative sum holds target."""
+        if not 0 <= target < self.total:
+            raise ValueError(f"Require 0 <= target < total, got {target}")
+        cumulative = 0.0
+        for i, p in enumerate(self.priorities):
+            cumulative += p
+            if target < cumulative:
+                return i
+        raise AssertionError("unreachable with exact sums")
