@@ -479,45 +479,33 @@ def next_uniform(state):
 
 
 @njit(cache=True, nogil=True)
-def sample_transitions(weight, size, breadth, state, taken, cum, guide, index):
+def sample_transitions(tree, leaves, size, breadth, state, taken):
     """Take breadth of size transitions without replacement, each draw proportional to weight.
 
-    Draws that hit a transition already taken are repeated, which leaves the law of the next one
-    as it should be; once more than half of the mass is taken, the tables are made anew for the
-    rest. A draw is O(1): cum is searched from the entry that a guide table names.
-
-    weight int64 [size] in; taken bool [size] out; cum, guide, index int64 [size] are scratch.
+    tree int64 [2 leaves], laid out as the sum tree below, holds the weights at its leaves, leaves
+    being a power of two. A transition that is taken loses its weight there, so that the next draw
+    is from those that are left. Out: taken bool [size].
     """
     for j in range(size):
         taken[j] = False
-    num_taken = 0
-    while num_taken < breadth:
-        m = 0
-        total = 0
-        for j in range(size):
-            if not taken[j]:
-                total += weight[j]
-                cum[m] = total
-                index[m] = j
-                m += 1
-        scale = m / total
-        cell = 0
-        for i in range(m):
-            last = min(np.int64((cum[i] - 1) * scale), m - 1)
-            while cell <= last:
-                guide[cell] = i
-                cell += 1
-        taken_mass = 0
-        while num_taken < breadth and 2 * taken_mass <= total:
-            x = np.int64(next_uniform(state) * total)
-            i = guide[min(np.int64(x * scale), m - 1)]
-            while cum[i] <= x:
-                i += 1
-            j = index[i]
-            if not taken[j]:
-                taken[j] = True
-                taken_mass += weight[j]
-                num_taken += 1
+    for i in range(leaves + size, 2 * leaves):
+        tree[i] = 0
+    for i in range(leaves - 1, 0, -1):
+        tree[i] = tree[2 * i] + tree[2 * i + 1]
+    first_leaf = np.uint64(leaves)  # unsigned indices spare the test for negative ones
+    for _ in range(breadth):
+        x = np.int64(next_uniform(state) * tree[1])
+        i = np.uint64(1)
+        while i < first_leaf:
+            i += i
+            right = x >= tree[i]
+            x -= tree[i] if right else 0
+            i += np.uint64(right)
+        taken[i - first_leaf] = True
+        drawn = tree[i]
+        while i > np.uint64(0):
+            tree[i] -= drawn
+            i >>= np.uint64(1)
 
 
 @njit(cache=True, nogil=True)
@@ -612,8 +600,8 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     group_start = np.zeros((2, num_groups + 1), np.int64)  # vertices of this level and the next
     pair_of_action = np.empty(num_actions, np.int64)
     action_vertex = np.full(num_actions, -1, np.int64)  # whose pair that is
-    weight, cum, guide, index = np.empty((4, room[ROOM_LEVEL]), np.int64)
     taken = np.empty(room[ROOM_LEVEL], np.bool_)
+    tree = np.empty(4 * room[ROOM_LEVEL], np.int64)
 
     stamps[0] += 1
     row_stamp = stamps[0]
@@ -642,16 +630,19 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                     size += degrees[nodes[vertex_row[v]]]
                 limited = size > breadth
                 if limited:
-                    if size > weight.shape[0]:
+                    if size > taken.shape[0]:
                         room[ROOM_LEVEL] = 2 * size
                         return -1, -1
-                    j = 0
+                    leaves = 1
+                    while leaves < size:
+                        leaves *= 2
+                    j = leaves
                     for v in range(first, last):
                         node = nodes[vertex_row[v]]
                         for k in range(degrees[node]):
-                            weight[j] = edge_count[block_start[node] + k]
+                            tree[j] = edge_count[block_start[node] + k]
                             j += 1
-                    sample_transitions(weight, size, breadth, state, taken, cum, guide, index)
+                    sample_transitions(tree, leaves, size, breadth, state, taken)
 
             stamps[0] += 1
             vertex_stamp = stamps[0]
@@ -834,58 +825,63 @@ def follow_trajectories(replay, starts, depth):
 
 
 @njit(cache=True, nogil=True)
-def read_value(q, rule, row, best, policy):
-    """Value of a state from its action values q [A] under greedy, double or policy."""
+def read_value(rule, q, i, best, policy, row):
+    """Value of the state nodes[row] from its action values q[i] under greedy, double or policy."""
     if rule == DOUBLE:
-        return q[best[row]]
-    value = q[0] if rule == GREEDY else policy[row, 0] * q[0]
-    for a in range(1, q.shape[0]):
+        return q[i, best[row]]
+    value = q[i, 0] if rule == GREEDY else policy[row, 0] * q[i, 0]
+    for a in range(1, q.shape[1]):
         if rule == GREEDY:
-            value = max(value, q[a])
+            value = max(value, q[i, a])
         else:
-            value += policy[row, a] * q[a]
+            value += policy[row, a] * q[i, a]
     return value
 
 
 @njit(cache=True, nogil=True)
-def back_up(sub, leaf_q, best, policy, gamma, rule, q, values, pair_q):
+def back_up(sub, leaf_q, best, policy, gamma, rule, values, pair_q):
     """Nested Bellman backup of every pair, deepest level first: paper Eq. 1, 2 and 5.
 
     best int64 [M] is the online network's action, empty where there is none; policy [M, A], empty
-    likewise. q [A] is scratch; out: values [M + V + 1] of all vertices, pair_q [P].
+    likewise. Out: values [M + V + 1] of all vertices, pair_q [P].
     """
-    num_leaves = leaf_q.shape[0]
-    num_vertices = sub.vertex_row.shape[0]
+    vertex_row, vertex_pairs = sub.vertex_row, sub.vertex_pairs
+    pair_action, pair_count = sub.pair_action, sub.pair_count
+    outcome_pair, outcome_vertex = sub.outcome_pair, sub.outcome_vertex
+    outcome_weight, outcome_reward = sub.outcome_weight, sub.outcome_reward
+    num_leaves, num_actions = leaf_q.shape
+    num_vertices = vertex_row.shape[0]
+    q = np.empty((1, num_actions), leaf_q.dtype)
     leaf_rule = rule
-    if rule == BEHAVIOUR:  # what was done beyond the boundary is not known
+    if rule == BEHAVIOUR:  # what would be done beyond the boundary is not known
         leaf_rule = GREEDY if best.shape[0] == 0 else DOUBLE
     for row in range(num_leaves):
-        values[row] = read_value(leaf_q[row], leaf_rule, row, best, policy)
+        values[row] = read_value(leaf_rule, leaf_q, row, best, policy, row)
     values[num_leaves + num_vertices] = 0.0
     pair_q[:] = 0.0
     for level in range(sub.level_pairs.shape[0] - 2, -1, -1):
         for o in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
-            value = sub.outcome_reward[o] + gamma * values[sub.outcome_vertex[o]]
-            pair_q[sub.outcome_pair[o]] += sub.outcome_weight[o] * value
+            value = outcome_reward[o] + gamma * values[outcome_vertex[o]]
+            pair_q[outcome_pair[o]] += outcome_weight[o] * value
         for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
-            row = sub.vertex_row[v]
-            first = sub.vertex_pairs[v]
-            last = sub.vertex_pairs[v + 1]
+            row = vertex_row[v]
+            first, last = vertex_pairs[v], vertex_pairs[v + 1]
             if rule == BEHAVIOUR:
                 total = 0.0
                 count = 0
                 for p in range(first, last):
-                    total += sub.pair_count[p] * pair_q[p]
-                    count += sub.pair_count[p]
+                    total += pair_count[p] * pair_q[p]
+                    count += pair_count[p]
                 values[num_leaves + v] = total / max(count, 1)
             else:
-                q[:] = leaf_q[row]
+                for a in range(num_actions):
+                    q[0, a] = leaf_q[row, a]
                 for p in range(first, last):
-                    q[sub.pair_action[p]] = pair_q[p]
-                values[num_leaves + v] = read_value(q, rule, row, best, policy)
+                    q[0, pair_action[p]] = pair_q[p]
+                values[num_leaves + v] = read_value(rule, q, 0, best, policy, row)
     for i in range(sub.root_row.shape[0]):
         if sub.root_row[i] >= 0:
-            pair_q[i] = leaf_q[sub.root_row[i], sub.pair_action[i]]
+            pair_q[i] = leaf_q[sub.root_row[i], pair_action[i]]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -59,9 +59,8 @@ def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, poli
         probabilities = np.ascontiguousarray(policy, leaf_q.dtype)
     values = np.empty(len(leaf_q) + len(subgraphs.vertex_row) + 1, leaf_q.dtype)
     pair_q = np.empty(len(subgraphs.pair_action), leaf_q.dtype)
-    scratch = np.empty(leaf_q.shape[1], leaf_q.dtype)
     kernels.back_up(
-        subgraphs, leaf_q, best, probabilities, float(gamma), RULES[rule], scratch, values, pair_q
+        subgraphs, leaf_q, best, probabilities, float(gamma), RULES[rule], values, pair_q
     )
     return pair_q
 

@@ -1,0 +1,864 @@
+"""TransitionGraph against NaiveGraph: the same operations, the same graph."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import JIT, raises_naming, scaled
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from naive import NaiveGraph
+
+from gbcore import TransitionGraph
+
+BIG = 2**40
+
+
+class Twins:
+    """One graph twice. Nodes are named by their observation, since the ids need not agree."""
+
+    def __init__(self, num_actions, obs_shape, obs_dtype=np.uint8, **options):
+        self.graph = TransitionGraph(num_actions, obs_shape, obs_dtype, **options)
+        self.naive = NaiveGraph(num_actions, obs_shape, obs_dtype)
+
+    def ids(self, state):
+        """The ids of a naive state in both graphs."""
+        return self.graph.find(self.naive.observation[state]), state
+
+    def node(self, obs):
+        before = self.naive.find(obs) >= 0
+        got, state = self.graph.node(obs), self.naive.node(obs)
+        assert isinstance(got, int | np.integer)
+        assert (self.graph.find(obs), self.naive.find(obs)) == (got, state)
+        if before:
+            assert self.graph.node(obs) == got
+        return state
+
+    def add(self, s, action, reward, s2, done):
+        self.graph.add(self.ids(s)[0], action, reward, self.ids(s2)[0], done)
+        self.naive.add(s, action, reward, s2, done)
+
+    def remove(self, s, action, reward, s2, done):
+        names = {self.ids(state)[0]: state for state in (s, s2)}
+        freed = self.graph.remove(self.ids(s)[0], action, reward, self.ids(s2)[0], done)
+        expected = self.naive.remove(s, action, reward, s2, done)
+        assert sorted(names[i] for i in freed) == expected
+
+    def check(self):
+        """Everything that can be seen from outside agrees."""
+        graph, naive = self.graph, self.naive
+        assert graph.check_valid() == []
+        assert graph.num_nodes == naive.num_nodes
+        assert graph.num_edges == naive.num_edges
+        assert graph.num_transitions == naive.num_transitions
+        assert graph.novel_state_ratio == naive.novel_state_ratio
+
+        observations, state_of = graph.observations, {}
+        assert observations.dtype == naive.obs_dtype
+        assert observations.shape[1:] == naive.obs_shape
+        for state, obs in naive.observation.items():
+            node = graph.find(obs)
+            assert node >= 0
+            assert observations[node].tobytes() == obs.tobytes()
+            state_of[node] = state
+        assert len(state_of) == naive.num_nodes  # no two states share an id
+
+        got, expected = graph.edges(), naive.edges()
+        assert list(got) == list(expected)
+        for name in expected:
+            assert got[name].dtype == expected[name].dtype
+            assert got[name].shape == (naive.num_edges,)
+        for name in ("source", "next"):
+            got[name] = np.array([state_of[int(i)] for i in got[name]], np.int64)
+        assert sorted(rows(got)) == sorted(rows(expected))
+
+
+def rows(edges):
+    return list(zip(*(column.tolist() for column in edges.values()), strict=True))
+
+
+# --- random operations ---
+
+
+class GraphMachine(RuleBasedStateMachine):
+    """Observations are two bytes; the few values make crossovers, removals and reuse frequent."""
+
+    def make(self):
+        return Twins(3, (2,))
+
+    def obs(self, k):
+        return np.array([k, 7 * k % 5], np.uint8)
+
+    @initialize()
+    def start(self):
+        self.twins = self.make()
+        self.freed = []  # ids that were freed and not given out since
+
+    def live_freed(self):
+        current = {self.twins.graph.find(o) for o in self.twins.naive.observation.values()}
+        return [i for i in self.freed if i not in current]
+
+    @rule(k=st.integers(0, 9))
+    def node(self, k):
+        self.twins.node(self.obs(k))
+
+    @rule(
+        k=st.integers(0, 9),
+        action=st.integers(0, 2),
+        reward=st.sampled_from([0.0, -0.0, 1.0, 0.1]),
+        k2=st.integers(0, 9),
+        done=st.booleans(),
+        times=st.integers(1, 3),
+    )
+    def add(self, k, action, reward, k2, done, times):
+        s, s2 = self.twins.node(self.obs(k)), self.twins.node(self.obs(k2))
+        for _ in range(times):
+            self.twins.add(s, action, reward, s2, done)
+
+    @precondition(lambda self: self.twins.naive.num_edges > 0)
+    @rule(which=st.integers(0, 10_000), all_of_it=st.booleans())
+    def remove(self, which, all_of_it):
+        edges = rows(self.twins.naive.edges())
+        s, action, reward, done, s2, count = edges[which % len(edges)]
+        ids = {self.twins.ids(state)[0] for state in (s, s2)}
+        for _ in range(count if all_of_it else 1):
+            self.twins.remove(s, action, reward, s2, done)
+        living = {self.twins.graph.find(o) for o in self.twins.naive.observation.values()}
+        self.freed += sorted(ids - living)
+
+    @precondition(lambda self: self.twins.naive.num_edges > 0)
+    @rule(which=st.integers(0, 10_000), change=st.integers(0, 3))
+    def remove_what_is_not_there(self, which, change):
+        """An edge that differs in one part from one that exists."""
+        edges = rows(self.twins.naive.edges())
+        s, action, reward, done, s2, _ = edges[which % len(edges)]
+        if change == 0:
+            action = (action + 1) % 3
+        elif change == 1:
+            reward += 0.25
+        elif change == 2:
+            done = not done
+        else:
+            s, s2 = s2, s
+        if (action, reward, done, s2) in self.twins.naive.out[s]:
+            return
+        with raises_naming(reward, KeyError):
+            self.twins.graph.remove(
+                self.twins.ids(s)[0], action, reward, self.twins.ids(s2)[0], done
+            )
+
+    @precondition(lambda self: self.live_freed() and self.twins.naive.num_nodes)
+    @rule(which=st.integers(0, 10_000))
+    def use_a_freed_id(self, which):
+        graph, freed = self.twins.graph, self.live_freed()
+        bad = freed[which % len(freed)]
+        good = self.twins.ids(next(iter(self.twins.naive.out)))[0]
+        for call in (graph.add, graph.remove):
+            for nodes in ((bad, good), (good, bad)):
+                with raises_naming(bad):
+                    call(nodes[0], 0, 0.0, nodes[1], False)
+
+    @rule(k=st.integers(0, 12))
+    def find(self, k):
+        obs = self.obs(k)
+        found, state = self.twins.graph.find(obs), self.twins.naive.find(obs)
+        assert (found == -1) == (state == -1)
+
+    @invariant()
+    def agree(self):
+        self.twins.check()
+
+
+class FrameStackMachine(GraphMachine):
+    """Observations are stacks of 4 frames out of 3: frames are shared, also within one stack."""
+
+    def make(self):
+        return Twins(3, (4, 3, 3), frame_stack=True)
+
+    def obs(self, k):
+        frames = [k % 3, k // 3 % 3, k % 2, k // 3 % 3]
+        return np.stack([np.full((3, 3), f, np.uint8) for f in frames])
+
+    @invariant()
+    def frames_are_stored_once(self):
+        living = self.twins.naive.observation.values()
+        frames = {frame.tobytes() for obs in living for frame in obs}
+        assert self.twins.graph.num_frames == len(frames)
+
+
+class SavedMachine(GraphMachine):
+    """Saving and loading between any two operations changes nothing."""
+
+    @rule()
+    def save_and_load(self):
+        self.twins.graph = reloaded(self.twins.graph)
+
+
+class SavedFrameStackMachine(FrameStackMachine):
+    @rule()
+    def save_and_load(self):
+        self.twins.graph = reloaded(self.twins.graph)
+
+
+def reloaded(graph):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "graph.npz"
+        graph.save(path)
+        return TransitionGraph.load(path)
+
+
+for machine in (GraphMachine, FrameStackMachine, SavedMachine, SavedFrameStackMachine):
+    machine.TestCase.settings = settings(
+        max_examples=scaled(60, 12), stateful_step_count=scaled(40, 25)
+    )
+TestGraphMachine = GraphMachine.TestCase
+TestFrameStackMachine = FrameStackMachine.TestCase
+TestSavedMachine = SavedMachine.TestCase
+TestSavedFrameStackMachine = SavedFrameStackMachine.TestCase
+
+
+# --- larger, and longer ---
+
+
+def test_many_nodes_and_edges_through_several_growths():
+    rng = np.random.default_rng(0)
+    twins = Twins(4, (3,), np.int16)
+    observations = [rng.integers(-50, 50, 3).astype(np.int16) for _ in range(scaled(3000, 1200))]
+    states = [twins.node(obs) for obs in observations]
+    for _ in range(scaled(6000, 2500)):
+        s, s2 = (states[i] for i in rng.integers(len(states), size=2))
+        twins.add(s, int(rng.integers(4)), float(rng.integers(3)), s2, bool(rng.integers(2)))
+    twins.check()
+
+
+def test_a_node_with_thousands_of_outcomes():
+    """One block grows and shrinks; finding an edge again may not depend on its length."""
+    n = scaled(5000, 1500)
+    twins = Twins(2, (2,), np.int32)
+    hub = twins.node(np.array([-1, 0], np.int32))
+    far = [twins.node(np.array([k, k], np.int32)) for k in range(n)]
+    for k in range(n):
+        twins.add(hub, k % 2, k / 7, far[k], k % 3 == 0)
+    for k in range(0, n, 5):
+        twins.add(hub, k % 2, k / 7, far[k], k % 3 == 0)
+    twins.check()
+    for k in np.random.default_rng(0).permutation(n)[: n - 20]:
+        for _ in range(2 if k % 5 == 0 else 1):
+            twins.graph.remove(
+                twins.graph.find(np.array([-1, 0], np.int32)),
+                int(k % 2),
+                k / 7,
+                twins.graph.find(np.array([k, k], np.int32)),
+                bool(k % 3 == 0),
+            )
+        del twins.naive.out[hub][(int(k % 2), k / 7, bool(k % 3 == 0), far[k])]
+        twins.naive.id_of.pop(twins.naive.observation.pop(far[k]).tobytes())
+        del twins.naive.out[far[k]]
+    twins.check()
+
+
+def nbytes(thing, seen=None):
+    """Bytes of all NumPy arrays that an object holds, however nested."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, np.ndarray):
+        return thing.nbytes
+    if isinstance(thing, dict):
+        parts = thing.values()
+    elif isinstance(thing, (list, tuple, set)):
+        parts = thing
+    else:
+        parts = getattr(thing, "__dict__", {}).values()
+    return sum(nbytes(part, seen) for part in parts)
+
+
+@pytest.mark.parametrize("frame_stack", [False, True])
+def test_memory_is_bounded_by_the_replay(frame_stack):
+    """A ring of 200 transitions that are almost all new, for 1e5 steps: nothing accumulates."""
+    rng = np.random.default_rng(0)
+    shape = (4, 2, 2) if frame_stack else (8,)
+    graph = TransitionGraph(3, obs_shape=shape, frame_stack=frame_stack)
+    ring, capacity, sizes, ids = deque(), 200, [], set()
+
+    def fresh(obs):
+        if frame_stack:  # one new frame a step, as in a game
+            return np.concatenate([obs[1:], rng.integers(0, 256, (1, *shape[1:]), np.uint8)])
+        return rng.integers(0, 256, shape, np.uint8)
+
+    obs = fresh(np.zeros(shape, np.uint8))
+    for step in range(scaled(100_000, 3_000)):
+        next_obs = obs if rng.random() < 0.1 else fresh(obs)
+        node, next_node = graph.node(obs), graph.node(next_obs)
+        ids.update((node, next_node))
+        row = (node, int(rng.integers(3)), float(rng.integers(2)), next_node, bool(step % 50 == 0))
+        graph.add(*row)
+        ring.append(row)
+        if len(ring) > capacity:
+            graph.remove(*ring.popleft())
+        obs = next_obs
+        if (step + 1) % 1000 == 0:
+            sizes.append(nbytes(graph))
+            assert graph.num_transitions == capacity
+            assert graph.num_nodes <= capacity + 1
+            if frame_stack:
+                assert graph.num_frames <= capacity + 4
+    assert max(ids) <= capacity + 2  # ids are dense, and given out again
+    assert sizes[-1] == sizes[0]
+    assert graph.check_valid() == []
+    while ring:
+        graph.remove(*ring.popleft())
+    assert (graph.num_nodes, graph.num_edges, graph.num_transitions) == (0, 0, 0)
+    assert graph.check_valid() == []
+    if frame_stack:
+        assert graph.num_frames == 0
+
+
+def test_the_size_of_blocks_does_not_leak():
+    """Hubs that take turns in being large: blocks of every size are reused."""
+    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
+    nodes = [graph.node(np.array([k])) for k in range(40)]
+    for node in nodes:  # keep all nodes alive
+        graph.add(node, 0, -1.0, node, False)
+    sizes = []
+    for turn in range(scaled(120, 30)):
+        hub = nodes[turn % 10]
+        for k in range(60):
+            graph.add(hub, 0, float(k), nodes[k % 40], False)
+        sizes.append(nbytes(graph))
+        for k in range(60):
+            graph.remove(hub, 0, float(k), nodes[k % 40], False)
+        assert graph.num_edges == 40
+    assert graph.check_valid() == []
+    assert sizes[-1] == sizes[10]
+
+
+# --- observations ---
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1,), np.uint8),
+        ((3,), np.uint8),
+        ((8,), np.uint8),
+        ((10, 10, 4), np.bool_),
+        ((7, 7, 3), np.int32),
+        ((5,), np.float32),
+        ((), np.int64),
+    ],
+)
+def test_observations_of_any_shape_and_dtype(shape, dtype):
+    rng = np.random.default_rng(0)
+    twins = Twins(2, shape, dtype)
+    for _ in range(20):
+        s, s2 = (twins.node(np.asarray(rng.integers(0, 2, shape)).astype(dtype)) for _ in range(2))
+        twins.add(s, 1, 0.5, s2, False)
+    twins.check()
+
+
+def test_one_byte_makes_another_node():
+    graph = TransitionGraph(1, obs_shape=(9, 9), obs_dtype=np.uint8)
+    obs = np.zeros((9, 9), np.uint8)
+    ids = {graph.node(obs)}
+    for i in range(81):
+        other = obs.copy()
+        other.flat[i] = 1
+        ids.add(graph.node(other))
+    assert ids == set(range(82))
+
+
+def test_non_contiguous_observations():
+    graph = TransitionGraph(1, obs_shape=(4, 6), obs_dtype=np.uint8)
+    base = np.random.default_rng(0).integers(0, 256, (12, 8), np.uint8)
+    node = graph.node(np.ascontiguousarray(base[::2, ::2].T))
+    assert graph.node(base[::2, ::2].T) == node
+    assert graph.find(np.asfortranarray(base[::2, ::2].T)) == node
+    assert graph.node(base[::2, ::2].T[::-1]) != node
+    np.testing.assert_array_equal(graph.observations[node], base[::2, ::2].T)
+
+
+def test_an_observation_is_copied_in():
+    """Environments write the next observation into the same buffer."""
+    for options in ({}, {"frame_stack": True}):
+        graph = TransitionGraph(1, obs_shape=(4, 2, 2), obs_dtype=np.uint8, **options)
+        buffer = np.zeros((4, 2, 2), np.uint8)
+        first = graph.node(buffer)
+        buffer[:] = 1
+        second = graph.node(buffer)
+        assert first != second
+        assert graph.observations[first].max() == 0
+        assert graph.observations[second].min() == 1
+
+
+def test_changing_what_observations_returned_leaves_the_graph_alone():
+    for shape in ((8,), (3,)):  # a whole number of 64-bit words, and not
+        graph = TransitionGraph(1, obs_shape=shape, obs_dtype=np.uint8)
+        node = graph.node(np.zeros(shape, np.uint8))
+        out = graph.observations
+        if out.flags.writeable:
+            out[node] = 9
+        assert graph.find(np.zeros(shape, np.uint8)) == node
+        assert graph.check_valid() == []
+
+
+def test_frames_are_stored_once():
+    """A game of 50 frames makes 47 stacks out of 50 stored frames, not 188."""
+    graph = TransitionGraph(2, obs_shape=(4, 3, 3), obs_dtype=np.uint8, frame_stack=True)
+    frames = np.random.default_rng(0).integers(0, 256, (50, 3, 3), np.uint8)
+    nodes = [graph.node(frames[t : t + 4]) for t in range(47)]
+    assert len(set(nodes)) == 47
+    assert graph.num_frames == 50
+    for t, node in enumerate(nodes):
+        np.testing.assert_array_equal(graph.observations[node], frames[t : t + 4])
+    # The order of the frames matters, and looking does not store.
+    assert graph.find(frames[3::-1]) == -1
+    assert graph.find(frames[:4] + 1) == -1
+    assert graph.num_frames == 50
+    for a, b in pairwise(nodes):
+        graph.add(a, 0, 0.0, b, False)
+    freed = graph.remove(nodes[0], 0, 0.0, nodes[1], False)
+    assert freed == [nodes[0]]
+    assert graph.num_frames == 49
+    assert graph.check_valid() == []
+
+
+# --- ids ---
+
+
+def test_freed_ids_are_used_again():
+    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
+    a, b, c = (graph.node(np.array([k])) for k in range(3))
+    graph.add(a, 0, 0.0, b, False)
+    graph.add(c, 0, 0.0, c, False)
+    assert sorted(graph.remove(a, 0, 0.0, b, False)) == sorted([a, b])
+    assert graph.find(np.array([0])) == graph.find(np.array([1])) == -1
+    again = [graph.node(np.array([k])) for k in (10, 11)]
+    assert sorted(again) == sorted([a, b])
+    assert graph.num_nodes == 3
+    # The new owners inherit nothing.
+    assert graph.edges()["source"].tolist() == [c]
+    for node, k in zip(again, (10, 11), strict=True):
+        assert graph.observations[node] == k
+    assert graph.check_valid() == []
+
+
+def test_what_frees_a_node_and_what_does_not():
+    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
+    a, b, alone = (graph.node(np.array([k])) for k in range(3))
+    graph.add(a, 0, 0.0, b, False)
+    graph.add(a, 0, 0.0, b, False)
+    graph.add(a, 0, 1.0, a, False)
+    assert graph.remove(a, 0, 0.0, b, False) == []  # the count goes from 2 to 1
+    assert graph.remove(a, 0, 0.0, b, False) == [b]  # a has a self-loop left
+    assert graph.remove(a, 0, 1.0, a, False) == [a]  # a self-loop names its node twice: freed once
+    assert graph.num_nodes == 1  # a node that no edge ever named stays
+    assert graph.find(np.array([2])) == alone
+
+
+def test_a_node_that_is_only_reached_is_kept():
+    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
+    a, b, c = (graph.node(np.array([k])) for k in range(3))
+    graph.add(a, 0, 0.0, b, True)
+    graph.add(b, 0, 0.0, c, False)
+    assert graph.remove(b, 0, 0.0, c, False) == [c]
+    assert graph.find(np.array([1])) == b
+    assert graph.novel_state_ratio == 1.0
+
+
+def test_novel_state_ratio():
+    graph = TransitionGraph(2, obs_shape=(1,), obs_dtype=np.int64)
+    assert graph.novel_state_ratio == 0.0
+    a, b = (graph.node(np.array([k])) for k in range(2))
+    assert graph.novel_state_ratio == 0.0
+    for expected in (1.0, 0.5, 1 / 3):
+        graph.add(a, 0, 0.0, b, False)
+        assert graph.novel_state_ratio == pytest.approx(expected)
+    graph.add(b, 1, 0.0, a, False)
+    assert graph.novel_state_ratio == pytest.approx(0.5)
+
+
+def test_rewards_are_told_apart_exactly_and_zero_has_no_sign():
+    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
+    a = graph.node(np.array([0]))
+    for reward in (0.1, 0.1, np.float32(0.1), np.nextafter(0.1, 1), 0.0, -0.0):
+        graph.add(a, 0, reward, a, False)
+    edges = graph.edges()
+    assert dict(zip(edges["reward"].tolist(), edges["count"].tolist(), strict=True)) == {
+        0.1: 2,
+        float(np.float32(0.1)): 1,
+        float(np.nextafter(0.1, 1)): 1,
+        0.0: 2,
+    }
+    graph.remove(a, 0, -0.0, a, False)
+    graph.remove(a, 0, 0.0, a, False)
+    with raises_naming(0.0, KeyError):
+        graph.remove(a, 0, 0.0, a, False)
+
+
+def test_numpy_scalars_are_accepted():
+    """Replays hand out elements of arrays."""
+    graph = TransitionGraph(3, obs_shape=(1,), obs_dtype=np.int64)
+    a, b = graph.node(np.array([0])), graph.node(np.array([1]))
+    graph.add(np.int32(a), np.uint8(2), np.float32(0.5), np.int64(b), np.bool_(True))
+    graph.add(a, 2, 0.5, b, True)
+    assert graph.edges()["count"].tolist() == [2]
+    assert (
+        graph.remove(np.int64(a), np.int64(2), np.float64(0.5), np.int32(b), np.bool_(True)) == []
+    )
+    assert sorted(graph.remove(a, 2, 0.5, b, 1)) == sorted([a, b])
+
+
+# --- colliding hashes ---
+
+
+def collide(monkeypatch, kind):
+    """Let keys and edges hash to one value, or to three that are next to each other."""
+    from gbcore import kernels
+
+    def few(original):
+        return lambda *parts: np.uint64(int(original(*parts)) % 3)
+
+    def one(*parts):
+        return np.uint64(2**64 - 1)  # the last slot, from where probing goes on at slot 0
+
+    for name in ("hash_words", "hash_edge"):
+        replacement = one if kind == "one" else few(getattr(kernels, name))
+        monkeypatch.setattr(kernels, name, replacement)
+
+
+@pytest.mark.skipif(JIT, reason="compiled kernels keep their hash; see the test in a subprocess")
+@pytest.mark.parametrize("frame_stack", [False, True])
+@pytest.mark.parametrize("kind", ["one", "few"])
+def test_colliding_hashes(monkeypatch, kind, frame_stack):
+    """The same random operations where all hashes collide: only bytes decide what is equal."""
+    collide(monkeypatch, kind)
+    rng = np.random.default_rng(0)
+    twins = Twins(2, (4, 1, 1), frame_stack=True) if frame_stack else Twins(2, (4, 1, 1))
+    for step in range(300):
+        edges = rows(twins.naive.edges())
+        if edges and rng.random() < 0.5:
+            s, action, reward, done, s2, _ = edges[rng.integers(len(edges))]
+            twins.remove(s, action, reward, s2, done)
+        else:
+            s, s2 = (twins.node(rng.integers(0, 2, (4, 1, 1), np.uint8)) for _ in range(2))
+            twins.add(s, int(rng.integers(2)), 0.0, s2, False)
+        if step % 10 == 0:
+            twins.check()
+    twins.check()
+    absent = np.full((4, 1, 1), 7, np.uint8)
+    assert twins.graph.find(absent) == -1
+
+
+@pytest.mark.skipif(not JIT, reason="the test itself runs")
+def test_colliding_hashes_in_a_subprocess():
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", __file__]
+    result = subprocess.run(
+        [*command, "-k", "test_colliding_hashes and not subprocess"],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "4 passed" in result.stdout
+
+
+# --- saving ---
+
+
+def busy_graph(frame_stack=False, steps=400):
+    """A graph that has seen removals and reuse, and the operations that made it."""
+    rng = np.random.default_rng(1)
+    graph = TransitionGraph(3, obs_shape=(4, 1, 1), obs_dtype=np.uint8, frame_stack=frame_stack)
+    drive(graph, rng, deque(), steps)
+    return graph
+
+
+def drive(graph, rng, ring, steps):
+    """Random transitions through a ring of 60. Returns every id that was given out or freed."""
+    trace = []
+    for _ in range(steps):
+        node, next_node = (graph.node(rng.integers(0, 4, (4, 1, 1), np.uint8)) for _ in range(2))
+        row = (node, int(rng.integers(3)), float(rng.integers(3)), next_node, bool(rng.integers(2)))
+        graph.add(*row)
+        ring.append(row)
+        trace += [node, next_node]
+        if len(ring) > 60:
+            trace += graph.remove(*ring.popleft())
+    return trace
+
+
+@pytest.mark.parametrize("frame_stack", [False, True])
+def test_a_loaded_graph_is_the_same_and_goes_on_the_same(tmp_path, frame_stack):
+    graph = TransitionGraph(3, obs_shape=(4, 1, 1), obs_dtype=np.uint8, frame_stack=frame_stack)
+    rng, ring = np.random.default_rng(1), deque()
+    drive(graph, rng, ring, scaled(400, 200))
+    path = tmp_path / "graph.npz"
+    graph.save(path)
+    loaded = TransitionGraph.load(path)
+
+    assert loaded.check_valid() == []
+    assert (loaded.num_actions, loaded.obs_shape) == (3, (4, 1, 1))
+    assert rows(loaded.edges()) == rows(graph.edges())
+    for i in set(graph.edges()["source"].tolist() + graph.edges()["next"].tolist()):
+        np.testing.assert_array_equal(loaded.observations[i], graph.observations[i])
+        assert loaded.find(graph.observations[i]) == i
+    for name in ("num_nodes", "num_edges", "num_transitions", "novel_state_ratio"):
+        assert getattr(loaded, name) == getattr(graph, name)
+    if frame_stack:
+        assert loaded.num_frames == graph.num_frames
+
+    # The same further operations give the same ids, edges, and samples of an expansion.
+    state = rng.bit_generator.state
+    more = drive(graph, rng, deque(ring), scaled(400, 200))
+    rng.bit_generator.state = state
+    assert drive(loaded, rng, deque(ring), scaled(400, 200)) == more
+    assert loaded.check_valid() == []
+    assert rows(loaded.edges()) == rows(graph.edges())
+    roots = graph.edges()["source"][:20], graph.edges()["action"][:20]
+    subs = [g.expand(*roots, 4, breadth=5, rng=np.random.default_rng(0)) for g in (graph, loaded)]
+    for a, b in zip(*subs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_empty_graph_can_be_saved(tmp_path):
+    path = tmp_path / "graph.npz"
+    for options in ({}, {"frame_stack": True}):
+        graph = TransitionGraph(2, obs_shape=(4, 1, 1), obs_dtype=np.uint8, **options)
+        graph.save(path)
+        loaded = TransitionGraph.load(path)
+        assert loaded.num_nodes == 0
+        assert loaded.node(np.zeros((4, 1, 1), np.uint8)) == 0
+        assert loaded.check_valid() == []
+
+
+def test_a_graph_larger_than_the_default_capacity_can_be_saved(tmp_path):
+    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
+    nodes = [graph.node(np.array([k])) for k in range(3000)]
+    for k in range(2999):
+        graph.add(nodes[k], 0, 0.0, nodes[k + 1], False)
+    graph.save(tmp_path / "graph.npz")
+    loaded = TransitionGraph.load(tmp_path / "graph.npz")
+    assert loaded.check_valid() == []
+    assert rows(loaded.edges()) == rows(graph.edges())
+    assert loaded.node(np.array([3000])) == 3000
+
+
+# --- check_valid ---
+
+
+def corruptions():
+    """(name, how to break one array of a graph in use) for everything that the graph relies on."""
+
+    def change(array, index, value):
+        assert array[index] != value
+        array[index] = value
+
+    def edge_at(graph):
+        a = graph._arrays
+        node = int(np.argmax(a.degree))
+        return node, int(a.block_start[node])
+
+    def node_array(name):
+        def corrupt(graph):
+            array = getattr(graph._arrays, name)
+            array[edge_at(graph)[0]] += 1
+
+        return corrupt
+
+    def edge_array(name, value):
+        def corrupt(graph):
+            change(getattr(graph._arrays, name), edge_at(graph)[1], value)
+
+        return corrupt
+
+    def flip_done(graph):
+        array, e = graph._arrays.edge_terminated, edge_at(graph)[1]
+        array[e] = not array[e]
+
+    def change_pair_count(graph):
+        graph._arrays.pair_count[edge_at(graph)[0], 1] += 1
+
+    def drop_edge_slot(graph):
+        slots = graph._arrays.edge_slots
+        slots[np.flatnonzero(slots >= 0)[0]] = -1
+
+    def total(i):
+        def corrupt(graph):
+            graph._arrays.totals[i] += 1
+
+        return corrupt
+
+    def change_key(graph):
+        graph._keys.table.rows[edge_at(graph)[0]] += 1
+
+    def change_hash(graph):
+        graph._keys.table.hashes[edge_at(graph)[0]] += np.uint64(1)
+
+    def drop_key_slot(graph):
+        slots = graph._keys.table.slots
+        slots[np.flatnonzero(slots >= 0)[0]] = -1
+
+    def change_link(graph):
+        graph._keys.table.links[edge_at(graph)[0]] = -1
+
+    def change_table_total(graph):
+        graph._keys.table.totals[0] += 1
+
+    def lose_a_free_block(graph):
+        free = graph._arrays.free_blocks
+        free[np.flatnonzero(free >= 0)[0]] = -1
+
+    named = {
+        name: node_array(name) for name in ("block_start", "block_log2", "degree", "in_degree")
+    }
+    named |= {
+        "edge_action": edge_array("edge_action", 99),
+        "edge_action negative": edge_array("edge_action", -1),
+        "edge_next out of range": edge_array("edge_next", BIG),
+        "edge_next negative": edge_array("edge_next", -5),
+        "edge_reward": edge_array("edge_reward", 123.0),
+        "edge_reward nan": edge_array("edge_reward", np.nan),
+        "edge_count": edge_array("edge_count", 77),
+        "edge_count zero": edge_array("edge_count", 0),
+        "edge_terminated": flip_done,
+        "pair_count": change_pair_count,
+        "edge_slots": drop_edge_slot,
+        "free_blocks": lose_a_free_block,
+        "keys": change_key,
+        "hashes": change_hash,
+        "slots": drop_key_slot,
+        "links": change_link,
+        "table totals": change_table_total,
+    }
+    return named | {f"totals[{i}]": total(i) for i in range(4)}
+
+
+@pytest.mark.parametrize("name", list(corruptions()))
+def test_check_valid_reports_a_corrupt_array(name):
+    graph = busy_graph(steps=200)
+    assert graph.check_valid() == []
+    corruptions()[name](graph)
+    problems = graph.check_valid()
+    assert problems
+    assert all(isinstance(problem, str) and problem for problem in problems)
+
+
+def test_check_valid_reports_corrupt_frames():
+    for corrupt in (
+        lambda graph: graph._frame_uses.__setitem__(0, graph._frame_uses[0] + 1),
+        lambda graph: graph._frames.table.rows.__setitem__((0, 0), 201),
+        lambda graph: graph._keys.table.rows.__setitem__((0, 0), BIG),
+    ):
+        graph = TransitionGraph(1, obs_shape=(2, 1, 1), obs_dtype=np.uint8, frame_stack=True)
+        node = graph.node(np.array([5, 6], np.uint8).reshape(2, 1, 1))
+        graph.add(node, 0, 0.0, node, False)
+        assert graph.check_valid() == []
+        corrupt(graph)
+        assert graph.check_valid() != []
+
+
+# --- invalid arguments ---
+
+
+@pytest.fixture
+def small():
+    """A graph with the edge 0 -> 1, and the two ids."""
+    graph = TransitionGraph(2, obs_shape=(3,), obs_dtype=np.uint8)
+    a, b = (graph.node(np.full(3, k, np.uint8)) for k in range(2))
+    graph.add(a, 1, 0.5, b, False)
+    yield graph, a, b
+    # Whatever was refused has left no trace.
+    assert graph.check_valid() == []
+    assert (graph.num_nodes, graph.num_edges, graph.num_transitions) == (2, 1, 1)
+    assert rows(graph.edges()) == [(a, 1, 0.5, False, b, 1)]
+
+
+def test_rejects_observations(small):
+    graph = small[0]
+    for method in (graph.node, graph.find):
+        with raises_naming("(4,)"):
+            method(np.zeros(4, np.uint8))
+        with raises_naming("(1, 3)"):
+            method(np.zeros((1, 3), np.uint8))
+        with raises_naming("float32"):
+            method(np.zeros(3, np.float32))
+        with raises_naming("int64"):
+            method(np.zeros(3, np.int64))
+
+
+def test_frame_stack_rejects_observations():
+    graph = TransitionGraph(2, obs_shape=(4, 3, 3), obs_dtype=np.uint8, frame_stack=True)
+    for method in (graph.node, graph.find):
+        with raises_naming("(3, 3, 3)"):
+            method(np.zeros((3, 3, 3), np.uint8))
+        with raises_naming("float32"):
+            method(np.zeros((4, 3, 3), np.float32))
+    assert graph.num_frames == 0
+    assert graph.check_valid() == []
+
+
+def test_rejects_nodes(small):
+    graph, a, b = small
+    for bad in (-1, 2, 1000, BIG, -BIG):
+        for method in (graph.add, graph.remove):
+            with raises_naming(bad):
+                method(bad, 1, 0.5, b, False)
+            with raises_naming(bad):
+                method(a, 1, 0.5, bad, False)
+
+
+def test_rejects_actions(small):
+    graph, a, b = small
+    for bad in (-1, 2, 77, BIG):
+        for method in (graph.add, graph.remove):
+            with raises_naming(bad):
+                method(a, bad, 0.5, b, False)
+
+
+def test_rejects_rewards(small):
+    graph, a, b = small
+    for bad in (float("nan"), float("inf"), -float("inf"), np.float32("nan")):
+        with raises_naming(bad, ValueError):
+            graph.add(a, 1, bad, b, False)
+        with raises_naming(bad, (ValueError, KeyError)):
+            graph.remove(a, 1, bad, b, False)
+
+
+def test_rejects_the_removal_of_what_is_not_there(small):
+    graph, a, b = small
+    for bad in ((a, 0, 0.5, b, False), (a, 1, 0.75, b, False), (a, 1, 0.5, a, False)):
+        with raises_naming(bad[2], KeyError):
+            graph.remove(*bad)
+    with raises_naming("True", KeyError):
+        graph.remove(a, 1, 0.5, b, True)
+    with raises_naming(b, KeyError):
+        graph.remove(b, 1, 0.5, a, False)
+
+
+def test_rejects_constructor_arguments():
+    for bad in (0, -3):
+        with raises_naming(bad, ValueError):
+            TransitionGraph(bad, obs_shape=(1,))
+    with raises_naming("(0,)", ValueError):
+        TransitionGraph(2, obs_shape=(0,))
+    with raises_naming("object", (ValueError, TypeError)):
+        TransitionGraph(2, obs_shape=(1,), obs_dtype=object)
+
+
+def test_load_rejects_other_files(tmp_path):
+    path = tmp_path / "other.npz"
+    np.savez(path, something=np.zeros(3))
+    with raises_naming("other.npz", ValueError):
+        TransitionGraph.load(path)
+    with pytest.raises(FileNotFoundError):
+        TransitionGraph.load(tmp_path / "missing.npz")

@@ -1,0 +1,182 @@
+"""SumTree against a plain list of priorities."""
+
+import numpy as np
+import pytest
+from conftest import raises_naming, scaled
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive import NaiveSumTree
+
+from gbcore import SumTree
+
+# Whole priorities have exact sums, so that the naive search and the tree must agree everywhere.
+whole = st.integers(0, 9)
+
+
+@st.composite
+def filled_trees(draw, priority):
+    """A tree and its list after several rounds of writing: (tree, naive)."""
+    capacity = draw(st.integers(1, 20))
+    tree, naive = SumTree(capacity), NaiveSumTree(capacity)
+    pairs = st.tuples(st.integers(0, capacity - 1), priority)
+    for batch in draw(st.lists(st.lists(pairs, max_size=8), max_size=4)):
+        indices = np.array([i for i, _ in batch], np.int64)
+        priorities = np.array([p for _, p in batch], np.float64)
+        tree.set(indices, priorities)
+        naive.set(indices, priorities)
+    return tree, naive
+
+
+def everything(tree, capacity):
+    return tree.get(np.arange(capacity))
+
+
+@settings(max_examples=scaled(200))
+@given(filled_trees(whole))
+def test_priorities_and_total(trees):
+    tree, naive = trees
+    got = everything(tree, len(naive.priorities))
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(got, naive.priorities)
+    assert isinstance(tree.total, float)
+    assert tree.total == naive.total
+
+
+@settings(max_examples=scaled(200))
+@given(filled_trees(whole))
+def test_find_everywhere(trees):
+    tree, naive = trees
+    for target in np.arange(0, naive.total, 0.5):
+        assert tree.find(target) == naive.find(target)
+
+
+@settings(max_examples=scaled(200))
+@given(filled_trees(whole), st.integers(1, 30), st.integers(0, 1000))
+def test_sample_draws_once_from_each_slice(trees, n, seed):
+    tree, naive = trees
+    if naive.total == 0:
+        return
+    got = tree.sample(n, np.random.default_rng(seed))
+    assert got.dtype == np.int64
+    assert got.shape == (n,)
+    # Draw k falls somewhere in slice k, so it lies between what the two ends of the slice find.
+    width = naive.total / n
+    below = [naive.find(k * width * (1 - 1e-12)) for k in range(n)]
+    above = [naive.find(min((k + 1) * width, naive.total - 1e-9)) for k in range(n)]
+    got = np.sort(got)
+    assert (below <= got).all()
+    assert (got <= above).all()
+    assert all(naive.priorities[i] > 0 for i in got)
+
+
+@settings(max_examples=scaled(200))
+@given(filled_trees(st.sampled_from([0.0, 0.1, 0.3, 1e-8, 1e8, 7.7])))
+def test_rounding_never_finds_a_priority_of_zero(trees):
+    """Sums of these priorities are inexact; the search must still end at something drawable."""
+    tree, naive = trees
+    capacity = len(naive.priorities)
+    np.testing.assert_array_equal(everything(tree, capacity), naive.priorities)
+    assert tree.total == pytest.approx(naive.total, rel=1e-12)
+    if tree.total == 0:
+        return
+    edges = np.cumsum(naive.priorities)
+    near = np.concatenate([edges, np.nextafter(edges, 0), [0.0, np.nextafter(tree.total, 0)]])
+    for target in near[(near >= 0) & (near < tree.total)]:
+        found = tree.find(target)
+        assert 0 <= found < capacity
+        assert naive.priorities[found] > 0
+        start = edges[found] - naive.priorities[found]
+        slack = 1e-9 * tree.total
+        assert start - slack <= target <= edges[found] + slack
+
+
+def test_draws_are_uniform_within_a_slice_and_follow_priorities():
+    """Shares of the four priorities, over many samples of 3 slices: each within 5 sigma."""
+    tree, priorities = SumTree(4), np.array([1.0, 0.0, 2.0, 4.0])
+    tree.set(np.arange(4), priorities)
+    rng, rounds = np.random.default_rng(0), scaled(20_000, 4_000)
+    drawn = np.stack([np.sort(tree.sample(3, rng)) for _ in range(rounds)])
+    # Slices of 7/3: the first holds 1 of index 0 and 4/3 of index 2, the second 2/3 and 5/3 of
+    # indices 2 and 3, the third index 3 alone.
+    shares = [{0: 3 / 7, 2: 4 / 7}, {2: 2 / 7, 3: 5 / 7}, {3: 1.0}]
+    for k, share in enumerate(shares):
+        for i in range(4):
+            p = share.get(i, 0.0)
+            assert abs((drawn[:, k] == i).mean() - p) <= 5 * np.sqrt(p * (1 - p) / rounds)
+
+
+def test_the_same_seed_gives_the_same_sample():
+    tree = SumTree(100)
+    tree.set(np.arange(100), np.arange(100.0))
+    first, second = (tree.sample(32, np.random.default_rng(7)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert (first != tree.sample(32, np.random.default_rng(8))).any()
+
+
+def test_the_last_write_of_a_repeated_index_stays():
+    tree = SumTree(5)
+    tree.set(np.array([3, 1, 3, 3]), np.array([9.0, 1.0, 8.0, 2.0]))
+    np.testing.assert_array_equal(everything(tree, 5), [0, 1, 0, 2, 0])
+    assert tree.total == 3.0
+
+
+def test_sums_do_not_drift():
+    """1e5 writes of priorities 12 orders of magnitude apart, then small ones everywhere.
+
+    A tree that adds differences to its sums keeps the rounding of the large ones for ever.
+    """
+    rng, capacity = np.random.default_rng(0), 37
+    tree = SumTree(capacity)
+    for _ in range(scaled(1000, 50)):
+        indices = rng.integers(capacity, size=100)
+        tree.set(indices, 10.0 ** rng.uniform(-6, 6, size=100))
+    priorities = rng.uniform(1e-6, 2e-6, size=capacity)
+    tree.set(np.arange(capacity), priorities)
+    assert tree.total == pytest.approx(priorities.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 64, 65, 1000])
+def test_every_index_of_any_capacity_can_be_found(capacity):
+    tree = SumTree(capacity)
+    tree.set(np.arange(capacity), np.ones(capacity))
+    assert tree.total == capacity
+    assert [tree.find(i + 0.5) for i in range(capacity)] == list(range(capacity))
+    np.testing.assert_array_equal(
+        np.sort(tree.sample(capacity, np.random.default_rng(0))), range(capacity)
+    )
+
+
+def test_an_empty_tree():
+    tree = SumTree(8)
+    assert tree.total == 0.0
+    with raises_naming(0.0, ValueError):
+        tree.find(0.0)
+    with raises_naming(0.0, ValueError):
+        tree.sample(4, np.random.default_rng(0))
+
+
+def test_rejects_and_stays_as_it_was():
+    tree = SumTree(6)
+    tree.set(np.arange(6), np.arange(6.0))
+    for bad in (-0.5, 15.0, 1e9, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="Require 0 <= target < total"):
+            tree.find(bad)
+        with raises_naming(bad, ValueError):
+            tree.find(bad)
+    for bad in (-1, 6, 2**40):
+        with raises_naming(bad):
+            tree.set(np.array([0, bad]), np.array([5.0, 5.0]))
+        with raises_naming(bad):
+            tree.get(np.array([0, bad]))
+    for bad in (-1.5, float("nan"), float("inf")):
+        with raises_naming(bad, ValueError):
+            tree.set(np.array([0, 1]), np.array([5.0, bad]))
+    with raises_naming(3, ValueError):
+        tree.set(np.array([0, 1]), np.ones(3))
+    for bad in (0, -4):
+        with raises_naming(bad, ValueError):
+            SumTree(bad)
+        with raises_naming(bad, ValueError):
+            tree.sample(bad, np.random.default_rng(0))
+    np.testing.assert_array_equal(everything(tree, 6), np.arange(6.0))
+    assert tree.total == 15.0
