@@ -3,13 +3,14 @@
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
 from gbcore.kernels import Subgraphs
 from gbcore.sum_tree import SumTree
-from gbcore.targets import categorical_targets, q_targets
+from gbcore.targets import categorical_targets, prune, q_targets
 
 __all__ = [
     "Subgraphs",
     "SumTree",
     "TransitionGraph",
     "categorical_targets",
+    "prune",
     "q_targets",
     "trajectory_subgraphs",
 ]

@@ -885,6 +885,143 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, values, pair_q):
 
 
 # --------------------------------------------------------------------------------------------------
+# What a double or behaviour target really reads
+# --------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def list_path_rows(sub, level, best, pair_read, vertex_read, rows):
+    """Mark the vertices that the read pairs of one level lead to, and list into rows int64 [M]
+    those whose best action is not known yet (-1); returns how many. They are then known to be
+    asked for (-2).
+    """
+    outcome_pair, outcome_vertex, vertex_row = sub.outcome_pair, sub.outcome_vertex, sub.vertex_row
+    num_leaves = best.shape[0]
+    size = 0
+    for o in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
+        vertex = outcome_vertex[o]
+        if not pair_read[outcome_pair[o]] or vertex == num_leaves + vertex_row.shape[0]:
+            continue
+        row = vertex
+        if vertex >= num_leaves:
+            vertex_read[vertex - num_leaves] = True
+            row = vertex_row[vertex - num_leaves]
+        if best[row] == -1:
+            best[row] = -2
+            rows[size] = row
+            size += 1
+    return size
+
+
+@njit(cache=True, nogil=True)
+def mark_path_pairs(sub, level, best, pair_read, vertex_read):
+    """Mark, for the vertices read on one level, the pair of the best action."""
+    vertex_row, vertex_pairs, pair_action = sub.vertex_row, sub.vertex_pairs, sub.pair_action
+    for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
+        if vertex_read[v]:
+            for p in range(vertex_pairs[v], vertex_pairs[v + 1]):
+                pair_read[p] = pair_action[p] == best[vertex_row[v]]
+
+
+@njit(cache=True, nogil=True)
+def keep_marked(sub, row_read, pair_read, leaf_read):
+    """The subgraphs without the rows and pairs that are not read, and without empty vertices.
+
+    leaf_read bool [M] out: of the rows that stay, whether the leaf value itself is read.
+    """
+    num_leaves, num_roots = sub.nodes.shape[0], sub.root_row.shape[0]
+    num_vertices, num_pairs = sub.vertex_row.shape[0], sub.pair_action.shape[0]
+    new_row = np.full(num_leaves, -1, np.int64)
+    num_rows = 0
+    for row in range(num_leaves):
+        if row_read[row]:
+            new_row[row] = num_rows
+            leaf_read[num_rows] = False
+            num_rows += 1
+
+    # Vertices and pairs, in their order; a vertex of which no pair is read becomes a leaf.
+    new_vertex = np.full(num_vertices, -1, np.int64)
+    new_pair = np.full(num_pairs, -1, np.int64)
+    new_pair[:num_roots] = np.arange(num_roots)
+    vertex_row = np.empty(num_vertices, np.int64)
+    vertex_pairs = np.empty(num_vertices + 1, np.int64)
+    pair_action, pair_count = sub.pair_action.copy(), sub.pair_count.copy()
+    depth = sub.level_pairs.shape[0] - 1
+    level_vertices = np.zeros(depth + 1, np.int64)
+    level_pairs = np.zeros(depth + 1, np.int64)
+    level_outcomes = np.zeros(depth + 1, np.int64)
+    vertices, pairs, outcomes = 0, num_roots, 0
+    for level in range(depth):
+        for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
+            first = pairs
+            for p in range(sub.vertex_pairs[v], sub.vertex_pairs[v + 1]):
+                if pair_read[p]:
+                    new_pair[p] = pairs
+                    pair_action[pairs] = sub.pair_action[p]
+                    pair_count[pairs] = sub.pair_count[p]
+                    pairs += 1
+            if pairs > first:
+                new_vertex[v] = vertices
+                vertex_row[vertices] = new_row[sub.vertex_row[v]]
+                vertex_pairs[vertices] = first
+                vertices += 1
+        level_vertices[level + 1] = vertices
+        level_pairs[level + 1] = pairs
+    vertex_pairs[vertices] = pairs
+
+    num_outcomes = sub.outcome_pair.shape[0]
+    outcome_pair = np.empty(num_outcomes, np.int64)
+    outcome_vertex = np.empty(num_outcomes, np.int64)
+    outcome_weight = np.empty(num_outcomes, np.float64)
+    outcome_reward = np.empty(num_outcomes, np.float64)
+    for level in range(depth):
+        for o in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
+            pair = new_pair[sub.outcome_pair[o]]
+            if pair < 0:
+                continue
+            vertex = sub.outcome_vertex[o]
+            if vertex == num_leaves + num_vertices:
+                vertex = num_rows + vertices
+            elif vertex >= num_leaves and new_vertex[vertex - num_leaves] >= 0:
+                vertex = num_rows + new_vertex[vertex - num_leaves]
+            else:
+                old = vertex if vertex < num_leaves else sub.vertex_row[vertex - num_leaves]
+                vertex = new_row[old]
+                leaf_read[vertex] = True
+            outcome_pair[outcomes] = pair
+            outcome_vertex[outcomes] = vertex
+            outcome_weight[outcomes] = sub.outcome_weight[o]
+            outcome_reward[outcomes] = sub.outcome_reward[o]
+            outcomes += 1
+        level_outcomes[level + 1] = outcomes
+
+    nodes = np.empty(num_rows, np.int64)
+    for row in range(num_leaves):
+        if row_read[row]:
+            nodes[new_row[row]] = sub.nodes[row]
+    root_row = sub.root_row.copy()
+    for i in range(num_roots):
+        if root_row[i] >= 0:
+            root_row[i] = new_row[root_row[i]]
+            leaf_read[root_row[i]] = True
+    return Subgraphs(
+        nodes,
+        root_row,
+        vertex_row[:vertices],
+        vertex_pairs[: vertices + 1],
+        pair_action[:pairs],
+        pair_count[:pairs],
+        outcome_pair[:outcomes],
+        outcome_vertex[:outcomes],
+        outcome_weight[:outcomes],
+        outcome_reward[:outcomes],
+        level_vertices,
+        level_pairs,
+        level_outcomes,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
 # Sum tree: sampling in proportion to priority
 # --------------------------------------------------------------------------------------------------
 #

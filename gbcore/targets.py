@@ -186,6 +186,53 @@ def categorical_targets(
     return targets
 
 
+def prune(subgraphs, rule, best_actions=None):
+    """The part of the subgraphs that a "double" or "behaviour" target reads.
+
+    With "double" the action at a state is the online network's, whatever the nested values are: of
+    each state only that one pair can matter. Targets over the pruned subgraphs equal those over the
+    whole ones, and need the target network only where that path leaves the graph, the online
+    network only along it. With "behaviour" they need the boundary alone.
+
+    Args:
+        subgraphs: as in `q_targets`.
+        rule: "double" or "behaviour".
+        best_actions: function of node ids int64 [n] that returns the online network's actions
+            int64 [n]; needed by "double". It is called once per level, never twice for a node.
+
+    Returns:
+        The pruned `Subgraphs`, and a bool [M] of its nodes: is the leaf value itself read there?
+
+    Raises:
+        ValueError: for another rule, or missing best_actions.
+    """
+    num_leaves = len(subgraphs.nodes)
+    pair_read = np.zeros(len(subgraphs.pair_action), np.bool_)
+    row_read = np.zeros(num_leaves, np.bool_)
+    if rule == "behaviour":
+        pair_read[:] = True
+        row_read[subgraphs.outcome_vertex[subgraphs.outcome_vertex < num_leaves]] = True
+    elif rule == "double" and best_actions is not None:
+        pair_read[: subgraphs.num_roots] = True
+        vertex_read = np.zeros(len(subgraphs.vertex_row), np.bool_)
+        best = np.full(num_leaves, -1, np.int64)
+        rows = np.empty(num_leaves, np.int64)
+        num_levels = len(subgraphs.level_pairs) - 1
+        for level in range(num_levels):
+            size = kernels.list_path_rows(subgraphs, level, best, pair_read, vertex_read, rows)
+            if size:
+                best[rows[:size]] = best_actions(subgraphs.nodes[rows[:size]])
+            if level + 1 < num_levels:
+                kernels.mark_path_pairs(subgraphs, level + 1, best, pair_read, vertex_read)
+        row_read = best >= 0
+    else:
+        raise ValueError(f"Require rule 'behaviour', or 'double' with best_actions; got {rule!r}")
+    row_read[subgraphs.root_row[subgraphs.root_row >= 0]] = True
+    leaf_read = np.zeros(num_leaves, np.bool_)
+    pruned = kernels.keep_marked(subgraphs, row_read, pair_read, leaf_read)
+    return pruned, leaf_read[: len(pruned.nodes)]
+
+
 class _DeviceArrays:
     """The arrays of `Subgraphs` that the evaluator reads on the device."""
 

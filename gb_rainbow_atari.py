@@ -1,0 +1,789 @@
+"""Graph Backup on Atari 100K: Data-Efficient Rainbow with five choices of bootstrap target.
+
+    python gb_rainbow_atari.py --env-id Freeway --backup graph
+
+Graph Backup: Jiang et al. 2022. Agent: Data-Efficient Rainbow (van Hasselt et al. 2019) as in SPR
+(Schwarzer et al. 2021): double, duelling, noisy, categorical (C51), prioritised; batch 32, two
+updates per step. This file and the folder gbcore are all there is: copy them and change them.
+"""
+
+import difflib
+import os
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import ale_py.roms
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from ale_py.vector_env import AtariVectorEnv
+from tqdm import tqdm
+
+from gbcore import SumTree, TransitionGraph, categorical_targets, prune, trajectory_subgraphs
+from gbcore.run_directory import RunDirectory, run_name, versions
+
+# The five backups are two choices: where the subgraph comes from, and how a state's value is read.
+BACKUPS = {
+    "one-step": ("trajectory", "double"),
+    "n-step": ("trajectory", "behaviour"),
+    "tree": ("trajectory", "double"),
+    "graph": ("graph", "double"),
+    "graph-mixed": ("graph", "behaviour"),
+}
+
+# Random and human scores of the 26 games of Atari 100K (Mnih et al. 2015; van Hasselt et al. 2016).
+REFERENCE_SCORES = {
+    "alien": (227.8, 7127.7),
+    "amidar": (5.8, 1719.5),
+    "assault": (222.4, 742.0),
+    "asterix": (210.0, 8503.3),
+    "bank_heist": (14.2, 753.1),
+    "battle_zone": (2360.0, 37187.5),
+    "boxing": (0.1, 12.1),
+    "breakout": (1.7, 30.5),
+    "chopper_command": (811.0, 7387.8),
+    "crazy_climber": (10780.5, 35829.4),
+    "demon_attack": (152.1, 1971.0),
+    "freeway": (0.0, 29.6),
+    "frostbite": (65.2, 4334.7),
+    "gopher": (257.6, 2412.5),
+    "hero": (1027.0, 30826.4),
+    "jamesbond": (29.0, 302.8),
+    "kangaroo": (52.0, 3035.0),
+    "krull": (1598.0, 2665.5),
+    "kung_fu_master": (258.5, 22736.3),
+    "ms_pacman": (307.3, 6951.6),
+    "pong": (-20.7, 14.6),
+    "private_eye": (24.9, 69571.3),
+    "qbert": (163.9, 13455.0),
+    "road_runner": (11.5, 7845.0),
+    "seaquest": (68.4, 42054.7),
+    "up_n_down": (533.4, 11693.2),
+}
+
+
+@dataclass
+class Args:
+    env_id: str = "Freeway"
+    """the game, as in Freeway, freeway or ALE/Freeway-v5"""
+    seed: int = 1
+    """seed of the environment, the networks and all sampling"""
+    torch_deterministic: bool = True
+    """make torch use deterministic algorithms"""
+    cuda: bool = torch.cuda.is_available()
+    """run on the GPU; on by default where there is one"""
+    threads: int = 0
+    """CPU threads for torch; 0 = all cores, at most 8"""
+    track: bool = False
+    """log to Weights and Biases as well (pip install wandb)"""
+    wandb_project_name: str = "graph-backup"
+    """the W&B project"""
+    wandb_entity: str | None = None
+    """the W&B entity (team)"""
+    capture_video: bool = False
+    """write a video of one episode after training (pip install imageio-ffmpeg)"""
+    save_model: bool = True
+    """write the networks and the transition graph at the end"""
+    run_dir: str = "runs"
+    """folder in which each run gets a folder of its own"""
+
+    total_timesteps: int = 100_000
+    """environment steps (of 4 frames each)"""
+    learning_rate: float = 1e-4
+    """step size of Adam"""
+    adam_eps: float = 1.5e-4
+    """epsilon of Adam"""
+    max_grad_norm: float = 10.0
+    """gradients are clipped to this norm"""
+    buffer_size: int = 0
+    """transitions kept in the replay and the graph; 0 = total_timesteps"""
+    gamma: float = 0.99
+    """the discount"""
+    target_network_frequency: int = 1
+    """updates between two copies of the online network into the target network"""
+    batch_size: int = 32
+    """transitions per update"""
+    learning_starts: int = 2_000
+    """steps before the first update"""
+    train_frequency: int = 1
+    """steps between updates"""
+    updates_per_train: int = 2
+    """updates each time"""
+
+    start_e: float = 1.0
+    """epsilon at the start"""
+    end_e: float = 0.0
+    """epsilon in the end; the noisy networks explore"""
+    exploration_steps: int = 2_001
+    """steps over which epsilon goes from start_e to end_e"""
+    noisy_std: float = 0.5
+    """initial scale of the noisy layers"""
+
+    backup: Annotated[str, tyro.conf.arg(metavar="{one-step,n-step,tree,graph,graph-mixed}")] = (
+        "graph"
+    )
+    """the bootstrap target"""
+    depth: int = 10
+    """nested backups per target; one-step always takes 1"""
+    breadth: int = 10
+    """transitions kept per level of a graph backup; 0 = all"""
+
+    n_atoms: int = 51
+    """atoms of the value distribution"""
+    v_min: float = -10.0
+    """its smallest return"""
+    v_max: float = 10.0
+    """its largest return"""
+    priority_exponent: float = 0.5
+    """how strongly priorities count in sampling"""
+    importance_exponent: float = 0.4
+    """importance-sampling correction at the start; grows to 1 over the run"""
+
+    eval_episodes: int = 100
+    """episodes of each evaluation"""
+    eval_frequency: int = 0
+    """steps between evaluations; 0 = only after training"""
+    eval_envs: int = 16
+    """environments that evaluate in parallel"""
+    eval_epsilon: float = 0.001
+    """share of random actions in evaluation"""
+    log_frequency: int = 500
+    """steps between rows of metrics.csv"""
+
+
+# --------------------------------------------------------------------------------------------------
+# Bad input: one line, exit status 2
+# --------------------------------------------------------------------------------------------------
+
+
+def fail(message):
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def game_of(env_id):
+    """ROM name of a game, from any spelling of it that people use."""
+    name = env_id.strip().removeprefix("ALE/").split("-v")[0].removesuffix("NoFrameskip")
+    key = name.replace("_", "").replace("-", "").replace(" ", "").lower()
+    games = {rom.replace("_", ""): rom for rom in ale_py.roms.get_all_rom_ids()}
+    if key not in games:
+        close = difflib.get_close_matches(key, games, n=3, cutoff=0.4)
+        nearest = ", ".join(games[k] for k in close) or ", ".join(sorted(REFERENCE_SCORES))
+        fail(f"unknown game {env_id!r}; nearest: {nearest}")
+    return games[key]
+
+
+def check_args(args):
+    """Refuse what cannot run, before anything is written."""
+    buffer_size = args.buffer_size or args.total_timesteps
+    positive = (
+        "total_timesteps", "learning_rate", "adam_eps", "max_grad_norm", "batch_size", "depth",
+        "target_network_frequency", "train_frequency", "updates_per_train", "exploration_steps",
+        "eval_episodes", "eval_envs", "log_frequency",
+    )  # fmt: skip
+    not_negative = ("breadth", "seed", "threads", "buffer_size", "learning_starts", "noisy_std",
+                    "eval_frequency", "priority_exponent", "importance_exponent")  # fmt: skip
+    shares = ("gamma", "start_e", "end_e", "eval_epsilon")
+    flag = "--{}".format
+    if args.backup not in BACKUPS:
+        nearest = difflib.get_close_matches(args.backup, BACKUPS, n=1, cutoff=0.0)[0]
+        choices = ", ".join(BACKUPS)
+        fail(f"unknown --backup {args.backup!r}; nearest: {nearest} (one of {choices})")
+    for name in positive:
+        if not getattr(args, name) > 0:
+            fail(f"{flag(name.replace('_', '-'))} must be > 0, got {getattr(args, name)}")
+    for name in not_negative:
+        if not getattr(args, name) >= 0:
+            fail(f"{flag(name.replace('_', '-'))} must be >= 0, got {getattr(args, name)}")
+    for name in shares:
+        if not 0 <= getattr(args, name) <= 1:
+            fail(f"{flag(name.replace('_', '-'))} must be in [0, 1], got {getattr(args, name)}")
+    if buffer_size < args.batch_size:
+        fail(f"--buffer-size {buffer_size} is smaller than --batch-size {args.batch_size}")
+    if args.n_atoms < 2:
+        fail(f"--n-atoms must be >= 2, got {args.n_atoms}")
+    if not args.v_min < args.v_max:
+        fail(f"--v-min must be < --v-max, got {args.v_min} and {args.v_max}")
+    if args.cuda and not torch.cuda.is_available():
+        fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
+    for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
+        if wanted:
+            try:
+                __import__(package)
+            except ImportError:
+                fail(f"this needs another package: pip install {package.replace('_', '-')}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment
+# --------------------------------------------------------------------------------------------------
+
+
+def make_envs(game, num_envs, life_loss_is_done=False, **options):
+    """Atari 100K: 4 grey 84x84 frames, frame skip 4, max of 2, no sticky actions, <= 30 no-ops.
+
+    Autoreset is NEXT_STEP: the step after an end ignores its action and returns the first
+    observation of the next episode. With life_loss_is_done a lost life is reported as termination
+    and the game goes on, so that not every end is followed by a reset: see `is_reset`.
+    """
+    return AtariVectorEnv(
+        game,
+        num_envs,
+        autoreset_mode="NextStep",
+        life_loss_info=life_loss_is_done,
+        reward_clipping=False,
+        use_fire_reset=False,
+        **options,
+    )
+
+
+def is_reset(done, frame, next_frame):
+    """Did the step after a done one start a new episode? Else its frame counter went on."""
+    return done and not frame < next_frame <= frame + 4
+
+
+def evaluate(policy, game, seed, num_episodes, num_envs, epsilon):
+    """Returns and lengths of num_episodes full games, played in parallel environments.
+
+    Each environment plays its share of the episodes from first to last, so that short games are
+    not over-represented. policy: uint8 [n, 4, 84, 84] -> actions [n].
+    """
+    num_envs = min(num_envs, num_episodes)
+    rng = np.random.default_rng(seed)
+    envs = make_envs(game, num_envs)
+    num_actions = envs.single_action_space.n
+    quota = np.full(num_envs, num_episodes // num_envs)
+    quota[: num_episodes % num_envs] += 1
+    returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+    done = np.zeros(num_envs, np.bool_)
+    finished = [[] for _ in range(num_envs)]
+    obs, _ = envs.reset(seed=seed)
+    while quota.any():
+        actions = policy(obs)
+        explore = rng.random(num_envs) < epsilon
+        actions[explore] = rng.integers(num_actions, size=explore.sum())
+        obs, reward, terminated, truncated, _ = envs.step(actions)
+        returns[~done] += reward[~done]  # after an end, this step was a reset
+        lengths[~done] += 1
+        done = (terminated | truncated) & ~done
+        for i in np.flatnonzero(done):
+            if quota[i]:
+                finished[i].append((float(returns[i]), int(lengths[i])))
+                quota[i] -= 1
+            returns[i], lengths[i] = 0.0, 0
+    envs.close()
+    episodes = [episode for one_env in finished for episode in one_env]
+    return [r for r, _ in episodes], [n for _, n in episodes]
+
+
+def record_video(policy, game, seed, epsilon, path):
+    """Write one episode in colour, as mp4: a second game follows the first, action by action."""
+    import imageio_ffmpeg
+
+    rng = np.random.default_rng(seed)
+    envs = make_envs(game, 1)
+    screen = make_envs(
+        game, 1, grayscale=False, stack_num=1, img_height=210, img_width=160, maxpool=False
+    )
+    obs, _ = envs.reset(seed=seed)
+    frame, _ = screen.reset(seed=seed)
+    writer = imageio_ffmpeg.write_frames(
+        str(path), (160, 210), fps=15, macro_block_size=2, output_params=["-vf", "scale=320:420"]
+    )
+    writer.send(None)
+    done = False
+    while not done:
+        writer.send(np.ascontiguousarray(frame[0, 0]))
+        action = policy(obs)
+        if rng.random() < epsilon:
+            action = rng.integers(envs.single_action_space.n, size=1)
+        obs, _, terminated, truncated, _ = envs.step(action)
+        frame = screen.step(action)[0]
+        done = terminated[0] or truncated[0]
+    writer.close()
+    envs.close()
+    screen.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Networks
+# --------------------------------------------------------------------------------------------------
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, Eq. 10).
+
+    The noise of an output is its own factor times a second linear map of the noisy input, so that
+    the noisy weights are never formed.
+    """
+
+    def __init__(self, num_inputs, num_outputs, std):
+        super().__init__()
+        bound = num_inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
+        self.weight_std = nn.Parameter(torch.full((num_outputs, num_inputs), std * bound))
+        self.bias_std = nn.Parameter(torch.full((num_outputs,), std * bound))
+
+    def sample_noise(self):
+        """The two factors f(eps), f(x) = sign(x) sqrt(|x|): [num_inputs] and [num_outputs]."""
+        num_outputs, num_inputs = self.weight.shape
+        noise = torch.randn(num_inputs + num_outputs, device=self.weight.device)
+        return (noise.sign() * noise.abs().sqrt()).split([num_inputs, num_outputs])
+
+    def forward(self, x, noise=None):
+        mean = F.linear(x, self.weight, self.bias)
+        if noise is None:
+            return mean
+        noise_in, noise_out = noise
+        return mean + noise_out * F.linear(x * noise_in, self.weight_std, self.bias_std)
+
+
+class RainbowNetwork(nn.Module):
+    """Convolutions, then noisy duelling heads over the atoms of each action's value."""
+
+    def __init__(self, num_actions, n_atoms, std):
+        super().__init__()
+        self.num_actions, self.n_atoms = num_actions, n_atoms
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(4, 32, 8, stride=4), nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),
+            nn.Conv2d(64, 64, 3, stride=1), nn.ReLU(),
+            nn.Flatten(),
+        )  # fmt: skip
+        self.value_hidden = NoisyLinear(3136, 256, std)
+        self.value = NoisyLinear(256, n_atoms, std)
+        self.advantage_hidden = NoisyLinear(3136, 256, std)
+        self.advantage = NoisyLinear(256, num_actions * n_atoms, std)
+
+    def sample_noise(self):
+        """One draw of noise for all states of a batch."""
+        layers = (self.value_hidden, self.value, self.advantage_hidden, self.advantage)
+        return [layer.sample_noise() for layer in layers]
+
+    def features(self, obs):
+        """uint8 [B, 4, 84, 84] -> [B, 3136]."""
+        x = obs.contiguous(memory_format=torch.channels_last).float() / 255
+        return self.convolutions(x)
+
+    def log_pmf(self, features, noise=None):
+        """[B, 3136] -> log probabilities [B, num_actions, n_atoms]; without noise, of the means."""
+        noise = noise or [None] * 4
+        value = self.value(F.relu(self.value_hidden(features, noise[0])), noise[1])
+        hidden = F.relu(self.advantage_hidden(features, noise[2]))
+        advantage = self.advantage(hidden, noise[3]).view(-1, self.num_actions, self.n_atoms)
+        logits = value[:, None] + advantage - advantage.mean(dim=1, keepdim=True)
+        return logits.log_softmax(dim=-1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Replay
+# --------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    rows: np.ndarray  # int64 [B], rows of the replay
+    nodes: np.ndarray  # int64 [B], their states
+    actions: np.ndarray  # int64 [B]
+    weights: np.ndarray  # float32 [B], importance-sampling weights
+
+
+class Replay:
+    """A ring of transitions between nodes of the graph, prioritised; the graph forgets with it."""
+
+    def __init__(self, graph, capacity, priority_exponent):
+        self.graph, self.capacity, self.priority_exponent = graph, capacity, priority_exponent
+        self.node = np.zeros(capacity, np.int64)
+        self.action = np.zeros(capacity, np.int64)
+        self.reward = np.zeros(capacity, np.float64)
+        self.next_node = np.zeros(capacity, np.int64)
+        self.terminated = np.zeros(capacity, np.bool_)
+        self.cut = np.ones(capacity, np.bool_)  # the newest row always is
+        self.priorities = SumTree(capacity)
+        self.max_priority = 1.0
+        self.size = 0
+        self.position = 0
+
+    def add(self, node, action, reward, next_node, terminated, starts_episode):
+        """Append a transition, to the graph as well; the oldest one leaves both when it is full."""
+        i, last = self.position, self.position - 1
+        self.graph.add(node, action, reward, next_node, terminated)
+        if self.size == self.capacity:
+            self.graph.remove(
+                self.node[i], self.action[i], self.reward[i], self.next_node[i], self.terminated[i]
+            )
+        self.node[i], self.action[i], self.reward[i] = node, action, reward
+        self.next_node[i], self.terminated[i] = next_node, terminated
+        self.cut[i] = True
+        self.cut[last] = starts_episode
+        self.priorities.set([i], [self.max_priority])
+        self.position = (i + 1) % self.capacity
+        self.size = min(self.size + 1, self.capacity)
+
+    def sample(self, batch_size, importance_exponent, rng):
+        """Rows in proportion to priority ** priority_exponent (Schaul et al. 2016, Eq. 1 and 2)."""
+        rows = self.priorities.sample(batch_size, rng)
+        weights = (self.priorities.get(rows) * self.size) ** -importance_exponent
+        weights = (weights / weights.max()).astype(np.float32)
+        return Batch(rows, self.node[rows], self.action[rows], weights)
+
+    def update_priorities(self, rows, errors):
+        """New priorities from the errors of a batch."""
+        priorities = np.maximum(errors.astype(np.float64), 1e-6) ** self.priority_exponent
+        self.priorities.set(rows, priorities)
+        self.max_priority = max(self.max_priority, priorities.max())
+
+
+# --------------------------------------------------------------------------------------------------
+# Learning
+# --------------------------------------------------------------------------------------------------
+
+
+class Learner:
+    """Online and target network, and the update that all five backups share."""
+
+    def __init__(self, args, graph, replay, num_actions, device):
+        self.args, self.graph, self.replay, self.device = args, graph, replay, device
+        self.support = torch.linspace(args.v_min, args.v_max, args.n_atoms, device=device)
+
+        def network():
+            built = RainbowNetwork(num_actions, args.n_atoms, args.noisy_std)
+            return built.to(device, memory_format=torch.channels_last)
+
+        self.online = network()
+        self.target = network().requires_grad_(False)
+        self.target.load_state_dict(self.online.state_dict())
+        self.optimizer = torch.optim.Adam(
+            self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
+        )
+        self.num_updates = 0
+        self.num_evaluated = 0  # states that target computation sent through the convolutions
+
+    def observations(self, nodes):
+        """uint8 Tensor [n, 4, 84, 84] of node ids."""
+        return torch.from_numpy(self.graph.observations_of(nodes)).to(self.device)
+
+    @torch.no_grad()
+    def act(self, obs, noise=None):
+        """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]; without noise, of the mean weights."""
+        obs = torch.from_numpy(obs).to(self.device)
+        pmf = self.online.log_pmf(self.online.features(obs), noise).exp()
+        return (pmf @ self.support).argmax(dim=1).cpu().numpy()
+
+    def subgraphs(self, batch, rng):
+        """What the batch's targets are computed over: trajectories or local graphs."""
+        args, replay = self.args, self.replay
+        source, _ = BACKUPS[args.backup]
+        if source == "graph":
+            return self.graph.expand(batch.nodes, batch.actions, args.depth, args.breadth, rng)
+        depth = 1 if args.backup == "one-step" else args.depth
+        return trajectory_subgraphs(
+            batch.rows, depth, replay.node, replay.action, replay.reward, replay.next_node,
+            replay.terminated, replay.cut,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def targets(self, subgraphs, online_noise, target_noise, pruned=None):
+        """Target distributions [B, n_atoms] (paper, Algorithm 2).
+
+        Pruned, the states on the greedy paths are evaluated level by level, which needs far fewer
+        of them; else all states at once, which never waits for the device. Both give the same
+        targets. By default a CPU prunes.
+        """
+        args = self.args
+        _, rule = BACKUPS[args.backup]
+        # Right after a copy the two networks are one, but for their noise: one pass serves both.
+        shared = self.num_updates % args.target_network_frequency == 0
+        asked, features = [], []
+
+        def evaluate(nodes):
+            obs = self.observations(nodes)
+            asked.append(nodes)
+            features.append(self.online.features(obs))
+            self.num_evaluated += len(nodes)
+            pmf = self.online.log_pmf(features[-1], online_noise).exp()
+            return pmf @ self.support  # [n, num_actions]
+
+        if pruned if pruned is not None else self.device.type == "cpu":
+            action_values = []
+
+            def best_actions(nodes):
+                action_values.append(evaluate(nodes))
+                return action_values[-1].argmax(dim=1).cpu().numpy()
+
+            subgraphs, is_leaf = prune(subgraphs, rule, best_actions)
+            if rule == "behaviour" and len(subgraphs.nodes):
+                best_actions(subgraphs.nodes)
+            order = np.concatenate([*asked, np.empty(0, np.int64)])
+            # Row of each node of the pruned subgraphs among those asked for.
+            by_node = np.argsort(order)
+            rows = torch.from_numpy(by_node[np.searchsorted(order[by_node], subgraphs.nodes)])
+            if not len(order):  # every transition of the batch ended an episode
+                leaf_pmf = torch.zeros(0, self.online.num_actions, args.n_atoms)
+                return categorical_targets(
+                    subgraphs, leaf_pmf, self.support, args.gamma, rule, leaf_pmf.sum(-1)
+                )
+            selector_q = torch.cat(action_values)[rows]
+            leaf = torch.from_numpy(np.flatnonzero(is_leaf))
+            leaf_pmf = torch.zeros(len(rows), self.online.num_actions, args.n_atoms)
+            leaf_features = torch.cat(features)[rows[leaf]]
+            if not shared:
+                obs = self.observations(subgraphs.nodes[is_leaf])
+                leaf_features = self.target.features(obs)
+                self.num_evaluated += len(leaf)
+            leaf_pmf[leaf] = self.target.log_pmf(leaf_features, target_noise).exp()
+        else:
+            selector_q = evaluate(subgraphs.nodes)
+            target_features = features[0]
+            if not shared:
+                target_features = self.target.features(self.observations(subgraphs.nodes))
+                self.num_evaluated += len(subgraphs.nodes)
+            leaf_pmf = self.target.log_pmf(target_features, target_noise).exp()
+        return categorical_targets(subgraphs, leaf_pmf, self.support, args.gamma, rule, selector_q)
+
+    def update(self, batch, subgraphs):
+        """One gradient step. Returns the loss, the mean value of the batch, and the errors [B]."""
+        targets = self.targets(
+            subgraphs, self.online.sample_noise(), self.target.sample_noise()
+        )  # [B, n_atoms]
+        features = self.online.features(self.observations(batch.nodes))
+        log_pmf = self.online.log_pmf(features, self.online.sample_noise())
+        actions = torch.from_numpy(batch.actions).to(self.device)
+        log_pmf = log_pmf[torch.arange(len(actions), device=self.device), actions]  # [B, n_atoms]
+        cross_entropy = -(targets * log_pmf).sum(dim=1)  # [B]
+        loss = (torch.from_numpy(batch.weights).to(self.device) * cross_entropy).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.online.parameters(), self.args.max_grad_norm)
+        self.optimizer.step()
+        self.num_updates += 1
+        if self.num_updates % self.args.target_network_frequency == 0:
+            torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
+        with torch.no_grad():
+            divergence = cross_entropy + torch.special.xlogy(targets, targets).sum(dim=1)
+            q_values = (log_pmf.exp() @ self.support).mean()
+        return loss.item(), q_values.item(), divergence.cpu().numpy()
+
+
+# --------------------------------------------------------------------------------------------------
+# Training
+# --------------------------------------------------------------------------------------------------
+
+METRICS = (
+    "charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/epsilon",
+    "losses/td_loss", "losses/q_values", "graph/nodes", "graph/edges", "graph/novel_state_ratio",
+    "graph/evaluated_per_update",
+)  # fmt: skip
+
+
+def main():
+    args = tyro.cli(Args)
+    check_args(args)
+    game = game_of(args.env_id)
+    random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+    if args.torch_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
+    torch.set_flush_denormal(True)
+    device = torch.device("cuda" if args.cuda else "cpu")
+
+    script = Path(__file__).stem
+    options = {"project": args.wandb_project_name, "entity": args.wandb_entity}
+    try:
+        run = RunDirectory(
+            args.run_dir,
+            run_name(game, script, args.backup, args.seed),
+            asdict(args),
+            METRICS,
+            options if args.track else None,
+        )
+    except OSError as error:
+        fail(f"cannot write to --run-dir {args.run_dir!r}: {error.strerror}")
+    print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
+
+    envs = make_envs(game, 1, life_loss_is_done=True)
+    num_actions = int(envs.single_action_space.n)
+    capacity = args.buffer_size or args.total_timesteps
+    graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=capacity + 2)
+    replay = Replay(graph, capacity, args.priority_exponent)
+    learner = Learner(args, graph, replay, num_actions, device)
+    warm_up(args, num_actions)
+
+    obs, info = envs.reset(seed=args.seed)
+    node, done, starts_episode = graph.node(obs[0]), False, True
+    frame = info["episode_frame_number"][0]
+    episodic_return, episodic_length, last_return, last_length = 0.0, 0, None, None
+    loss = q_values = None
+    step, interrupted, paused = 0, False, 0.0
+    num_evaluated, num_updates = 0, 0
+    start = mark = time.perf_counter()
+    mark_step = 0
+    progress = tqdm(total=args.total_timesteps, unit="step", mininterval=0.5, smoothing=0.05)
+    try:
+        while step < args.total_timesteps:
+            # Act: epsilon-greedy at first, noise in the weights throughout.
+            share = min(step / args.exploration_steps, 1.0)
+            epsilon = args.start_e + share * (args.end_e - args.start_e)
+            if rng.random() < epsilon:
+                action = int(rng.integers(num_actions))
+            else:
+                action = int(learner.act(obs, learner.online.sample_noise())[0])
+            obs, reward, terminated, truncated, info = envs.step(np.array([action]))
+            next_frame = info["episode_frame_number"][0]
+            next_node = graph.node(obs[0])
+            if is_reset(done, frame, next_frame):
+                last_return, last_length = episodic_return, episodic_length
+                run.log_episode(step, last_return, last_length)
+                episodic_return, episodic_length = 0.0, 0
+                node, frame, done, starts_episode = next_node, next_frame, False, True
+                continue
+
+            step += 1
+            training_reward = float(np.clip(reward[0], -1, 1))
+            replay.add(
+                node, action, training_reward, next_node, bool(terminated[0]), starts_episode
+            )
+            episodic_return += float(reward[0])
+            episodic_length += 1
+            node, frame, starts_episode = next_node, next_frame, False
+            done = bool(terminated[0] or truncated[0])
+
+            # Learn.
+            if step > args.learning_starts and step % args.train_frequency == 0:
+                share = step / args.total_timesteps
+                exponent = args.importance_exponent + share * (1 - args.importance_exponent)
+                for _ in range(args.updates_per_train):
+                    batch = replay.sample(args.batch_size, exponent, rng)
+                    subgraphs = learner.subgraphs(batch, rng)
+                    loss, q_values, errors = learner.update(batch, subgraphs)
+                    replay.update_priorities(batch.rows, errors)
+
+            # Report.
+            progress.update()
+            if step % args.log_frequency == 0 or step == args.total_timesteps:
+                now = time.perf_counter()
+                updates = learner.num_updates - num_updates
+                run.log(
+                    step,
+                    {
+                        "charts/episodic_return": last_return,
+                        "charts/episodic_length": last_length,
+                        "charts/SPS": (step - mark_step) / (now - mark),
+                        "charts/epsilon": epsilon,
+                        "losses/td_loss": loss,
+                        "losses/q_values": q_values,
+                        "graph/nodes": graph.num_nodes,
+                        "graph/edges": graph.num_edges,
+                        "graph/novel_state_ratio": graph.novel_state_ratio,
+                        "graph/evaluated_per_update": (
+                            (learner.num_evaluated - num_evaluated) / updates if updates else None
+                        ),
+                    },
+                )
+                mark, mark_step = now, step
+                num_evaluated, num_updates = learner.num_evaluated, learner.num_updates
+                shown = "-" if last_return is None else f"{last_return:g}"
+                progress.set_postfix_str(
+                    f"return {shown}, novel {graph.novel_state_ratio:.3f}", refresh=False
+                )
+            if args.eval_frequency and step % args.eval_frequency == 0:
+                before = time.perf_counter()
+                returns, lengths = evaluate(
+                    learner.act, game, args.seed + 10_000, args.eval_episodes, args.eval_envs,
+                    args.eval_epsilon,
+                )  # fmt: skip
+                run.log_evaluation(step, returns, lengths)
+                paused += time.perf_counter() - before
+                mark += time.perf_counter() - before
+    except KeyboardInterrupt:
+        interrupted = True
+    progress.close()
+    training_time = time.perf_counter() - start - paused
+    envs.close()
+
+    # Leave what was learned, then measure it.
+    score = None
+    if args.save_model:
+        torch.save(learner.online.state_dict(), run.path / "model.pt")
+        graph.save(run.path / "graph.npz")
+    try:
+        if not interrupted:
+            before = time.perf_counter()
+            returns, lengths = evaluate(
+                learner.act, game, args.seed + 10_000, args.eval_episodes, args.eval_envs,
+                args.eval_epsilon,
+            )  # fmt: skip
+            paused += time.perf_counter() - before
+            run.log_evaluation(step, returns, lengths)
+            score = float(np.mean(returns))
+            if args.capture_video:
+                video = run.path / "episode.mp4"
+                record_video(learner.act, game, args.seed + 20_000, args.eval_epsilon, video)
+    except KeyboardInterrupt:
+        interrupted = True
+    normalized = None
+    if score is not None and game in REFERENCE_SCORES:
+        low, high = REFERENCE_SCORES[game]
+        normalized = (score - low) / (high - low)
+    result = {
+        "script": script,
+        "env_id": game,
+        "backup": args.backup,
+        "seed": args.seed,
+        "score": score,
+        "human_normalized_score": normalized,
+        "eval_episodes": args.eval_episodes,
+        "steps": step,
+        "interrupted": interrupted,
+        "sps": step / training_time,
+        "training_seconds": training_time,
+        "wall_seconds": time.perf_counter() - start,
+        "novel_state_ratio": graph.novel_state_ratio,
+        "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+        "versions": versions("numpy", "numba", "torch", "gymnasium", "ale-py"),
+    }
+    run.write_json("result.json", result)
+    run.close()
+    summary = "interrupted" if interrupted else f"score {score:g}"
+    if normalized is not None:
+        summary += f" ({100 * normalized:.1f}% of human)"
+    print(
+        f"{game} {args.backup} seed {args.seed}: {summary} after {step} steps, "
+        f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {run.path}"
+    )
+    if interrupted:
+        sys.exit(130)
+
+
+def warm_up(args, num_actions):
+    """Compile every kernel on a toy graph, before the clock starts."""
+    start = time.perf_counter()
+    print("Compiling kernels (cached after the first run) ...", end=" ", flush=True)
+    rng = np.random.default_rng(0)
+    graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True)
+    replay = Replay(graph, 3, 1.0)
+    nodes = [graph.node(np.full((4, 84, 84), i, np.uint8)) for i in range(2)]
+    for i in range(4):
+        replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False, False)
+    batch = replay.sample(2, 1.0, rng)
+    chains = trajectory_subgraphs(
+        batch.rows, 3, replay.node, replay.action, replay.reward, replay.next_node,
+        replay.terminated, replay.cut,
+    )  # fmt: skip
+    for subgraphs in (chains, graph.expand(batch.nodes, batch.actions, 3, 1, rng)):
+        for rule in ("double", "behaviour"):
+            prune(subgraphs, rule, np.zeros_like)
+    print(f"{time.perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
