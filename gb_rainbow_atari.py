@@ -7,6 +7,7 @@ Graph Backup: Jiang et al. 2022. Agent: Data-Efficient Rainbow (van Hasselt et a
 updates per step. This file and the folder gbcore are all there is: copy them and change them.
 """
 
+import copy
 import difflib
 import os
 import random
@@ -319,8 +320,8 @@ def record_video(policy, game, seed, epsilon, path):
 class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, Eq. 10).
 
-    The noise of an output is its own factor times a second linear map of the noisy input, so that
-    the noisy weights are never formed.
+    The noisy weights are formed once for each draw of the noise: with batches of few states,
+    reading weights is what a forward pass costs.
     """
 
     def __init__(self, num_inputs, num_outputs, std):
@@ -331,18 +332,14 @@ class NoisyLinear(nn.Module):
         self.weight_std = nn.Parameter(torch.full((num_outputs, num_inputs), std * bound))
         self.bias_std = nn.Parameter(torch.full((num_outputs,), std * bound))
 
-    def sample_noise(self):
-        """The two factors f(eps), f(x) = sign(x) sqrt(|x|): [num_inputs] and [num_outputs]."""
+    def sample(self):
+        """Weights and biases under one draw of the noise: the two arguments of F.linear."""
         num_outputs, num_inputs = self.weight.shape
-        noise = torch.randn(num_inputs + num_outputs, device=self.weight.device)
-        return (noise.sign() * noise.abs().sqrt()).split([num_inputs, num_outputs])
-
-    def forward(self, x, noise=None):
-        mean = F.linear(x, self.weight, self.bias)
-        if noise is None:
-            return mean
-        noise_in, noise_out = noise
-        return mean + noise_out * F.linear(x * noise_in, self.weight_std, self.bias_std)
+        noise = torch.randn(num_outputs + num_inputs, device=self.weight.device)
+        noise = noise.sign() * noise.abs().sqrt()
+        noise_out, noise_in = noise.split([num_outputs, num_inputs])
+        weight = torch.addcmul(self.weight, self.weight_std, torch.outer(noise_out, noise_in))
+        return weight, torch.addcmul(self.bias, self.bias_std, noise_out)
 
 
 class RainbowNetwork(nn.Module):
@@ -362,22 +359,22 @@ class RainbowNetwork(nn.Module):
         self.advantage_hidden = NoisyLinear(3136, 256, std)
         self.advantage = NoisyLinear(256, num_actions * n_atoms, std)
 
-    def sample_noise(self):
-        """One draw of noise for all states of a batch."""
-        layers = (self.value_hidden, self.value, self.advantage_hidden, self.advantage)
-        return [layer.sample_noise() for layer in layers]
-
     def features(self, obs):
         """uint8 [B, 4, 84, 84] -> [B, 3136]."""
         x = obs.contiguous(memory_format=torch.channels_last).float() / 255
         return self.convolutions(x)
 
-    def log_pmf(self, features, noise=None):
-        """[B, 3136] -> log probabilities [B, num_actions, n_atoms]; without noise, of the means."""
-        noise = noise or [None] * 4
-        value = self.value(F.relu(self.value_hidden(features, noise[0])), noise[1])
-        hidden = F.relu(self.advantage_hidden(features, noise[2]))
-        advantage = self.advantage(hidden, noise[3]).view(-1, self.num_actions, self.n_atoms)
+    def heads(self, noisy=True):
+        """Weights of the four noisy layers: one draw for all states of a batch, or the means."""
+        layers = (self.value_hidden, self.value, self.advantage_hidden, self.advantage)
+        return [layer.sample() if noisy else (layer.weight, layer.bias) for layer in layers]
+
+    def log_pmf(self, features, heads):
+        """[B, 3136] and what `heads` returned -> log probabilities [B, num_actions, n_atoms]."""
+        value_hidden, value, advantage_hidden, advantage = heads
+        value = F.linear(F.relu(F.linear(features, *value_hidden)), *value)
+        advantage = F.linear(F.relu(F.linear(features, *advantage_hidden)), *advantage)
+        advantage = advantage.view(-1, self.num_actions, self.n_atoms)
         logits = value[:, None] + advantage - advantage.mean(dim=1, keepdim=True)
         return logits.log_softmax(dim=-1)
 
@@ -452,13 +449,11 @@ class Learner:
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.support = torch.linspace(args.v_min, args.v_max, args.n_atoms, device=device)
 
-        def network():
-            built = RainbowNetwork(num_actions, args.n_atoms, args.noisy_std)
-            return built.to(device, memory_format=torch.channels_last)
-
-        self.online = network()
-        self.target = network().requires_grad_(False)
-        self.target.load_state_dict(self.online.state_dict())
+        network = RainbowNetwork(num_actions, args.n_atoms, args.noisy_std)
+        self.online = network.to(device, memory_format=torch.channels_last)
+        # Copied after every update, the two differ by their noise alone: one network serves both.
+        self.shared = args.target_network_frequency == 1
+        self.target = self.online if self.shared else copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
@@ -470,10 +465,10 @@ class Learner:
         return torch.from_numpy(self.graph.observations_of(nodes)).to(self.device)
 
     @torch.no_grad()
-    def act(self, obs, noise=None):
-        """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]; without noise, of the mean weights."""
+    def act(self, obs, noisy=False):
+        """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]."""
         obs = torch.from_numpy(obs).to(self.device)
-        pmf = self.online.log_pmf(self.online.features(obs), noise).exp()
+        pmf = self.online.log_pmf(self.online.features(obs), self.online.heads(noisy)).exp()
         return (pmf @ self.support).argmax(dim=1).cpu().numpy()
 
     def subgraphs(self, batch, rng):
@@ -489,71 +484,61 @@ class Learner:
         )  # fmt: skip
 
     @torch.no_grad()
-    def targets(self, subgraphs, online_noise, target_noise, pruned=None):
-        """Target distributions [B, n_atoms] (paper, Algorithm 2).
+    def targets(self, subgraphs, online_heads, target_heads):
+        """Target distributions [B, n_atoms] (paper, Algorithm 2), all states evaluated at once.
 
-        Pruned, the states on the greedy paths are evaluated level by level, which needs far fewer
-        of them; else all states at once, which never waits for the device. Both give the same
-        targets. By default a CPU prunes.
+        Nothing is read back from the device.
         """
-        args = self.args
-        _, rule = BACKUPS[args.backup]
-        # Right after a copy the two networks are one, but for their noise: one pass serves both.
-        shared = self.num_updates % args.target_network_frequency == 0
-        asked, features = [], []
+        nodes = subgraphs.nodes
+        features = self.online.features(self.observations(nodes))  # [M, 3136]
+        selector_q = self.online.log_pmf(features, online_heads).exp() @ self.support
+        if not self.shared:
+            features = self.target.features(self.observations(nodes))
+        leaf_pmf = self.target.log_pmf(features, target_heads).exp()  # [M, num_actions, n_atoms]
+        self.num_evaluated += len(nodes)
+        return self.nested(subgraphs, leaf_pmf, selector_q)
 
-        def evaluate(nodes):
-            obs = self.observations(nodes)
-            asked.append(nodes)
-            features.append(self.online.features(obs))
+    @torch.no_grad()
+    def pruned_targets(self, subgraphs, online_heads, target_heads):
+        """The same targets from far fewer states: those on the greedy paths, level by level."""
+        features, q = [], []  # of the nodes asked for, in that order
+
+        def best_actions(nodes):
+            features.append(self.online.features(self.observations(nodes)))
+            q.append(self.online.log_pmf(features[-1], online_heads).exp() @ self.support)
             self.num_evaluated += len(nodes)
-            pmf = self.online.log_pmf(features[-1], online_noise).exp()
-            return pmf @ self.support  # [n, num_actions]
+            return q[-1].argmax(dim=1).cpu().numpy()
 
-        if pruned if pruned is not None else self.device.type == "cpu":
-            action_values = []
-
-            def best_actions(nodes):
-                action_values.append(evaluate(nodes))
-                return action_values[-1].argmax(dim=1).cpu().numpy()
-
-            subgraphs, is_leaf = prune(subgraphs, rule, best_actions)
-            if rule == "behaviour" and len(subgraphs.nodes):
-                best_actions(subgraphs.nodes)
-            order = np.concatenate([*asked, np.empty(0, np.int64)])
-            # Row of each node of the pruned subgraphs among those asked for.
-            by_node = np.argsort(order)
-            rows = torch.from_numpy(by_node[np.searchsorted(order[by_node], subgraphs.nodes)])
-            if not len(order):  # every transition of the batch ended an episode
-                leaf_pmf = torch.zeros(0, self.online.num_actions, args.n_atoms)
-                return categorical_targets(
-                    subgraphs, leaf_pmf, self.support, args.gamma, rule, leaf_pmf.sum(-1)
-                )
-            selector_q = torch.cat(action_values)[rows]
-            leaf = torch.from_numpy(np.flatnonzero(is_leaf))
-            leaf_pmf = torch.zeros(len(rows), self.online.num_actions, args.n_atoms)
-            leaf_features = torch.cat(features)[rows[leaf]]
-            if not shared:
-                obs = self.observations(subgraphs.nodes[is_leaf])
-                leaf_features = self.target.features(obs)
-                self.num_evaluated += len(leaf)
-            leaf_pmf[leaf] = self.target.log_pmf(leaf_features, target_noise).exp()
+        _, rule = BACKUPS[self.args.backup]
+        subgraphs, is_leaf = prune(subgraphs, rule, best_actions)
+        if rule == "behaviour" or not features:
+            best_actions(subgraphs.nodes)
+        leaves = torch.from_numpy(np.flatnonzero(is_leaf)).to(self.device)
+        if self.shared:
+            features = torch.cat(features)[leaves]
         else:
-            selector_q = evaluate(subgraphs.nodes)
-            target_features = features[0]
-            if not shared:
-                target_features = self.target.features(self.observations(subgraphs.nodes))
-                self.num_evaluated += len(subgraphs.nodes)
-            leaf_pmf = self.target.log_pmf(target_features, target_noise).exp()
-        return categorical_targets(subgraphs, leaf_pmf, self.support, args.gamma, rule, selector_q)
+            features = self.target.features(self.observations(subgraphs.nodes[is_leaf]))
+        leaf_pmf = self.support.new_zeros(len(is_leaf), self.online.num_actions, len(self.support))
+        leaf_pmf[leaves] = self.target.log_pmf(features, target_heads).exp()
+        return self.nested(subgraphs, leaf_pmf, torch.cat(q))
+
+    def nested(self, subgraphs, leaf_pmf, selector_q):
+        _, rule = BACKUPS[self.args.backup]
+        return categorical_targets(
+            subgraphs, leaf_pmf, self.support, self.args.gamma, rule, selector_q
+        )
 
     def update(self, batch, subgraphs):
         """One gradient step. Returns the loss, the mean value of the batch, and the errors [B]."""
-        targets = self.targets(
-            subgraphs, self.online.sample_noise(), self.target.sample_noise()
-        )  # [B, n_atoms]
+        heads = self.online.heads()
+        fixed_heads = [(weight.detach(), bias.detach()) for weight, bias in heads]
+        with torch.no_grad():
+            target_heads = self.target.heads()
+        # Pruning asks for actions level by level: worth it on a CPU, a wait each time on a GPU.
+        compute = self.pruned_targets if self.device.type == "cpu" else self.targets
+        targets = compute(subgraphs, fixed_heads, target_heads)  # [B, n_atoms]
         features = self.online.features(self.observations(batch.nodes))
-        log_pmf = self.online.log_pmf(features, self.online.sample_noise())
+        log_pmf = self.online.log_pmf(features, heads)
         actions = torch.from_numpy(batch.actions).to(self.device)
         log_pmf = log_pmf[torch.arange(len(actions), device=self.device), actions]  # [B, n_atoms]
         cross_entropy = -(targets * log_pmf).sum(dim=1)  # [B]
@@ -563,7 +548,7 @@ class Learner:
         nn.utils.clip_grad_norm_(self.online.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
         self.num_updates += 1
-        if self.num_updates % self.args.target_network_frequency == 0:
+        if not self.shared and self.num_updates % self.args.target_network_frequency == 0:
             torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
         with torch.no_grad():
             divergence = cross_entropy + torch.special.xlogy(targets, targets).sum(dim=1)
@@ -636,7 +621,7 @@ def main():
             if rng.random() < epsilon:
                 action = int(rng.integers(num_actions))
             else:
-                action = int(learner.act(obs, learner.online.sample_noise())[0])
+                action = int(learner.act(obs, noisy=True)[0])
             obs, reward, terminated, truncated, info = envs.step(np.array([action]))
             next_frame = info["episode_frame_number"][0]
             next_node = graph.node(obs[0])

@@ -890,14 +890,13 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, values, pair_q):
 
 
 @njit(cache=True, nogil=True)
-def list_path_rows(sub, level, best, pair_read, vertex_read, rows):
-    """Mark the vertices that the read pairs of one level lead to, and list into rows int64 [M]
-    those whose best action is not known yet (-1); returns how many. They are then known to be
-    asked for (-2).
+def list_path_rows(sub, level, best, pair_read, vertex_read, rows, size):
+    """Mark the vertices that the read pairs of one level lead to, and append to rows int64 [M],
+    of which size are filled, those whose best action is not known yet (-1). They become -2, asked
+    for. Returns the new size.
     """
     outcome_pair, outcome_vertex, vertex_row = sub.outcome_pair, sub.outcome_vertex, sub.vertex_row
     num_leaves = best.shape[0]
-    size = 0
     for o in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
         vertex = outcome_vertex[o]
         if not pair_read[outcome_pair[o]] or vertex == num_leaves + vertex_row.shape[0]:
@@ -924,20 +923,17 @@ def mark_path_pairs(sub, level, best, pair_read, vertex_read):
 
 
 @njit(cache=True, nogil=True)
-def keep_marked(sub, row_read, pair_read, leaf_read):
-    """The subgraphs without the rows and pairs that are not read, and without empty vertices.
-
-    leaf_read bool [M] out: of the rows that stay, whether the leaf value itself is read.
+def keep_marked(sub, rows, pair_read, leaf_read):
+    """The subgraphs with only some rows, in the order of rows int64 [K], only the pairs that are
+    read, and no empty vertices. leaf_read bool [K] out: is the leaf value itself read there?
     """
     num_leaves, num_roots = sub.nodes.shape[0], sub.root_row.shape[0]
     num_vertices, num_pairs = sub.vertex_row.shape[0], sub.pair_action.shape[0]
     new_row = np.full(num_leaves, -1, np.int64)
-    num_rows = 0
-    for row in range(num_leaves):
-        if row_read[row]:
-            new_row[row] = num_rows
-            leaf_read[num_rows] = False
-            num_rows += 1
+    num_rows = rows.shape[0]
+    for i in range(num_rows):
+        new_row[rows[i]] = i
+        leaf_read[i] = False
 
     # Vertices and pairs, in their order; a vertex of which no pair is read becomes a leaf.
     new_vertex = np.full(num_vertices, -1, np.int64)
@@ -995,17 +991,13 @@ def keep_marked(sub, row_read, pair_read, leaf_read):
             outcomes += 1
         level_outcomes[level + 1] = outcomes
 
-    nodes = np.empty(num_rows, np.int64)
-    for row in range(num_leaves):
-        if row_read[row]:
-            nodes[new_row[row]] = sub.nodes[row]
     root_row = sub.root_row.copy()
     for i in range(num_roots):
         if root_row[i] >= 0:
             root_row[i] = new_row[root_row[i]]
             leaf_read[root_row[i]] = True
     return Subgraphs(
-        nodes,
+        sub.nodes[rows],
         root_row,
         vertex_row[:vertices],
         vertex_pairs[: vertices + 1],

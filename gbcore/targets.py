@@ -201,36 +201,40 @@ def prune(subgraphs, rule, best_actions=None):
             int64 [n]; needed by "double". It is called once per level, never twice for a node.
 
     Returns:
-        The pruned `Subgraphs`, and a bool [M] of its nodes: is the leaf value itself read there?
+        The pruned `Subgraphs`, whose nodes come in the order in which they were asked for, and a
+        bool [M] of these nodes: is the leaf value itself read there?
 
     Raises:
         ValueError: for another rule, or missing best_actions.
     """
     num_leaves = len(subgraphs.nodes)
-    pair_read = np.zeros(len(subgraphs.pair_action), np.bool_)
-    row_read = np.zeros(num_leaves, np.bool_)
+    pair_read = np.ones(len(subgraphs.pair_action), np.bool_)
     if rule == "behaviour":
-        pair_read[:] = True
-        row_read[subgraphs.outcome_vertex[subgraphs.outcome_vertex < num_leaves]] = True
+        rows = np.unique(subgraphs.outcome_vertex[subgraphs.outcome_vertex < num_leaves])
     elif rule == "double" and best_actions is not None:
-        pair_read[: subgraphs.num_roots] = True
+        pair_read[subgraphs.num_roots :] = False
         vertex_read = np.zeros(len(subgraphs.vertex_row), np.bool_)
         best = np.full(num_leaves, -1, np.int64)
         rows = np.empty(num_leaves, np.int64)
+        size = 0
         num_levels = len(subgraphs.level_pairs) - 1
         for level in range(num_levels):
-            size = kernels.list_path_rows(subgraphs, level, best, pair_read, vertex_read, rows)
-            if size:
-                best[rows[:size]] = best_actions(subgraphs.nodes[rows[:size]])
+            asked = size
+            size = kernels.list_path_rows(
+                subgraphs, level, best, pair_read, vertex_read, rows, size
+            )
+            if size > asked:
+                new = rows[asked:size]
+                best[new] = best_actions(subgraphs.nodes[new])
             if level + 1 < num_levels:
                 kernels.mark_path_pairs(subgraphs, level + 1, best, pair_read, vertex_read)
-        row_read = best >= 0
+        rows = rows[:size]
     else:
         raise ValueError(f"Require rule 'behaviour', or 'double' with best_actions; got {rule!r}")
-    row_read[subgraphs.root_row[subgraphs.root_row >= 0]] = True
-    leaf_read = np.zeros(num_leaves, np.bool_)
-    pruned = kernels.keep_marked(subgraphs, row_read, pair_read, leaf_read)
-    return pruned, leaf_read[: len(pruned.nodes)]
+    unseen_roots = np.setdiff1d(subgraphs.root_row[subgraphs.root_row >= 0], rows)
+    rows = np.concatenate([rows, unseen_roots])
+    leaf_read = np.empty(len(rows), np.bool_)
+    return kernels.keep_marked(subgraphs, rows, pair_read, leaf_read), leaf_read
 
 
 class _DeviceArrays:

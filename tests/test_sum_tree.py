@@ -90,6 +90,16 @@ def test_rounding_never_finds_a_priority_of_zero(trees):
         assert start - slack <= target <= edges[found] + slack
 
 
+def test_rounding_by_hand():
+    """The sum is rounded up to 1.5, the target less 1.5 ulp up to b: past b, where nothing lies."""
+    ulp = 2.0**-52
+    a, b = 1.5 * ulp, 1.5 - 2 * ulp
+    tree = SumTree(4)
+    tree.set(np.arange(4), np.array([a, 0.0, b, 0.0]))
+    assert tree.total == 1.5
+    assert tree.find(1.5 - ulp) == 2
+
+
 def test_draws_are_uniform_within_a_slice_and_follow_priorities():
     """Shares of the four priorities, over many samples of 3 slices: each within 5 sigma."""
     tree, priorities = SumTree(4), np.array([1.0, 0.0, 2.0, 4.0])

@@ -17,7 +17,8 @@ from naive import (
     subset_probabilities,
 )
 
-from gbcore import TransitionGraph, categorical_targets, q_targets, trajectory_subgraphs
+from gbcore import TransitionGraph, categorical_targets, prune, q_targets, trajectory_subgraphs
+from gbcore.targets import pair_q_values
 
 depths = st.integers(1, 5)
 
@@ -601,6 +602,17 @@ def test_the_same_seed_gives_the_same_sample():
     assert (kept_of_the_hub(3, 100, 5) != kept_of_the_hub(3, 100, 6)).any()
 
 
+def test_a_sample_depends_on_the_seed_alone():
+    """Not on what was expanded before, which leaves larger arrays to work in."""
+    case = Case(*CORNERS["thousands of outcomes"])
+    pairs = [(s, 1) for s in range(1, 40, 3)] * 3
+    first, second = (
+        case.q_targets(case.expand(pairs, 5, 12, np.random.default_rng(0)), "greedy")
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
 def test_a_generator_moves_on_between_calls():
     case = Case(2, BUSY)
     rng = np.random.default_rng(0)
@@ -645,6 +657,92 @@ def test_the_limited_oracle_without_a_limit_is_the_exact_one(case, depth):
             oracle = case.oracle(name)
             exact = oracle.target(s, a, min(depth, 3))
             assert oracle.limited_target(s, a, kept) == pytest.approx(exact, abs=TOLERANCE)
+
+
+# --- inside of a subgraph ---
+
+
+@settings(max_examples=scaled(60, 15))
+@given(cases(), depths)
+def test_every_expanded_pair_has_the_target_of_its_depth(case, depth):
+    """pair_q_values: the pairs of level k are worth G_{depth - k}."""
+    sub = case.expand(case.pairs, depth)
+    values = pair_q_values(sub, case.leaf_q[case.rows(sub)], case.gamma)
+    oracle, rows = case.oracle("greedy"), case.rows(sub)
+    assert values.shape == sub.pair_action.shape
+    np.testing.assert_array_equal(values[: sub.num_roots], case.q_targets(sub, "greedy"))
+    for level in range(1, depth):
+        for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
+            s = int(rows[sub.vertex_row[v]])
+            for p in range(sub.vertex_pairs[v], sub.vertex_pairs[v + 1]):
+                expected = oracle.target(s, int(sub.pair_action[p]), depth - level)
+                assert values[p] == pytest.approx(expected, abs=TOLERANCE)
+
+
+def pruned_targets(case, sub, name):
+    """Scalar and categorical targets over what is left of sub, NaN in all leaves that go unread."""
+    asked = []
+
+    def best_actions(nodes):
+        asked.extend(nodes.tolist())
+        states = [case.state_of[int(n)] for n in nodes]
+        return case.selector_q[states].argmax(1)
+
+    pruned, leaf_read = prune(sub, RULES[name][0], best_actions if name == "double" else None)
+    assert len(set(asked)) == len(asked)  # no state is evaluated twice
+    assert leaf_read.dtype == np.bool_
+    assert leaf_read.shape == pruned.nodes.shape
+    assert len(np.unique(pruned.nodes)) == len(pruned.nodes)
+    assert set(pruned.nodes.tolist()) <= set(sub.nodes.tolist())
+
+    whole_q, whole_pmf = case.leaf_q, case.leaf_pmf
+    unread = case.rows(pruned)[~leaf_read]
+    case.leaf_q, case.leaf_pmf = whole_q.copy(), whole_pmf.copy()
+    case.leaf_q[unread], case.leaf_pmf[unread] = np.nan, np.nan
+    targets = case.q_targets(pruned, name), case.categorical_targets(pruned, name)
+    case.leaf_q, case.leaf_pmf = whole_q, whole_pmf
+    return targets
+
+
+@settings(max_examples=scaled(100, 20))
+@given(cases(), depths, st.integers(0, 2), st.integers(0, 1000))
+def test_pruning_changes_no_target(case, depth, breadth, seed):
+    sub = case.expand(case.pairs, depth, breadth, np.random.default_rng(seed))
+    for name in ("double", "behaviour", "behaviour, double"):
+        scalar, categorical = pruned_targets(case, sub, name)
+        np.testing.assert_allclose(scalar, case.q_targets(sub, name), rtol=0, atol=1e-12)
+        expected = case.categorical_targets(sub, name)
+        np.testing.assert_allclose(categorical, expected, rtol=0, atol=1e-12)
+
+
+def test_pruning_by_hand():
+    """0 -> 1 -> 2 -> 3 by action 0, with a side branch from 1 by action 1 to 4."""
+    chain = [(0, 0, 0.0, False, 1), (1, 0, 0.0, False, 2), (2, 0, 0.0, False, 3)]
+    case = Case(2, [*chain, (1, 1, 0.0, False, 4), (4, 0, 0.0, False, 5)])
+    sub = case.expand([(0, 0)], 3)
+    for online, path, read in (
+        ([0, 0, 0, 0, 0, 0], [1, 2, 3], [3]),  # along the chain, to its end
+        ([0, 0, 1, 0, 0, 0], [1, 2], [2]),  # action 1 was never seen at 2
+        ([0, 1, 0, 0, 0, 0], [1, 4, 5], [5]),  # along the branch
+    ):
+        best = dict(enumerate(online))
+        pruned, leaf_read = prune(
+            sub, "double", lambda ids, b=best: np.array([b[case.state_of[int(i)]] for i in ids])
+        )
+        assert sorted(case.rows(pruned).tolist()) == path
+        assert case.rows(pruned)[leaf_read].tolist() == read
+    pruned, leaf_read = prune(sub, "behaviour")
+    assert sorted(case.rows(pruned).tolist()) == [3, 5]
+    assert leaf_read.all()
+
+
+def test_prune_rejects():
+    sub = Case(2, CORNERS["two-cycle"][1]).expand([(0, 0)], 2)
+    for bad in ("greedy", "policy", "best"):
+        with raises_naming(bad, ValueError):
+            prune(sub, bad, lambda nodes: nodes * 0)
+    with raises_naming("best_actions", ValueError):
+        prune(sub, "double")
 
 
 # --- trajectories ---
@@ -765,6 +863,19 @@ def rings(draw):
 @given(rings(), st.integers(1, 6))
 def test_random_trajectories(ring, depth):
     ring.assert_matches(depth)
+
+
+@settings(max_examples=scaled(60, 15))
+@given(rings(), st.integers(1, 6))
+def test_pruning_a_trajectory_changes_no_target(ring, depth):
+    sub = trajectory_subgraphs(ring.filled, depth, *ring.columns())
+    whole = (sub.nodes - 3) // 7
+    pruned, leaf_read = prune(sub, "double", lambda n: ring.selector_q[(n - 3) // 7].argmax(1))
+    rows = (pruned.nodes - 3) // 7
+    leaf = np.where(leaf_read[:, None], ring.leaf_q[rows], np.nan)
+    got = q_targets(pruned, leaf, ring.gamma, "double", ring.selector_q[rows])
+    expected = q_targets(sub, ring.leaf_q[whole], ring.gamma, "double", ring.selector_q[whole])
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
 STEPS = [
