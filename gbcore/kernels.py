@@ -472,10 +472,10 @@ class Subgraphs(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def next_uniform(state):
-    """Uniform float64 in [0, 1) of the splitmix64 generator with state uint64 [1]."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    return np.float64(mix(state[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+def next_uniform(seed):
+    """Next state of a splitmix64 generator, and a uniform float64 in [0, 1)."""
+    seed = seed + np.uint64(0x9E3779B97F4A7C15)
+    return seed, np.float64(mix(seed) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
 @njit(cache=True, nogil=True)
@@ -492,20 +492,26 @@ def sample_transitions(tree, leaves, size, breadth, state, taken):
         tree[i] = 0
     for i in range(leaves - 1, 0, -1):
         tree[i] = tree[2 * i] + tree[2 * i + 1]
-    first_leaf = np.uint64(leaves)  # unsigned indices spare the test for negative ones
+    # Unsigned indices spare the test for negative ones, a local total and seed the trip to memory.
+    one, first_leaf = np.uint64(1), np.uint64(leaves)
+    total, seed = tree[1], state[0]
     for _ in range(breadth):
-        x = np.int64(next_uniform(state) * tree[1])
-        i = np.uint64(1)
+        seed, uniform = next_uniform(seed)
+        x = np.int64(uniform * total)
+        i = one
         while i < first_leaf:
-            i += i
-            right = x >= tree[i]
-            x -= tree[i] if right else 0
-            i += np.uint64(right)
-        taken[i - first_leaf] = True
+            i <<= one
+            left = tree[i]
+            if x >= left:
+                x -= left
+                i |= one
         drawn = tree[i]
-        while i > np.uint64(0):
+        taken[i - first_leaf] = True
+        total -= drawn
+        while i > one:
             tree[i] -= drawn
-            i >>= np.uint64(1)
+            i >>= one
+    state[0] = seed
 
 
 @njit(cache=True, nogil=True)
@@ -585,7 +591,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     array was too short: room then asks for more.
     """
     # Read from the tuples once: in a loop, each read would count a reference up and down.
-    block_start, degrees, pair_counts = graph.block_start, graph.degree, graph.pair_count
+    block_start, degrees = graph.block_start, graph.degree
     edge_action, edge_next, edge_count = graph.edge_action, graph.edge_next, graph.edge_count
     edge_reward, edge_terminated = graph.edge_reward, graph.edge_terminated
     nodes, vertex_row, vertex_pairs = sub.nodes, sub.vertex_row, sub.vertex_pairs
@@ -594,7 +600,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     outcome_weight, outcome_reward = sub.outcome_weight, sub.outcome_reward
 
     num_roots = root_nodes.shape[0]
-    num_actions = pair_counts.shape[1]
+    num_actions = graph.pair_count.shape[1]
     num_groups = 1 if breadth == 0 else num_roots
     depth = sub.level_pairs.shape[0] - 1
     group_start = np.zeros((2, num_groups + 1), np.int64)  # vertices of this level and the next
@@ -611,7 +617,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     num_outcomes = 0
     for i in range(num_roots):
         pair_action[i] = root_actions[i]
-        pair_count[i] = pair_counts[root_nodes[i], root_actions[i]]
+        pair_count[i] = 0
 
     for level in range(depth):
         level_end = num_vertices
@@ -662,11 +668,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                 if num_pairs + num_actions > pair_action.shape[0]:
                     room[ROOM_PAIRS] = 2 * (num_pairs + num_actions)
                     return -1, -1
-                if level == 0:
-                    if pair_count[v] == 0:
-                        sub.root_row[v], num_rows = row_of(marks, row_stamp, node, nodes, num_rows)
-                        continue
-                else:
+                if level > 0:
                     vertex_pairs[v] = num_pairs
                     for k in range(degree):
                         action = edge_action[start + k]
@@ -674,7 +676,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                             action_vertex[action] = v
                             pair_of_action[action] = num_pairs
                             pair_action[num_pairs] = action
-                            pair_count[num_pairs] = pair_counts[node, action]
+                            pair_count[num_pairs] = 0
                             num_pairs += 1
                 for k in range(degree):
                     e = start + k
@@ -703,9 +705,12 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                             target = -2 - (mark & 0xFFFFFFFF)
                     outcome_pair[num_outcomes] = pair
                     outcome_vertex[num_outcomes] = target
-                    outcome_weight[num_outcomes] = edge_count[e] / pair_count[pair]
+                    outcome_weight[num_outcomes] = edge_count[e]  # over c(s, a), once it is known
                     outcome_reward[num_outcomes] = edge_reward[e]
+                    pair_count[pair] += edge_count[e]
                     num_outcomes += 1
+                if level == 0 and pair_count[v] == 0:
+                    sub.root_row[v], num_rows = row_of(marks, row_stamp, node, nodes, num_rows)
                 offset += degree
         group_start[following, num_groups] = num_vertices
         sub.level_vertices[level + 1] = level_end
@@ -714,6 +719,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
 
     vertex_pairs[num_vertices] = num_pairs
     for o in range(num_outcomes):
+        outcome_weight[o] /= pair_count[outcome_pair[o]]
         target = outcome_vertex[o]
         if target == -1:
             outcome_vertex[o] = num_rows + num_vertices
