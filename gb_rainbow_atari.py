@@ -7,12 +7,15 @@ Graph Backup: Jiang et al. 2022. Agent: Data-Efficient Rainbow (van Hasselt et a
 updates per step. This file and the folder gbcore are all there is: copy them and change them.
 """
 
+import contextlib
 import copy
 import difflib
+import json
 import os
 import random
 import sys
 import time
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -27,7 +30,13 @@ from ale_py.vector_env import AtariVectorEnv
 from tqdm import tqdm
 
 from gbcore import SumTree, TransitionGraph, categorical_targets, prune, trajectory_subgraphs
-from gbcore.run_directory import RunDirectory, run_name, versions
+from gbcore.run_directory import (
+    RunDirectory,
+    load_checkpoint,
+    run_name,
+    save_checkpoint,
+    versions,
+)
 
 # The five backups are two choices: where the subgraph comes from, and how a state's value is read.
 BACKUPS = {
@@ -156,6 +165,10 @@ class Args:
     """share of random actions in evaluation"""
     log_frequency: int = 500
     """steps between rows of metrics.csv"""
+    checkpoint_frequency: int = 0
+    """steps between checkpoints; 0 = only when interrupted"""
+    resume: str | None = None
+    """folder of a run to go on with from its checkpoint; its flags are used, no others"""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -188,23 +201,24 @@ def check_args(args):
         "target_network_frequency", "train_frequency", "updates_per_train", "exploration_steps",
         "eval_episodes", "eval_envs", "log_frequency",
     )  # fmt: skip
-    not_negative = ("breadth", "seed", "threads", "buffer_size", "learning_starts", "noisy_std",
-                    "eval_frequency", "priority_exponent", "importance_exponent")  # fmt: skip
+    not_negative = (
+        "breadth", "seed", "threads", "buffer_size", "learning_starts", "noisy_std",
+        "eval_frequency", "checkpoint_frequency", "priority_exponent", "importance_exponent",
+    )  # fmt: skip
     shares = ("gamma", "start_e", "end_e", "eval_epsilon")
-    flag = "--{}".format
     if args.backup not in BACKUPS:
         nearest = difflib.get_close_matches(args.backup, BACKUPS, n=1, cutoff=0.0)[0]
         choices = ", ".join(BACKUPS)
         fail(f"unknown --backup {args.backup!r}; nearest: {nearest} (one of {choices})")
     for name in positive:
         if not getattr(args, name) > 0:
-            fail(f"{flag(name.replace('_', '-'))} must be > 0, got {getattr(args, name)}")
+            fail(f"--{name.replace('_', '-')} must be > 0, got {getattr(args, name)}")
     for name in not_negative:
         if not getattr(args, name) >= 0:
-            fail(f"{flag(name.replace('_', '-'))} must be >= 0, got {getattr(args, name)}")
+            fail(f"--{name.replace('_', '-')} must be >= 0, got {getattr(args, name)}")
     for name in shares:
         if not 0 <= getattr(args, name) <= 1:
-            fail(f"{flag(name.replace('_', '-'))} must be in [0, 1], got {getattr(args, name)}")
+            fail(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
     if buffer_size < args.batch_size:
         fail(f"--buffer-size {buffer_size} is smaller than --batch-size {args.batch_size}")
     if args.n_atoms < 2:
@@ -219,6 +233,17 @@ def check_args(args):
                 __import__(package)
             except ImportError:
                 fail(f"this needs another package: pip install {package.replace('_', '-')}")
+
+
+def resumed(path):
+    """Flags and checkpoint of a run to go on with."""
+    try:
+        args = Args(**json.loads((Path(path) / "config.json").read_text()))
+        checkpoint = load_checkpoint(path, (args.buffer_size or args.total_timesteps) + 2)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+        fail(f"cannot resume {path!r}: {error}".splitlines()[0])
+    args.resume = path
+    return args, checkpoint
 
 
 # --------------------------------------------------------------------------------------------------
@@ -242,6 +267,13 @@ def make_envs(game, num_envs, life_loss_is_done=False, **options):
         use_fire_reset=False,
         **options,
     )
+
+
+def num_actions_of(game):
+    """Size of the game's minimal action set."""
+    envs = make_envs(game, 1)
+    envs.close()
+    return int(envs.single_action_space.n)
 
 
 def is_reset(done, frame, next_frame):
@@ -394,6 +426,8 @@ class Batch(NamedTuple):
 class Replay:
     """A ring of transitions between nodes of the graph, prioritised; the graph forgets with it."""
 
+    COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
+
     def __init__(self, graph, capacity, priority_exponent):
         self.graph, self.capacity, self.priority_exponent = graph, capacity, priority_exponent
         self.node = np.zeros(capacity, np.int64)
@@ -430,11 +464,32 @@ class Replay:
         weights = (weights / weights.max()).astype(np.float32)
         return Batch(rows, self.node[rows], self.action[rows], weights)
 
+    def trajectories(self, rows, depth):
+        """Subgraphs of the trajectories that the rows lie on."""
+        return trajectory_subgraphs(
+            rows, depth, self.node, self.action, self.reward, self.next_node, self.terminated,
+            self.cut,
+        )  # fmt: skip
+
     def update_priorities(self, rows, errors):
         """New priorities from the errors of a batch."""
         priorities = np.maximum(errors.astype(np.float64), 1e-6) ** self.priority_exponent
         self.priorities.set(rows, priorities)
-        self.max_priority = max(self.max_priority, priorities.max())
+        self.max_priority = max(self.max_priority, float(priorities.max()))
+
+    def state(self):
+        """Arrays that `restore` takes back."""
+        columns = {name: getattr(self, name)[: self.size] for name in self.COLUMNS}
+        place = np.array([self.size, self.position, self.max_priority])
+        return columns | {"priorities": self.priorities.priorities[: self.size], "place": place}
+
+    def restore(self, arrays):
+        """Go on from what `state` returned; a trajectory that was under way is cut."""
+        self.size, self.position = (int(n) for n in arrays["place"][:2])
+        self.max_priority = float(arrays["place"][2])
+        for name in self.COLUMNS:
+            getattr(self, name)[: self.size] = arrays[name]
+        self.priorities.set(np.arange(self.size), arrays["priorities"])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -460,6 +515,19 @@ class Learner:
         self.num_updates = 0
         self.num_evaluated = 0  # states that target computation sent through the convolutions
 
+    def state(self):
+        """Tensors that `restore` takes back."""
+        return {
+            "online": self.online.state_dict(),
+            "target": self.target.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def restore(self, tensors):
+        self.online.load_state_dict(tensors["online"])
+        self.target.load_state_dict(tensors["target"])
+        self.optimizer.load_state_dict(tensors["optimizer"])
+
     def observations(self, nodes):
         """uint8 Tensor [n, 4, 84, 84] of node ids."""
         return torch.from_numpy(self.graph.observations_of(nodes)).to(self.device)
@@ -477,11 +545,7 @@ class Learner:
         source, _ = BACKUPS[args.backup]
         if source == "graph":
             return self.graph.expand(batch.nodes, batch.actions, args.depth, args.breadth, rng)
-        depth = 1 if args.backup == "one-step" else args.depth
-        return trajectory_subgraphs(
-            batch.rows, depth, replay.node, replay.action, replay.reward, replay.next_node,
-            replay.terminated, replay.cut,
-        )  # fmt: skip
+        return replay.trajectories(batch.rows, 1 if args.backup == "one-step" else args.depth)
 
     @torch.no_grad()
     def targets(self, subgraphs, online_heads, target_heads):
@@ -567,56 +631,35 @@ METRICS = (
 )  # fmt: skip
 
 
-def main():
-    args = tyro.cli(Args)
-    check_args(args)
-    game = game_of(args.env_id)
-    random.seed(args.seed)
-    torch.manual_seed(args.seed)
-    rng = np.random.default_rng(args.seed)
-    if args.torch_deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
-    torch.set_flush_denormal(True)
-    device = torch.device("cuda" if args.cuda else "cpu")
+@dataclass
+class Counters:
+    """Where a run stands; what a checkpoint keeps beside networks, replay and graph."""
 
-    script = Path(__file__).stem
-    options = {"project": args.wandb_project_name, "entity": args.wandb_entity}
-    try:
-        run = RunDirectory(
-            args.run_dir,
-            run_name(game, script, args.backup, args.seed),
-            asdict(args),
-            METRICS,
-            options if args.track else None,
-        )
-    except OSError as error:
-        fail(f"cannot write to --run-dir {args.run_dir!r}: {error.strerror}")
-    print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
+    step: int = 0
+    last_return: float | None = None  # of the last episode that ended
+    last_length: int | None = None
+    training_seconds: float = 0.0
 
+
+def train(args, game, run, learner, rng, counters):
+    """The agent-environment loop, from counters.step on. Ctrl-C ends it between two steps."""
+    replay, graph = learner.replay, learner.graph
     envs = make_envs(game, 1, life_loss_is_done=True)
-    num_actions = int(envs.single_action_space.n)
-    capacity = args.buffer_size or args.total_timesteps
-    graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=capacity + 2)
-    replay = Replay(graph, capacity, args.priority_exponent)
-    learner = Learner(args, graph, replay, num_actions, device)
-    warm_up(args, num_actions)
-
-    obs, info = envs.reset(seed=args.seed)
-    node, done, starts_episode = graph.node(obs[0]), False, True
-    frame = info["episode_frame_number"][0]
-    episodic_return, episodic_length, last_return, last_length = 0.0, 0, None, None
+    num_actions = learner.online.num_actions
+    # A resumed run starts a new episode, of another seed: the emulator cannot be saved.
+    obs, info = envs.reset(seed=args.seed + counters.step)
+    node, frame = graph.node(obs[0]), info["episode_frame_number"][0]
+    done, starts_episode = False, True
+    episodic_return, episodic_length = 0.0, 0
     loss = q_values = None
-    step, interrupted, paused = 0, False, 0.0
-    num_evaluated, num_updates = 0, 0
-    start = mark = time.perf_counter()
-    mark_step = 0
-    progress = tqdm(total=args.total_timesteps, unit="step", mininterval=0.5, smoothing=0.05)
+    clock = Stopwatch()
+    logged = (counters.step, learner.num_updates, learner.num_evaluated, clock.seconds())
+    before = counters.training_seconds
+    progress = tqdm(total=args.total_timesteps, initial=counters.step, unit="step", mininterval=0.5)
     try:
-        while step < args.total_timesteps:
+        while counters.step < args.total_timesteps:
             # Act: epsilon-greedy at first, noise in the weights throughout.
-            share = min(step / args.exploration_steps, 1.0)
+            share = min(counters.step / args.exploration_steps, 1.0)
             epsilon = args.start_e + share * (args.end_e - args.start_e)
             if rng.random() < epsilon:
                 action = int(rng.integers(num_actions))
@@ -625,22 +668,21 @@ def main():
             obs, reward, terminated, truncated, info = envs.step(np.array([action]))
             next_frame = info["episode_frame_number"][0]
             next_node = graph.node(obs[0])
-            if is_reset(done, frame, next_frame):
-                last_return, last_length = episodic_return, episodic_length
-                run.log_episode(step, last_return, last_length)
+            if is_reset(done, frame, next_frame):  # no transition: the action was ignored
+                counters.last_return, counters.last_length = episodic_return, episodic_length
+                run.log_episode(counters.step, episodic_return, episodic_length)
                 episodic_return, episodic_length = 0.0, 0
                 node, frame, done, starts_episode = next_node, next_frame, False, True
                 continue
 
-            step += 1
-            training_reward = float(np.clip(reward[0], -1, 1))
-            replay.add(
-                node, action, training_reward, next_node, bool(terminated[0]), starts_episode
-            )
+            clipped = float(np.clip(reward[0], -1, 1))
+            replay.add(node, action, clipped, next_node, bool(terminated[0]), starts_episode)
             episodic_return += float(reward[0])
             episodic_length += 1
             node, frame, starts_episode = next_node, next_frame, False
             done = bool(terminated[0] or truncated[0])
+            counters.step += 1
+            step = counters.step
 
             # Learn.
             if step > args.learning_starts and step % args.train_frequency == 0:
@@ -654,105 +696,103 @@ def main():
 
             # Report.
             progress.update()
+            counters.training_seconds = before + clock.seconds()
             if step % args.log_frequency == 0 or step == args.total_timesteps:
-                now = time.perf_counter()
-                updates = learner.num_updates - num_updates
-                run.log(
-                    step,
-                    {
-                        "charts/episodic_return": last_return,
-                        "charts/episodic_length": last_length,
-                        "charts/SPS": (step - mark_step) / (now - mark),
-                        "charts/epsilon": epsilon,
-                        "losses/td_loss": loss,
-                        "losses/q_values": q_values,
-                        "graph/nodes": graph.num_nodes,
-                        "graph/edges": graph.num_edges,
-                        "graph/novel_state_ratio": graph.novel_state_ratio,
-                        "graph/evaluated_per_update": (
-                            (learner.num_evaluated - num_evaluated) / updates if updates else None
-                        ),
-                    },
-                )
-                mark, mark_step = now, step
-                num_evaluated, num_updates = learner.num_evaluated, learner.num_updates
-                shown = "-" if last_return is None else f"{last_return:g}"
+                last_step, last_updates, last_evaluated, last_seconds = logged
+                updates = learner.num_updates - last_updates
+                evaluated = learner.num_evaluated - last_evaluated
+                logged = (step, learner.num_updates, learner.num_evaluated, clock.seconds())
+                metrics = {
+                    "charts/episodic_return": counters.last_return,
+                    "charts/episodic_length": counters.last_length,
+                    "charts/SPS": (step - last_step) / (clock.seconds() - last_seconds),
+                    "charts/epsilon": epsilon,
+                    "losses/td_loss": loss,
+                    "losses/q_values": q_values,
+                    "graph/nodes": graph.num_nodes,
+                    "graph/edges": graph.num_edges,
+                    "graph/novel_state_ratio": graph.novel_state_ratio,
+                    "graph/evaluated_per_update": evaluated / updates if updates else None,
+                }
+                run.log(step, metrics)
+                shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
                 progress.set_postfix_str(
                     f"return {shown}, novel {graph.novel_state_ratio:.3f}", refresh=False
                 )
             if args.eval_frequency and step % args.eval_frequency == 0:
-                before = time.perf_counter()
-                returns, lengths = evaluate(
-                    learner.act, game, args.seed + 10_000, args.eval_episodes, args.eval_envs,
-                    args.eval_epsilon,
-                )  # fmt: skip
-                run.log_evaluation(step, returns, lengths)
-                paused += time.perf_counter() - before
-                mark += time.perf_counter() - before
+                with clock.paused():
+                    log_evaluation(args, game, run, learner, step)
+            if args.checkpoint_frequency and step % args.checkpoint_frequency == 0:
+                with clock.paused():
+                    save(run, learner, rng, counters)
+        return True
     except KeyboardInterrupt:
-        interrupted = True
-    progress.close()
-    training_time = time.perf_counter() - start - paused
-    envs.close()
+        return False
+    finally:
+        progress.close()
+        envs.close()
 
-    # Leave what was learned, then measure it.
-    score = None
-    if args.save_model:
-        torch.save(learner.online.state_dict(), run.path / "model.pt")
-        graph.save(run.path / "graph.npz")
-    try:
-        if not interrupted:
-            before = time.perf_counter()
-            returns, lengths = evaluate(
-                learner.act, game, args.seed + 10_000, args.eval_episodes, args.eval_envs,
-                args.eval_epsilon,
-            )  # fmt: skip
-            paused += time.perf_counter() - before
-            run.log_evaluation(step, returns, lengths)
-            score = float(np.mean(returns))
-            if args.capture_video:
-                video = run.path / "episode.mp4"
-                record_video(learner.act, game, args.seed + 20_000, args.eval_epsilon, video)
-    except KeyboardInterrupt:
-        interrupted = True
-    normalized = None
-    if score is not None and game in REFERENCE_SCORES:
-        low, high = REFERENCE_SCORES[game]
-        normalized = (score - low) / (high - low)
-    result = {
-        "script": script,
-        "env_id": game,
-        "backup": args.backup,
-        "seed": args.seed,
-        "score": score,
-        "human_normalized_score": normalized,
-        "eval_episodes": args.eval_episodes,
-        "steps": step,
-        "interrupted": interrupted,
-        "sps": step / training_time,
-        "training_seconds": training_time,
-        "wall_seconds": time.perf_counter() - start,
-        "novel_state_ratio": graph.novel_state_ratio,
-        "device": torch.cuda.get_device_name() if args.cuda else "cpu",
-        "versions": versions("numpy", "numba", "torch", "gymnasium", "ale-py"),
+
+class Stopwatch:
+    """Seconds of training: what is done while it is paused does not count."""
+
+    def __init__(self):
+        self._start = time.perf_counter()
+
+    def seconds(self):
+        return time.perf_counter() - self._start
+
+    @contextlib.contextmanager
+    def paused(self):
+        begin = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - begin
+
+
+def log_evaluation(args, game, run, learner, step):
+    """Evaluate without noise, and return the mean score."""
+    returns, lengths = evaluate(
+        learner.act, game, args.seed + 10_000, args.eval_episodes, args.eval_envs,
+        args.eval_epsilon,
+    )  # fmt: skip
+    run.log_evaluation(step, returns, lengths)
+    return float(np.mean(returns))
+
+
+def save(run, learner, rng, counters):
+    """Write a checkpoint that `restore` goes on from."""
+    tensors = learner.state() | {"torch_rng": torch.get_rng_state()}
+    if learner.device.type == "cuda":
+        tensors["cuda_rng"] = torch.cuda.get_rng_state()
+    state = asdict(counters) | {
+        "num_updates": learner.num_updates,
+        "num_evaluated": learner.num_evaluated,
+        "rng": rng.bit_generator.state,
     }
-    run.write_json("result.json", result)
-    run.close()
-    summary = "interrupted" if interrupted else f"score {score:g}"
-    if normalized is not None:
-        summary += f" ({100 * normalized:.1f}% of human)"
-    print(
-        f"{game} {args.backup} seed {args.seed}: {summary} after {step} steps, "
-        f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {run.path}"
-    )
-    if interrupted:
-        sys.exit(130)
+    save_checkpoint(run.path, tensors, learner.replay.state(), learner.graph, state)
 
 
-def warm_up(args, num_actions):
+def restore(args, checkpoint, device, num_actions):
+    """Learner, generator and counters, as they were when the checkpoint was written."""
+    tensors, arrays, graph, state = checkpoint
+    replay = Replay(graph, args.buffer_size or args.total_timesteps, args.priority_exponent)
+    replay.restore(arrays)
+    learner = Learner(args, graph, replay, num_actions, device)
+    learner.restore(tensors)
+    learner.num_updates = state["num_updates"]
+    learner.num_evaluated = state["num_evaluated"]
+    torch.set_rng_state(tensors["torch_rng"])
+    if device.type == "cuda" and "cuda_rng" in tensors:
+        torch.cuda.set_rng_state(tensors["cuda_rng"])
+    rng = np.random.default_rng()
+    rng.bit_generator.state = state["rng"]
+    return learner, rng, Counters(**{name: state[name] for name in asdict(Counters())})
+
+
+def warm_up(num_actions):
     """Compile every kernel on a toy graph, before the clock starts."""
     start = time.perf_counter()
-    print("Compiling kernels (cached after the first run) ...", end=" ", flush=True)
+    print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
     rng = np.random.default_rng(0)
     graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True)
     replay = Replay(graph, 3, 1.0)
@@ -760,14 +800,109 @@ def warm_up(args, num_actions):
     for i in range(4):
         replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False, False)
     batch = replay.sample(2, 1.0, rng)
-    chains = trajectory_subgraphs(
-        batch.rows, 3, replay.node, replay.action, replay.reward, replay.next_node,
-        replay.terminated, replay.cut,
-    )  # fmt: skip
-    for subgraphs in (chains, graph.expand(batch.nodes, batch.actions, 3, 1, rng)):
+    for subgraphs in (
+        replay.trajectories(batch.rows, 3),
+        graph.expand(batch.nodes, batch.actions, 3, 1, rng),
+    ):
         for rule in ("double", "behaviour"):
             prune(subgraphs, rule, np.zeros_like)
     print(f"{time.perf_counter() - start:.1f} s")
+
+
+def main():
+    args = tyro.cli(Args)
+    checkpoint = None
+    if args.resume:
+        args, checkpoint = resumed(args.resume)
+    check_args(args)
+    game = game_of(args.env_id)
+    random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+    if args.torch_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
+    torch.set_flush_denormal(True)
+    device = torch.device("cuda" if args.cuda else "cpu")
+
+    script = Path(__file__).stem
+    path = Path(args.run_dir) / run_name(game, script, args.backup, args.seed)
+    try:
+        run = RunDirectory(
+            args.resume or path,
+            asdict(args),
+            METRICS,
+            resume_step=checkpoint[-1]["step"] if checkpoint else None,
+            wandb_options=(
+                {"project": args.wandb_project_name, "entity": args.wandb_entity}
+                if args.track
+                else None
+            ),
+        )
+    except OSError as error:
+        fail(f"cannot write to --run-dir {args.run_dir!r}: {error.strerror}")
+    print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
+
+    begin = time.perf_counter()
+    num_actions = num_actions_of(game)
+    warm_up(num_actions)
+    if checkpoint:
+        learner, rng, counters = restore(args, checkpoint, device, num_actions)
+    else:
+        capacity = args.buffer_size or args.total_timesteps
+        graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=capacity + 2)
+        replay = Replay(graph, capacity, args.priority_exponent)
+        learner = Learner(args, graph, replay, num_actions, device)
+        counters = Counters()
+    finished = train(args, game, run, learner, rng, counters)
+
+    # Leave what was learned, then measure it.
+    if args.save_model:
+        torch.save(learner.online.state_dict(), run.path / "model.pt")
+        learner.graph.save(run.path / "graph.npz")
+    if not finished:
+        save(run, learner, rng, counters)
+    score = human = None
+    try:
+        if finished:
+            score = log_evaluation(args, game, run, learner, counters.step)
+            if args.capture_video:
+                video = run.path / "episode.mp4"
+                record_video(learner.act, game, args.seed + 20_000, args.eval_epsilon, video)
+    except KeyboardInterrupt:
+        finished = False
+    if score is not None and game in REFERENCE_SCORES:
+        low, high = REFERENCE_SCORES[game]
+        human = (score - low) / (high - low)
+    result = {
+        "script": script,
+        "env_id": game,
+        "backup": args.backup,
+        "seed": args.seed,
+        "score": score,
+        "human_normalized_score": human,
+        "eval_episodes": args.eval_episodes,
+        "steps": counters.step,
+        "interrupted": not finished,
+        "sps": counters.step / max(counters.training_seconds, 1e-9),
+        "training_seconds": counters.training_seconds,
+        "wall_seconds": time.perf_counter() - begin,
+        "novel_state_ratio": learner.graph.novel_state_ratio,
+        "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+        "versions": versions("numpy", "numba", "torch", "gymnasium", "ale-py"),
+    }
+    run.write_json("result.json", result)
+    run.close()
+    summary = f"score {score:g}" if finished else f"interrupted; go on with --resume {run.path}"
+    if human is not None:
+        summary += f" ({100 * human:.1f}% of human)"
+    print(
+        f"{game} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
+        f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {run.path}"
+    )
+    if not finished:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

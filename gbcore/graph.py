@@ -345,7 +345,7 @@ class TransitionGraph:
                 **{name: _enlarged(getattr(old, name), room, 0) for name in names}
             )
 
-    def save(self, path):
+    def save(self, path, compress=True):
         """Write the graph to a .npz file, ids and order of edges included."""
         arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
         saved = {
@@ -364,7 +364,7 @@ class TransitionGraph:
         if self._frames is not None:
             saved |= self._frames.state("frames_")
             saved["frame_uses"] = self._frame_uses[: self._frames.num_ids]
-        np.savez_compressed(path, **saved)
+        (np.savez_compressed if compress else np.savez)(path, **saved)
 
     @classmethod
     def load(cls, path, capacity=1024):

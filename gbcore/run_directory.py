@@ -2,51 +2,61 @@
 
 import csv
 import json
+import os
 import platform
+import shutil
 import time
 from importlib import metadata
 from pathlib import Path
+
+import numpy as np
+import torch
+
+from gbcore.graph import TransitionGraph
+
+FORMAT_VERSION = 1  # of checkpoints
 
 
 class RunDirectory:
     """A folder per run: config, TensorBoard events, metrics.csv, evaluations.csv, result.json.
 
     Args:
-        root: the folder of all runs.
-        name: the folder of this one; a number is appended if it exists.
+        path: the folder; a number is appended if it exists, unless the run is resumed.
         config: a dict of flags, written to config.json.
         metric_names: columns of metrics.csv, after global_step.
+        resume_step: step to go on after, in a folder that exists; rows after it are dropped.
         wandb_options: arguments of wandb.init where the run is tracked there, else None.
 
     Raises:
-        OSError: where root cannot be written to.
+        OSError: where path cannot be written to.
     """
 
-    def __init__(self, root, name, config, metric_names, wandb_options=None):
+    def __init__(self, path, config, metric_names, resume_step=None, wandb_options=None):
         from torch.utils.tensorboard import SummaryWriter  # 1 s that bad flags need not wait for
 
-        self.path = Path(root) / name
-        tries = 1
-        while self.path.exists():
-            tries += 1
-            self.path = Path(root) / f"{name}-{tries}"
-        self.path.mkdir(parents=True)
+        self.path = Path(path)
+        if resume_step is None:
+            tries = 1
+            while self.path.exists():
+                tries += 1
+                self.path = Path(f"{path}-{tries}")
+            self.path.mkdir(parents=True)
+            self.write_json("config.json", config)
         self.wandb = None
         if wandb_options is not None:
             import wandb
 
             self.wandb = wandb.init(
-                name=self.path.name, config=config, sync_tensorboard=True, **wandb_options
-            )
-        self._writer = SummaryWriter(self.path)
-        self.write_json("config.json", config)
+                id=self.path.name, resume="allow", config=config, sync_tensorboard=True,
+                **wandb_options,
+            )  # fmt: skip
+        self._writer = SummaryWriter(self.path, purge_step=resume_step)
         rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
         self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-        self._metrics = _Table(self.path / "metrics.csv", ("global_step", *metric_names))
-        self._evaluations = _Table(
-            self.path / "evaluations.csv",
-            ("global_step", "episode", "episodic_return", "episodic_length"),
-        )
+        columns = ("global_step", *metric_names)
+        self._metrics = _Table(self.path / "metrics.csv", columns, resume_step)
+        columns = ("global_step", "episode", "episodic_return", "episodic_length")
+        self._evaluations = _Table(self.path / "evaluations.csv", columns, resume_step)
 
     def log(self, step, metrics):
         """One row of metrics.csv, and one TensorBoard scalar per metric that has a value."""
@@ -89,10 +99,15 @@ class RunDirectory:
 class _Table:
     """A CSV file of which every row is on disk at once: a killed run loses none."""
 
-    def __init__(self, path, columns):
+    def __init__(self, path, columns, resume_step):
+        kept = []
+        if resume_step is not None and path.exists():
+            with path.open(newline="") as file:
+                kept = [row for row in csv.DictReader(file) if _is_until(row, resume_step)]
         self._file = path.open("w", newline="")
         self._rows = csv.DictWriter(self._file, columns, lineterminator="\n")
         self._rows.writeheader()
+        self._rows.writerows(kept)
 
     def write(self, row):
         self._rows.writerow({key: _short(value) for key, value in row.items()})
@@ -100,6 +115,10 @@ class _Table:
 
     def close(self):
         self._file.close()
+
+
+def _is_until(row, step):
+    return row["global_step"].isdigit() and int(row["global_step"]) <= step
 
 
 def _short(value):
@@ -117,3 +136,64 @@ def versions(*packages):
     for package in packages:
         found[package] = metadata.version(package)
     return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoints
+# --------------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(run_path, tensors, arrays, graph, state):
+    """Write everything that a run needs to go on, to RUN/checkpoint.
+
+    The new checkpoint is complete and on disk before it takes the place of the old one.
+
+    Args:
+        run_path: the run's folder.
+        tensors: what torch.save takes and torch.load gives back with weights_only.
+        arrays: a dict of NumPy arrays.
+        graph: the TransitionGraph.
+        state: what JSON can hold.
+    """
+    target = Path(run_path) / "checkpoint"
+    new, old = target.with_name("checkpoint.new"), target.with_name("checkpoint.old")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    torch.save(tensors, new / "tensors.pt")
+    np.savez(new / "arrays.npz", **arrays)
+    graph.save(new / "graph.npz", compress=False)
+    content = {"format_version": FORMAT_VERSION, **state}
+    (new / "state.json").write_text(json.dumps(content) + "\n")
+    for path in (*new.iterdir(), new):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(run_path, capacity):
+    """What `save_checkpoint` wrote: tensors, arrays, graph, state. Runs no code from the files.
+
+    Args:
+        run_path: the run's folder.
+        capacity: nodes that the graph shall have room for.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint.
+        ValueError: for another format version.
+    """
+    path = Path(run_path) / "checkpoint"
+    if not path.exists():  # killed between the two renames
+        path = path.with_name("checkpoint.old")
+    state = json.loads((path / "state.json").read_text())
+    if state.get("format_version") != FORMAT_VERSION:
+        version = state.get("format_version")
+        raise ValueError(f"Require a checkpoint of format {FORMAT_VERSION}, got {version}: {path}")
+    tensors = torch.load(path / "tensors.pt", weights_only=True, map_location="cpu")
+    with np.load(path / "arrays.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    return tensors, arrays, TransitionGraph.load(path / "graph.npz", capacity), state
