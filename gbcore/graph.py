@@ -156,10 +156,13 @@ class TransitionGraph:
 
     @property
     def observations(self):
-        """Observations by node id: [num_ids, *obs_shape]. Rows of freed ids mean nothing."""
+        """Observations by node id: [num_ids, *obs_shape], to be read only.
+
+        Rows of freed ids mean nothing; while no node was freed, num_ids is num_nodes.
+        """
         if self._frames is None:
             return self._keys.arrays
-        keys = self._keys.arrays
+        keys = self._keys.arrays.copy()
         if self.num_ids > self.num_nodes:  # the frames of a freed node may be gone
             keys[self._arrays.in_degree[: self.num_ids] == FREED] = 0
         return self._frames.take(keys)
@@ -440,6 +443,8 @@ class TransitionGraph:
         if end != used:
             problems.append(f"edge position {end}: in no block")
 
+        if arrays.degree.sum() != self.num_edges:
+            return [f"{self.num_edges} edges by the total, {arrays.degree.sum()} by the degrees"]
         edges = self.edges()
         source, target = edges["source"], edges["next"]
         if not ((target >= 0) & (target < self.num_ids)).all() or not alive[target].all():
@@ -492,7 +497,7 @@ def trajectory_subgraphs(starts, depth, node, action, reward, next_node, termina
 
     Raises:
         ValueError: for depth < 1 or arrays of different length.
-        IndexError: for a start that is no row.
+        IndexError: for a start that is no row, or a row followed that holds a negative id.
     """
     depth = operator.index(depth)
     if depth < 1:
@@ -513,7 +518,13 @@ def trajectory_subgraphs(starts, depth, node, action, reward, next_node, termina
     bad = np.flatnonzero((starts < 0) | (starts >= length))
     if len(bad):
         raise IndexError(f"Require 0 <= start < {length}, got {starts[bad[0]]}")
-    return kernels.follow_trajectories(replay, starts, depth)
+    bad_row, subgraphs = kernels.follow_trajectories(replay, starts, depth)
+    if bad_row >= 0:
+        raise IndexError(
+            "Require ids and actions >= 0, "
+            f"got row {bad_row}: action {replay.action[bad_row]}, next {replay.next_node[bad_row]}"
+        )
+    return subgraphs
 
 
 def as_indices(name, values):

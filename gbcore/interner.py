@@ -56,8 +56,10 @@ class Interner:
 
     @property
     def arrays(self):
-        """The interned arrays by id: [num_ids, *shape]. Rows of freed ids mean nothing."""
-        return self._decoded(self.table.rows[: self.num_ids])
+        """The interned arrays by id, read-only: [num_ids, *shape]. Rows of freed ids mean nothing."""
+        arrays = self._decoded(self.table.rows[: self.num_ids])
+        arrays.flags.writeable = False
+        return arrays
 
     def take(self, ids):
         """The interned arrays of some ids: [*ids.shape, *shape]."""

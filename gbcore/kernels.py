@@ -760,7 +760,12 @@ def row_in(keys, rows, node, nodes, num_rows):
 
 @njit(cache=True, nogil=True)
 def follow_trajectories(replay, starts, depth):
-    """Subgraphs that are chains: at most depth rows of the ring from each start."""
+    """Subgraphs that are chains: at most depth rows of the ring from each start.
+
+    Also returns -1, or else the first row met that holds a negative action or node; the subgraphs
+    then mean nothing.
+    """
+    bad_row = -1
     num_roots = starts.shape[0]
     size = num_roots * depth
     length = replay.node.shape[0]
@@ -789,6 +794,9 @@ def follow_trajectories(replay, starts, depth):
         chains_left = 0
         for i in range(num_chains):
             t = current[i]
+            if replay.action[t] < 0 or replay.next_node[t] < 0:
+                bad_row = t
+                continue
             if level > 0:
                 vertex_pairs[num_pairs - num_roots] = num_pairs
             pair_action[num_pairs] = replay.action[t]
@@ -813,7 +821,7 @@ def follow_trajectories(replay, starts, depth):
         target = outcome_vertex[o]
         if target < 0:
             outcome_vertex[o] = num_rows + (num_vertices if target == -1 else -2 - target)
-    return Subgraphs(
+    sub = Subgraphs(
         nodes[:num_rows],
         np.full(num_roots, -1, np.int64),
         vertex_row[:num_vertices],
@@ -828,6 +836,7 @@ def follow_trajectories(replay, starts, depth):
         level_pairs,
         level_pairs,
     )
+    return bad_row, sub
 
 
 @njit(cache=True, nogil=True)

@@ -59,7 +59,13 @@ class SumTree:
         return int(self._find(np.array([target], np.float64))[0])
 
     def sample(self, n, rng):
-        """Indices int64 [n], one drawn uniformly from each of n equal slices of the total."""
+        """Indices int64 [n], one drawn uniformly from each of n equal slices of the total.
+
+        Raises:
+            ValueError: for n < 1, or if no priority is positive.
+        """
+        if n < 1:
+            raise ValueError(f"Require n >= 1, got {n}")
         if self.total <= 0:
             raise ValueError(f"Require a positive priority, got total {self.total}")
         targets = (np.arange(n) + rng.random(n)) * (self.total / n)

@@ -49,7 +49,7 @@ def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, poli
     leaf_q = np.ascontiguousarray(leaf_q)
     if leaf_q.dtype not in (np.float32, np.float64):
         raise TypeError(f"Require leaf_q of float32 or float64, got {leaf_q.dtype}")
-    _check_arguments(subgraphs, "leaf_q", leaf_q.shape[:1], leaf_q.ndim, 2, gamma, rule)
+    _check_arguments(subgraphs, "leaf_q", leaf_q.shape, 2, gamma, rule)
     best, probabilities = np.empty(0, np.int64), np.empty((0, 0), leaf_q.dtype)
     if _needs_selector(rule, selector_q):
         _check_companion("selector_q", selector_q, leaf_q.shape)
@@ -65,6 +65,7 @@ def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, poli
     return pair_q
 
 
+@torch.no_grad()
 def categorical_targets(
     subgraphs, leaf_pmf, support, gamma, rule="double", selector_q=None, policy=None
 ):
@@ -89,9 +90,7 @@ def categorical_targets(
     Raises:
         ValueError: for an unknown rule, a missing argument or a wrong shape.
     """
-    _check_arguments(
-        subgraphs, "leaf_pmf", tuple(leaf_pmf.shape[:1]), leaf_pmf.ndim, 3, gamma, rule
-    )
+    _check_arguments(subgraphs, "leaf_pmf", tuple(leaf_pmf.shape), 3, gamma, rule)
     num_leaves, num_actions, num_atoms = leaf_pmf.shape
     if tuple(support.shape) != (num_atoms,) or num_atoms < 2:
         raise ValueError(f"Require support of shape ({num_atoms},), got {tuple(support.shape)}")
@@ -266,14 +265,17 @@ def _needs_selector(rule, selector_q):
     return rule == "double" or (rule == "behaviour" and selector_q is not None)
 
 
-def _check_arguments(subgraphs, name, rows, ndim, expected_ndim, gamma, rule):
+def _check_arguments(subgraphs, name, shape, num_axes, gamma, rule):
     if rule not in RULES:
         raise ValueError(f"Require a rule of {', '.join(RULES)}; got {rule!r}")
-    if ndim != expected_ndim or rows != (len(subgraphs.nodes),):
+    if len(shape) != num_axes or shape[0] != len(subgraphs.nodes):
         raise ValueError(
-            f"Require {name} with {expected_ndim} axes and {len(subgraphs.nodes)} rows, one per "
-            f"node of the subgraphs; got {ndim} axes and {rows} rows"
+            f"Require {name} with {num_axes} axes and {len(subgraphs.nodes)} rows, one per node "
+            f"of the subgraphs; got shape {tuple(shape)}"
         )
+    largest = subgraphs.pair_action.max(initial=-1)
+    if largest >= shape[1]:
+        raise ValueError(f"Require {name} with all actions, got {shape[1]} for action {largest}")
     if not 0 <= gamma <= 1:
         raise ValueError(f"Require 0 <= gamma <= 1, got {gamma}")
 

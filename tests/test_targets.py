@@ -603,14 +603,17 @@ def test_the_same_seed_gives_the_same_sample():
 
 
 def test_a_sample_depends_on_the_seed_alone():
-    """Not on what was expanded before, which leaves larger arrays to work in."""
-    case = Case(*CORNERS["thousands of outcomes"])
-    pairs = [(s, 1) for s in range(1, 40, 3)] * 3
-    first, second = (
-        case.q_targets(case.expand(pairs, 5, 12, np.random.default_rng(0)), "greedy")
-        for _ in range(2)
-    )
-    np.testing.assert_array_equal(first, second)
+    """Not on what was expanded in between, which leaves larger arrays to work in."""
+    case = Case(2, BUSY)
+
+    def draw(num_roots):
+        sub = case.expand([(0, 0)] * num_roots, 4, 2, np.random.default_rng(0))
+        return case.q_targets(sub, "greedy")
+
+    first = draw(10)
+    many = draw(1000)
+    np.testing.assert_array_equal(draw(1000), many)
+    np.testing.assert_array_equal(draw(10), first)
 
 
 def test_a_generator_moves_on_between_calls():
@@ -1099,3 +1102,15 @@ def test_targets_reject_a_trajectory_with_more_actions_than_the_network():
     sub = trajectory_subgraphs(np.array([0]), 4, *Ring(STEPS, 8).columns())
     with raises_naming(2, (ValueError, IndexError)):
         q_targets(sub, np.zeros((len(sub.nodes), 2)), 0.9)
+
+
+@pytest.mark.parametrize("column", [1, 3])
+def test_a_trajectory_through_an_unfilled_row_is_rejected(column):
+    """-1 as an action or a next node of a row that is followed; in other rows it does no harm."""
+    columns = [c.copy() for c in Ring(STEPS, 8).columns()]
+    columns[column][2] = -1
+    sub = trajectory_subgraphs(np.array([3]), 2, *columns)
+    assert np.isfinite(q_targets(sub, np.zeros((len(sub.nodes), 3)), 0.9)).all()
+    with raises_naming(-1):
+        sub = trajectory_subgraphs(np.array([0]), 4, *columns)
+        q_targets(sub, np.zeros((len(sub.nodes), 3)), 0.9)
