@@ -508,7 +508,9 @@ class Learner:
         self.online = network.to(device, memory_format=torch.channels_last)
         # Copied after every update, the two differ by their noise alone: one network serves both.
         self.shared = args.target_network_frequency == 1
-        self.target = self.online if self.shared else copy.deepcopy(self.online)
+        self.target = self.online
+        if not self.shared:
+            self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = torch.optim.Adam(
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )

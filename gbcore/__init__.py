@@ -2,14 +2,17 @@
 
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
 from gbcore.kernels import Subgraphs
+from gbcore.leaf_table import LeafTable
 from gbcore.sum_tree import SumTree
-from gbcore.targets import categorical_targets, prune, q_targets
+from gbcore.targets import categorical_targets, pair_q_values, prune, q_targets
 
 __all__ = [
+    "LeafTable",
     "Subgraphs",
     "SumTree",
     "TransitionGraph",
     "categorical_targets",
+    "pair_q_values",
     "prune",
     "q_targets",
     "trajectory_subgraphs",

@@ -56,7 +56,7 @@ class Interner:
 
     @property
     def arrays(self):
-        """The interned arrays by id, read-only: [num_ids, *shape]. Rows of freed ids mean nothing."""
+        """The interned arrays by id: [num_ids, *shape], read-only; rows of freed ids are void."""
         arrays = self._decoded(self.table.rows[: self.num_ids])
         arrays.flags.writeable = False
         return arrays

@@ -1,0 +1,341 @@
+"""gb_rainbow_atari.py on real games: what it records, what it computes, what it refuses."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gb_rainbow_atari as script
+from gbcore import TransitionGraph
+from gbcore.run_directory import RunDirectory
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = [
+    "--threads", "1", "--learning-starts", "20", "--batch-size", "4", "--eval-episodes", "1",
+    "--exploration-steps", "20", "--log-frequency", "10",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def make_learner(args, num_actions, capacity=300):
+    graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True)
+    replay = script.Replay(graph, capacity, args.priority_exponent)
+    return script.Learner(args, graph, replay, num_actions, torch.device("cpu"))
+
+
+def play(tmp_path, game, steps, **flags):
+    """A learner whose replay holds so many random steps of a real game."""
+    args = script.Args(
+        env_id=game, total_timesteps=steps, learning_starts=steps, start_e=1.0, end_e=1.0,
+        cuda=False, **flags,
+    )  # fmt: skip
+    num_actions = script.num_actions_of(game)
+    learner = make_learner(args, num_actions, args.buffer_size or steps)
+    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
+    rng = np.random.default_rng(0)
+    assert script.train(args, game, run, learner, rng, script.Counters())
+    run.close()
+    return learner
+
+
+# --------------------------------------------------------------------------------------------------
+# What is recorded
+# --------------------------------------------------------------------------------------------------
+
+
+def test_no_transition_crosses_a_reset_and_a_lost_life_ends_no_game(tmp_path):
+    steps = 900
+    learner = play(tmp_path, "breakout", steps)
+    replay, graph = learner.replay, learner.graph
+    assert graph.check_valid() == []
+    assert graph.num_transitions == steps
+    before = graph.observations_of(replay.node)  # [steps, 4, 84, 84]
+    after = graph.observations_of(replay.next_node)
+    # Each observation is the one before, moved on by a frame: a reset would show an empty stack.
+    np.testing.assert_array_equal(after[:, :3], before[:, 1:])
+
+    starts = np.append(0, np.flatnonzero(replay.cut[:-1]) + 1)
+    assert len(starts) >= 3, "several games were played"
+    assert (before[starts, :3] == 0).all(), "a game starts from an empty stack"
+    continues = np.flatnonzero(~replay.cut[:-1])
+    np.testing.assert_array_equal(replay.next_node[continues], replay.node[continues + 1])
+
+    # Five lives a game: each loss is a done transition, and only the fifth is followed by a cut.
+    for first, last in zip(starts[:-1], starts[1:] - 1, strict=True):
+        ends = np.flatnonzero(replay.terminated[first : last + 1])
+        assert len(ends) == 5
+        assert first + ends[-1] == last
+        assert not replay.cut[first + ends[:-1]].any()
+
+
+def test_game_without_lives_ends_once(tmp_path):
+    learner = play(tmp_path, "pong", 1000)
+    replay = learner.replay
+    assert replay.terminated.sum() == replay.cut[:-1].sum() <= 1
+    assert set(np.unique(replay.reward)) <= {-1.0, 0.0, 1.0}
+    assert (replay.reward == -1).any()
+
+
+def test_rewards_are_clipped_for_training_but_reported_raw(tmp_path):
+    learner = play(tmp_path, "alien", 400)  # a dot is worth 10 points
+    assert learner.replay.reward.max() == 1.0
+    returns, _ = script.evaluate(
+        lambda obs: np.random.default_rng(int(obs.sum())).integers(18, size=len(obs)),
+        "alien", 3, 2, 2, 0.0,
+    )  # fmt: skip
+    assert min(returns) >= 10
+
+
+def test_replay_and_graph_forget_together(tmp_path):
+    learner = play(tmp_path, "breakout", 400, buffer_size=100)
+    replay, graph = learner.replay, learner.graph
+    assert graph.num_transitions == replay.size == 100
+    assert graph.check_valid() == []
+    assert graph.num_nodes <= 101 + replay.cut.sum()
+    assert graph.num_frames <= 4 * graph.num_nodes
+
+
+def test_evaluate_plays_each_environment_its_share():
+    returns, lengths = script.evaluate(
+        lambda obs: np.full(len(obs), 1), "pong", 5, num_episodes=3, num_envs=2, epsilon=1.0
+    )
+    assert len(returns) == len(lengths) == 3
+    assert all(-21 <= r <= 21 and n > 500 for r, n in zip(returns, lengths, strict=True))
+
+
+@pytest.mark.parametrize("name", ["Freeway", "freeway", "ALE/Freeway-v5", "FreewayNoFrameskip-v4"])
+def test_spellings_of_a_game(name):
+    assert script.game_of(name) == "freeway"
+    assert script.game_of("MsPacman") == script.game_of("ms_pacman") == "ms_pacman"
+
+
+def test_all_games_of_the_suite_exist():
+    assert len(script.REFERENCE_SCORES) == 26
+    for game in script.REFERENCE_SCORES:
+        assert script.game_of(game) == game
+
+
+# --------------------------------------------------------------------------------------------------
+# What is computed
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=script.BACKUPS)
+def filled(request):
+    """Function of flags: a learner over a random graph of 30 states, and a batch."""
+
+    def make(**flags):
+        torch.manual_seed(0)
+        rng = np.random.default_rng(0)
+        args = script.Args(backup=request.param, cuda=False, depth=4, breadth=3, **flags)
+        learner = make_learner(args, 3)
+        graph = learner.graph
+        obs = rng.integers(256, size=(30, 4, 84, 84), dtype=np.uint8)
+        nodes = [graph.node(o) for o in obs]
+        node, starts_episode = nodes[0], True
+        for _ in range(300):
+            next_node = nodes[rng.integers(30)]
+            terminated = bool(rng.random() < 0.1)
+            action, reward = int(rng.integers(3)), float(rng.integers(3) - 1)
+            learner.replay.add(node, action, reward, next_node, terminated, starts_episode)
+            node, starts_episode = next_node, bool(rng.random() < 0.05)
+        batch = learner.replay.sample(16, 0.4, rng)
+        return learner, batch, learner.subgraphs(batch, rng)
+
+    return make
+
+
+@pytest.mark.parametrize("frequency", [1, 7])
+def test_pruned_targets_are_the_targets(filled, frequency):
+    learner, _, subgraphs = filled(target_network_frequency=frequency)
+    if frequency > 1:
+        with torch.no_grad():
+            for parameter in learner.target.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+    with torch.no_grad():
+        heads, target_heads = learner.online.heads(), learner.target.heads()
+    whole = learner.targets(subgraphs, heads, target_heads)
+    num_whole = learner.num_evaluated
+    pruned = learner.pruned_targets(subgraphs, heads, target_heads)
+    torch.testing.assert_close(pruned, whole, rtol=0, atol=1e-6)
+    torch.testing.assert_close(whole.sum(1), torch.ones(16), rtol=0, atol=1e-5)
+    assert learner.num_evaluated - num_whole <= num_whole
+
+
+def test_update_moves_the_prediction_towards_the_target(filled):
+    learner, batch, subgraphs = filled(gamma=0.0)
+    first = learner.update(batch, subgraphs)[0]
+    for _ in range(15):
+        last = learner.update(batch, subgraphs)[0]
+    assert last < first
+
+
+def test_target_network_is_copied_when_due(filled):
+    learner, batch, subgraphs = filled(target_network_frequency=2)
+
+    def same():
+        pairs = zip(learner.online.parameters(), learner.target.parameters(), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
+
+    learner.update(batch, subgraphs)
+    assert not same()
+    learner.update(batch, subgraphs)
+    assert same()
+
+
+def test_batch_without_a_state_to_evaluate():
+    learner = make_learner(script.Args(cuda=False), 3)
+    node = learner.graph.node(np.zeros((4, 84, 84), np.uint8))
+    learner.replay.add(node, 0, 1.0, node, True, True)
+    batch = learner.replay.sample(4, 1.0, np.random.default_rng(0))
+    subgraphs = learner.subgraphs(batch, np.random.default_rng(0))
+    heads = learner.online.heads()
+    targets = learner.pruned_targets(subgraphs, heads, heads)
+    expectation = targets @ learner.support
+    torch.testing.assert_close(expectation, torch.ones(4), rtol=0, atol=1e-5)
+
+
+def test_noisy_layer_is_factorised_noise_on_its_means():
+    torch.manual_seed(0)
+    layer = script.NoisyLinear(50, 40, 0.5)
+    draws = [layer.sample() for _ in range(400)]
+    weights = torch.stack([weight for weight, _ in draws]).detach()
+    noise = (weights - layer.weight) / layer.weight_std
+    assert torch.linalg.matrix_rank(noise[0]) == 1
+    # E[f(x)^2] = E|x| for each factor: the variance of a product of two is 2 / pi.
+    assert noise.mean().abs() < 0.02
+    assert abs(noise.var().item() - 2 / np.pi) < 0.05
+
+
+def test_duelling_heads_subtract_the_mean_advantage():
+    network = script.RainbowNetwork(3, 5, 0.5)
+    features = network.features(torch.randint(256, (2, 4, 84, 84), dtype=torch.uint8))
+    assert features.shape == (2, 3136)
+    pmf = network.log_pmf(features, network.heads(noisy=False)).exp()
+    assert pmf.shape == (2, 3, 5)
+    torch.testing.assert_close(pmf.sum(-1), torch.ones(2, 3))
+    with torch.no_grad():
+        network.advantage.bias.add_(7.0)  # the same for every action: no change
+    again = network.log_pmf(features, network.heads(noisy=False)).exp()
+    torch.testing.assert_close(again, pmf)
+
+
+def test_priorities_and_importance_weights():
+    learner = make_learner(script.Args(cuda=False), 3)
+    replay = learner.replay
+    nodes = [learner.graph.node(np.full((4, 84, 84), i, np.uint8)) for i in range(2)]
+    for i in range(3):
+        replay.add(nodes[i % 2], i, 0.0, nodes[1 - i % 2], False, i == 0)
+    replay.update_priorities(np.arange(3), np.array([1.0, 4.0, 16.0], np.float32))
+    np.testing.assert_allclose(replay.priorities.priorities[:3], [1, 2, 4])
+    batch = replay.sample(700, 1.0, np.random.default_rng(0))
+    np.testing.assert_allclose(np.bincount(batch.rows), [100, 200, 400], atol=1)
+    np.testing.assert_allclose(batch.weights, (1 / np.array([1, 2, 4]))[batch.rows], rtol=1e-6)
+    replay.add(nodes[0], 0, 0.0, nodes[0], False, False)
+    assert replay.priorities.get([3]) == 4, "a new transition gets the largest priority so far"
+
+
+# --------------------------------------------------------------------------------------------------
+# The command
+# --------------------------------------------------------------------------------------------------
+
+
+def command(*flags):
+    return subprocess.run(
+        [sys.executable, ROOT / "gb_rainbow_atari.py", *flags],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def read_metrics(folder):
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row.pop("charts/SPS")
+    return rows
+
+
+def only_run(folder):
+    (run,) = folder.iterdir()
+    return run
+
+
+@pytest.mark.parametrize("backup", script.BACKUPS)
+def test_same_seed_same_metrics(tmp_path, backup):
+    runs = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        done = command(
+            "--env-id", "Pong", "--backup", backup, "--total-timesteps", "40", *SMALL,
+            "--eval-episodes", "1", "--eval-epsilon", "1", "--run-dir", str(folder),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        runs.append(only_run(folder))
+    assert read_metrics(runs[0]) == read_metrics(runs[1])
+    assert len(read_metrics(runs[0])) == 4
+    result = json.loads((runs[0] / "result.json").read_text())
+    assert result["steps"] == 40
+    assert result["sps"] > 0
+    assert result["human_normalized_score"] == (result["score"] + 20.7) / 35.3
+    names = {path.name for path in runs[0].iterdir()}
+    assert {"config.json", "evaluations.csv", "model.pt", "graph.npz"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    graph = TransitionGraph.load(runs[0] / "graph.npz")
+    assert graph.num_transitions == 40
+    assert graph.check_valid() == []
+
+
+def test_resume_goes_on_from_the_checkpoint(tmp_path):
+    flags = ["--env-id", "Pong", *SMALL, "--eval-epsilon", "1", "--run-dir", str(tmp_path)]
+    done = command(*flags, "--total-timesteps", "60", "--checkpoint-frequency", "40")
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path)
+    before = read_metrics(run)
+    done = command("--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    after = read_metrics(run)
+    assert [row["global_step"] for row in after] == ["10", "20", "30", "40", "50", "60"]
+    assert after[:4] == before[:4]
+    graph = TransitionGraph.load(run / "graph.npz")
+    assert graph.num_transitions == 60
+    assert graph.check_valid() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--env-id", "Freewy"], ["Freewy", "freeway"]),
+        (["--backup", "grph"], ["grph", "graph-mixed"]),
+        (["--depth", "0"], ["--depth", "0"]),
+        (["--breadth", "-1"], ["--breadth", "-1"]),
+        (["--buffer-size", "31"], ["31", "32"]),
+        (["--n-atoms", "1"], ["--n-atoms", "1"]),
+        (["--v-min", "3", "--v-max", "3"], ["--v-min", "3.0"]),
+        (["--run-dir", "/proc/nowhere"], ["/proc/nowhere"]),
+        (["--resume", "/nowhere"], ["/nowhere"]),
+        (["--gamma", "nan"], ["--gamma", "nan"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(flags, words):
+    done = command(*flags)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none():
+    done = command("--cuda")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "CUDA" in done.stderr
