@@ -1,0 +1,119 @@
+"""Draw docs/backups.png: what each backup reads to compute one target.
+
+    python benchmark/draw_backups.py
+
+Two trajectories meet in one state. The subgraphs are those that gbcore returns, and the targets are
+those that it computes, with all leaf values 0.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gbcore import TransitionGraph, q_targets, trajectory_subgraphs  # noqa: E402
+
+# State -> place. The lower trajectory is the sampled one; the upper one reaches the goal.
+PLACES = {
+    "s": (0, 0), "a": (1, 0.35), "x": (2, 1), "b": (3, 0.35), "c": (4, 0), "d": (5, 0),
+    "p": (0, 2), "q": (1, 1.65), "y": (3, 1.65), "z": (4, 2), "goal": (5, 2),
+}  # fmt: skip
+UPPER = [("p", 0), ("q", 0), ("x", 1), ("y", 0), ("z", 0), ("goal", None)]
+LOWER = [("s", 0), ("a", 0), ("x", 0), ("b", 0), ("c", 0), ("d", None)]
+DEPTH, GAMMA, NUM_ACTIONS = 5, 0.9, 2
+BACKUPS = {
+    "one-step": ("trajectory", "greedy", 1),
+    "n-step": ("trajectory", "behaviour", DEPTH),
+    "tree": ("trajectory", "greedy", DEPTH),
+    "graph": ("graph", "greedy", DEPTH),
+    "graph-mixed": ("graph", "behaviour", DEPTH),
+}
+
+
+def build():
+    """The graph, the names of its nodes, and the replay rows of both trajectories."""
+    graph = TransitionGraph(NUM_ACTIONS, (1,), np.int64)
+    ids = {name: graph.node(np.array([i])) for i, name in enumerate(PLACES)}
+    rows = []
+    for trajectory in (UPPER, LOWER):
+        steps = itertools.pairwise(trajectory)
+        for k, ((state, action), (next_state, _)) in enumerate(steps):
+            done = next_state == "goal"
+            row = (ids[state], action, float(done), ids[next_state], done)
+            graph.add(*row)
+            rows.append((*row, k == len(trajectory) - 2))
+    return graph, {node: name for name, node in ids.items()}, rows
+
+
+def edges_read(subgraphs, graph, root):
+    """(state, next state) ids of the transitions that a target reads."""
+    source = {0: root}
+    first = len(subgraphs.nodes)
+    vertex_of_pair = np.repeat(
+        np.arange(len(subgraphs.vertex_row)), np.diff(subgraphs.vertex_pairs)
+    )
+    for pair, vertex in enumerate(vertex_of_pair, start=1):
+        source[pair] = subgraphs.nodes[subgraphs.vertex_row[vertex]]
+    known = graph.edges()
+    for pair, vertex in zip(subgraphs.outcome_pair, subgraphs.outcome_vertex, strict=True):
+        state, action = source[int(pair)], subgraphs.pair_action[pair]
+        if vertex < first:
+            yield state, subgraphs.nodes[vertex]
+        elif vertex < first + len(subgraphs.vertex_row):
+            yield state, subgraphs.nodes[subgraphs.vertex_row[vertex - first]]
+        else:  # the end of the episode
+            same = (known["source"] == state) & (known["action"] == action) & known["terminated"]
+            yield state, known["next"][same][0]
+
+
+def main():
+    graph, names, rows = build()
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    start = len(UPPER) - 1  # the row of (s, 0)
+    figure, axes = plt.subplots(1, len(BACKUPS), figsize=(15, 2.9), sharey=True)
+    for axis, (backup, (source, rule, depth)) in zip(axes, BACKUPS.items(), strict=True):
+        node, action, reward, next_node, done, cut = columns
+        if source == "graph":
+            subgraphs = graph.expand(node[[start]], action[[start]], depth)
+        else:
+            subgraphs = trajectory_subgraphs(
+                np.array([start]), depth, node, action, reward, next_node, done, cut
+            )
+        leaf_q = np.zeros((len(subgraphs.nodes), NUM_ACTIONS))
+        target = q_targets(subgraphs, leaf_q, GAMMA, rule)[0]
+        read = set(edges_read(subgraphs, graph, node[start]))
+        edges = graph.edges()
+        for state, following in zip(edges["source"], edges["next"], strict=True):
+            used = (state, following) in read
+            axis.annotate(
+                "",
+                xy=PLACES[names[following]],
+                xytext=PLACES[names[state]],
+                arrowprops={
+                    "arrowstyle": "-|>",
+                    "color": "#d9480f" if used else "#ced4da",
+                    "linewidth": 2.2 if used else 1.4,
+                    "shrinkA": 7,
+                    "shrinkB": 7,
+                },
+            )
+        for name, (x, y) in PLACES.items():
+            goal, root = name == "goal", name == "s"
+            color = "#2b8a3e" if goal else "#1864ab" if root else "#adb5bd"
+            axis.scatter(x, y, s=90, color=color, zorder=3)
+        axis.text(5, 1.62, "+1", ha="center", fontsize=10, color="#2b8a3e")
+        axis.set_title(f"{backup}: target {target:.2f}", fontsize=12)
+        axis.set_xlim(-0.4, 5.4)
+        axis.set_ylim(-0.4, 2.4)
+        axis.axis("off")
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "backups.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Everything that CI checks: lint, format, the suite, and the core's tests again without JIT.
+
+    python tests/run_all.py
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = ("test_graph.py", "test_targets.py", "test_sum_tree.py")
+
+
+def run(*command, **environment):
+    print("$", *command, flush=True)
+    # One thread per process: the tests use one process per core.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environment, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def main():
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    core = [str(Path("tests") / name) for name in CORE]
+    run("pytest", "--numprocesses", "2", *core, NUMBA_DISABLE_JIT="1")
+    run("pytest", "--numprocesses", "2")
+
+
+if __name__ == "__main__":
+    main()
