@@ -825,7 +825,6 @@ def main():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
-    torch.set_flush_denormal(True)
     device = torch.device("cuda" if args.cuda else "cpu")
 
     script = Path(__file__).stem
@@ -849,6 +848,7 @@ def main():
     begin = time.perf_counter()
     num_actions = num_actions_of(game)
     warm_up(num_actions)
+    torch.set_flush_denormal(True)  # sparse rewards fill Adam's moments with denormals
     if checkpoint:
         learner, rng, counters = restore(args, checkpoint, device, num_actions)
     else:
