@@ -313,7 +313,7 @@ class TransitionGraph:
         if self._stamps[0] > MAX_STAMP:
             self._marks[:] = 0
             self._stamps[0] = 0
-        seed = np.uint64(rng.integers(2**63)) if breadth > 0 else np.uint64(0)
+        seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
         return kernels.expand_roots(
             self._arrays, nodes, actions, depth, breadth, seed,
             self._marks, self._stamps, self._room,

@@ -530,7 +530,7 @@ ROOM_NODES, ROOM_PAIRS, ROOM_OUTCOMES, ROOM_LEVEL = 0, 1, 2, 3
 
 @njit(cache=True, nogil=True)
 def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, stamps, room):
-    """Subgraphs of a batch of roots: DESIGN "Semantics", paper Algorithm 1.
+    """Subgraphs of a batch of roots: paper, Algorithm 1.
 
     With breadth 0 all roots share the levels below their own; otherwise each root is a group of
     its own, in which at most breadth transitions are kept at each level below the root.
@@ -679,7 +679,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                             pair_count[num_pairs] = 0
                             num_pairs += 1
                 for k in range(degree):
-                    e = start + k
+                    e = np.uint64(start + k)  # unsigned: no test for a negative index
                     action = edge_action[e]
                     if level == 0:
                         if action != root_actions[v]:
@@ -703,10 +703,11 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                                 vertex_row[num_vertices] = target
                                 num_vertices += 1
                             target = -2 - (mark & 0xFFFFFFFF)
-                    outcome_pair[num_outcomes] = pair
-                    outcome_vertex[num_outcomes] = target
-                    outcome_weight[num_outcomes] = edge_count[e]  # over c(s, a), once it is known
-                    outcome_reward[num_outcomes] = edge_reward[e]
+                    at = np.uint64(num_outcomes)
+                    outcome_pair[at] = pair
+                    outcome_vertex[at] = target
+                    outcome_weight[at] = edge_count[e]  # over c(s, a), once it is known
+                    outcome_reward[at] = edge_reward[e]
                     pair_count[pair] += edge_count[e]
                     num_outcomes += 1
                 if level == 0 and pair_count[v] == 0:
@@ -846,10 +847,10 @@ def read_value(rule, q, i, best, policy, row):
         return q[i, best[row]]
     value = q[i, 0] if rule == GREEDY else policy[row, 0] * q[i, 0]
     for a in range(1, q.shape[1]):
-        if rule == GREEDY:
-            value = max(value, q[i, a])
-        else:
+        if rule == POLICY:
             value += policy[row, a] * q[i, a]
+        elif q[i, a] > value:
+            value = q[i, a]
     return value
 
 
