@@ -177,7 +177,7 @@ class Args:
 
 
 def fail(message):
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -241,7 +241,7 @@ def resumed(path):
         args = Args(**json.loads((Path(path) / "config.json").read_text()))
         checkpoint = load_checkpoint(path, (args.buffer_size or args.total_timesteps) + 2)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
-        fail(f"cannot resume {path!r}: {error}".splitlines()[0])
+        fail(f"cannot resume {path!r}: {error}")
     args.resume = path
     return args, checkpoint
 

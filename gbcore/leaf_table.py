@@ -39,9 +39,13 @@ class LeafTable:
         return self.q[nodes]
 
     def write(self, nodes, actions, values):
-        """Replace the values of some pairs; where a pair comes twice, the later one stays."""
-        self.values(np.unique(nodes))  # else a later evaluation would undo it
-        self.q[nodes, actions] = values
+        """Replace the values of some pairs; where a pair comes twice, the first one stays."""
+        if self.graph.num_ids > len(self.known):
+            self._grow()
+        unknown = nodes[~self.known[nodes]]
+        self.values(np.unique(unknown))  # else a later evaluation would undo what is written
+        # put writes in order, which assignment to an index does not promise.
+        np.put(self.q, (nodes * self.q.shape[1] + actions)[::-1], values[::-1])
 
     def forget(self, nodes):
         """These ids were freed: another state may get them."""

@@ -1,0 +1,64 @@
+"""Draw the learning curves of runs from their evaluations.csv.
+
+python benchmark/plot_runs.py benchmark/results/krull_graph_1 --out docs/krull.png
+"""
+
+import csv
+import json
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tyro
+
+
+@dataclass
+class Args:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """folders with evaluations.csv and config.json"""
+    out: Path
+    """the picture, .png or .svg"""
+    random_score: float | None = None
+    """score of random actions, drawn as a line"""
+
+
+def read_curve(run):
+    """Steps, and the mean and standard error of the episodes of each evaluation."""
+    returns = defaultdict(list)
+    with (run / "evaluations.csv").open() as file:
+        for row in csv.DictReader(file):
+            returns[int(row["global_step"])].append(float(row["episodic_return"]))
+    steps = sorted(returns)
+    means = [np.mean(returns[step]) for step in steps]
+    errors = [np.std(returns[step]) / np.sqrt(len(returns[step])) for step in steps]
+    return np.array(steps), np.array(means), np.array(errors)
+
+
+def main():
+    args = tyro.cli(Args)
+    figure, axis = plt.subplots(figsize=(6.5, 3.4))
+    for run in args.runs:
+        try:
+            config = json.loads((run / "config.json").read_text())
+            steps, means, errors = read_curve(run)
+        except (OSError, ValueError, KeyError) as error:
+            print(f"error: {run} is no run: {error}", file=sys.stderr)
+            sys.exit(2)
+        label = f"{config['env_id']}, {config['backup']}, seed {config['seed']}"
+        axis.errorbar(steps, means, errors, label=label, marker="o", markersize=4, capsize=2)
+    if args.random_score is not None:
+        axis.axhline(args.random_score, color="gray", linestyle="--", label="random actions")
+    axis.set_xlabel("environment steps")
+    axis.set_ylabel("score (mean, standard error)")
+    axis.legend()
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(args.out, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

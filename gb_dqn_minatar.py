@@ -1,0 +1,770 @@
+"""Graph Backup on MinAtar: DQN with five choices of bootstrap target.
+
+    python gb_dqn_minatar.py --env-id Freeway --backup graph
+
+Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
+batch 32, one update every 4 steps. Games: Young and Tian 2019, with sticky actions, difficulty
+ramping and all 6 actions. This file and the folder gbcore are all there is: copy them and change
+them.
+"""
+
+import contextlib
+import copy
+import difflib
+import json
+import os
+import random
+import sys
+import time
+import zipfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from minatar import Environment
+from tqdm import tqdm
+
+from gbcore import LeafTable, TransitionGraph, pair_q_values, trajectory_subgraphs
+from gbcore.run_directory import (
+    RunDirectory,
+    load_checkpoint,
+    run_name,
+    save_checkpoint,
+    versions,
+)
+
+# The five backups are two choices: where the subgraph comes from, and how a state's value is read.
+BACKUPS = {
+    "one-step": ("trajectory", "greedy"),
+    "n-step": ("trajectory", "behaviour"),
+    "tree": ("trajectory", "greedy"),
+    "graph": ("graph", "greedy"),
+    "graph-mixed": ("graph", "behaviour"),
+}
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+MAX_STEPS = 5_000  # of an episode
+
+
+@dataclass
+class Args:
+    env_id: str = "Freeway"
+    """the game, as in Freeway, freeway or MinAtar/Freeway-v0"""
+    seed: int = 1
+    """seed of the game, the networks and all sampling"""
+    episode_seed: Annotated[str, tyro.conf.arg(metavar="{fresh,fixed}")] = "fresh"
+    """fixed: re-seed the game, but not its sticky actions, at every reset"""
+    torch_deterministic: bool = True
+    """make torch use deterministic algorithms"""
+    cuda: bool = False
+    """run on the GPU; off by default, the networks are small"""
+    threads: int = 1
+    """CPU threads for torch; 0 = all cores. More than 1 slow small networks down"""
+    track: bool = False
+    """log to Weights and Biases as well (pip install wandb)"""
+    wandb_project_name: str = "graph-backup"
+    """the W&B project"""
+    wandb_entity: str | None = None
+    """the W&B entity (team)"""
+    capture_video: bool = False
+    """write a video of one episode after training (pip install imageio-ffmpeg)"""
+    save_model: bool = True
+    """write the networks and the transition graph at the end"""
+    run_dir: str = "runs"
+    """folder in which each run gets a folder of its own"""
+
+    total_timesteps: int = 100_000
+    """environment steps"""
+    learning_rate: float = 6.5e-5
+    """step size of Adam"""
+    adam_eps: float = 1.5e-4
+    """epsilon of Adam"""
+    buffer_size: int = 0
+    """transitions kept in the replay and the graph; 0 = total_timesteps"""
+    gamma: float = 0.99
+    """the discount"""
+    target_network_frequency: int = 8_000
+    """steps between two copies of the online network into the target network"""
+    batch_size: int = 32
+    """transitions per update"""
+    learning_starts: int = 1_600
+    """steps before the first update"""
+    train_frequency: int = 4
+    """steps between updates"""
+    updates_per_train: int = 1
+    """updates each time"""
+
+    start_e: float = 1.0
+    """epsilon until learning starts"""
+    end_e: float = 0.02
+    """epsilon from then on"""
+
+    backup: Annotated[str, tyro.conf.arg(metavar="{one-step,n-step,tree,graph,graph-mixed}")] = (
+        "graph"
+    )
+    """the bootstrap target"""
+    depth: int = 5
+    """nested backups per target; one-step always takes 1"""
+    breadth: int = 20
+    """transitions kept per level of a graph backup; 0 = all"""
+    persist_targets: bool = False
+    """write nested values into the leaf values until the target network is updated"""
+
+    eval_episodes: int = 3
+    """episodes of each evaluation"""
+    eval_frequency: int = 1_000
+    """steps between evaluations; 0 = only after training"""
+    eval_epsilon: float = 0.001
+    """share of random actions in evaluation"""
+    log_frequency: int = 500
+    """steps between rows of metrics.csv"""
+    checkpoint_frequency: int = 0
+    """steps between checkpoints; 0 = only when interrupted"""
+    resume: str | None = None
+    """folder of a run to go on with from its checkpoint; its flags are used, no others"""
+
+
+# --------------------------------------------------------------------------------------------------
+# Bad input: one line, exit status 2
+# --------------------------------------------------------------------------------------------------
+
+
+def fail(message):
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def game_of(env_id):
+    """Name of a game, from any spelling of it that people use."""
+    name = env_id.strip().removeprefix("MinAtar/").removeprefix("minatar/").split("-v")[0]
+    key = name.replace("_", "").replace("-", "").replace(" ", "").lower()
+    games = {game.replace("_", ""): game for game in GAMES}
+    if key not in games:
+        close = difflib.get_close_matches(key, games, n=3, cutoff=0.4)
+        nearest = ", ".join(games[k] for k in close) or ", ".join(GAMES)
+        fail(f"unknown game {env_id!r}; nearest: {nearest}")
+    return games[key]
+
+
+def check_args(args):
+    """Refuse what cannot run, before anything is written."""
+    buffer_size = args.buffer_size or args.total_timesteps
+    positive = (
+        "total_timesteps", "learning_rate", "adam_eps", "batch_size", "depth",
+        "target_network_frequency", "train_frequency", "updates_per_train", "eval_episodes",
+        "log_frequency",
+    )  # fmt: skip
+    not_negative = (
+        "breadth", "seed", "threads", "buffer_size", "learning_starts", "eval_frequency",
+        "checkpoint_frequency",
+    )  # fmt: skip
+    shares = ("gamma", "start_e", "end_e", "eval_epsilon")
+    if args.backup not in BACKUPS:
+        nearest = difflib.get_close_matches(args.backup, BACKUPS, n=1, cutoff=0.0)[0]
+        choices = ", ".join(BACKUPS)
+        fail(f"unknown --backup {args.backup!r}; nearest: {nearest} (one of {choices})")
+    if args.episode_seed not in ("fresh", "fixed"):
+        fail(f"--episode-seed must be fresh or fixed, got {args.episode_seed!r}")
+    for name in positive:
+        if not getattr(args, name) > 0:
+            fail(f"--{name.replace('_', '-')} must be > 0, got {getattr(args, name)}")
+    for name in not_negative:
+        if not getattr(args, name) >= 0:
+            fail(f"--{name.replace('_', '-')} must be >= 0, got {getattr(args, name)}")
+    for name in shares:
+        if not 0 <= getattr(args, name) <= 1:
+            fail(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
+    if buffer_size < args.batch_size:
+        fail(f"--buffer-size {buffer_size} is smaller than --batch-size {args.batch_size}")
+    if args.cuda and not torch.cuda.is_available():
+        fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
+    for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
+        if wanted:
+            try:
+                __import__(package)
+            except ImportError:
+                fail(f"this needs another package: pip install {package.replace('_', '-')}")
+
+
+def resumed(path):
+    """Flags and checkpoint of a run to go on with."""
+    try:
+        args = Args(**json.loads((Path(path) / "config.json").read_text()))
+        checkpoint = load_checkpoint(path, (args.buffer_size or args.total_timesteps) + 2)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+        fail(f"cannot resume {path!r}: {error}")
+    args.resume = path
+    return args, checkpoint
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment
+# --------------------------------------------------------------------------------------------------
+
+
+class Game:
+    """A MinAtar game: sticky actions, difficulty ramping, all 6 actions, at most MAX_STEPS steps.
+
+    Observations are bool [10, 10, C]. A time limit is a truncation: the one of 5,000 steps, and the
+    one of freeway (2,500 frames), which MinAtar reports as the end of the game.
+    """
+
+    def __init__(self, name, rng, episode_seed=None):
+        self.env = Environment(name, sticky_action_prob=0.1, difficulty_ramping=True)
+        # Of two random states the outer one repeats actions, the inner one is the game's.
+        self.env.random = random_state(rng.integers(2**32))
+        self.env.env.random = random_state(rng.integers(2**32))
+        self.episode_seed = episode_seed
+        self.num_actions = self.env.num_actions()
+        self.num_steps = 0
+
+    def reset(self):
+        if self.episode_seed is not None:
+            self.env.env.random = random_state(self.episode_seed)
+        self.env.reset()
+        self.num_steps = 0
+        return self.env.state()
+
+    def step(self, action):
+        """Observation, reward, terminated, truncated."""
+        reward, done = self.env.act(action)
+        self.num_steps += 1
+        timed_out = done and getattr(self.env.env, "terminate_timer", 0) < 0  # freeway's alone
+        terminated = done and not timed_out
+        truncated = not terminated and (timed_out or self.num_steps >= MAX_STEPS)
+        return self.env.state(), float(reward), terminated, truncated
+
+    def render(self):
+        """uint8 [320, 320, 3]: black, or the colour of the last channel that is set."""
+        state = self.env.state()
+        top = (state * np.arange(1, state.shape[2] + 1)).max(axis=2)  # 0 where none is
+        return COLOURS[top].repeat(32, axis=0).repeat(32, axis=1)
+
+
+def random_state(seed):
+    """The legacy generator that MinAtar's games draw from."""
+    return np.random.RandomState(seed % 2**32)
+
+
+COLOURS = np.array(
+    [
+        (0, 0, 0), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178),
+        (213, 94, 0), (204, 121, 167), (255, 255, 255), (128, 128, 128), (148, 103, 189),
+    ],
+    np.uint8,
+)  # fmt: skip
+
+
+def make_envs(args, game, rng, num_envs):
+    """Equal environments with random states of their own."""
+    episode_seed = args.seed if args.episode_seed == "fixed" else None
+    return [Game(game, rng, episode_seed) for _ in range(num_envs)]
+
+
+def evaluate(policy, envs, rng, epsilon):
+    """Returns and lengths of one episode in each environment, played in lockstep.
+
+    policy: observations [n, *obs_shape] -> actions [n].
+    """
+    returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), np.int64)
+    running = list(range(len(envs)))
+    obs = [env.reset() for env in envs]
+    while running:
+        actions = policy(np.stack([obs[i] for i in running]))
+        explore = rng.random(len(running)) < epsilon
+        actions[explore] = rng.integers(envs[0].num_actions, size=explore.sum())
+        for i, action in zip(tuple(running), actions.tolist(), strict=True):
+            obs[i], reward, terminated, truncated = envs[i].step(action)
+            returns[i] += reward
+            lengths[i] += 1
+            if terminated or truncated:
+                running.remove(i)
+    return returns.tolist(), lengths.tolist()
+
+
+def record_video(policy, env, rng, epsilon, path):
+    """Write one episode as mp4."""
+    import imageio_ffmpeg
+
+    obs, done = env.reset(), False
+    frame = env.render()
+    writer = imageio_ffmpeg.write_frames(
+        str(path), (frame.shape[1], frame.shape[0]), fps=15, macro_block_size=2
+    )
+    writer.send(None)
+    writer.send(np.ascontiguousarray(frame))
+    while not done:
+        action = int(policy(obs[None])[0])
+        if rng.random() < epsilon:
+            action = int(rng.integers(env.num_actions))
+        obs, _, terminated, truncated = env.step(action)
+        done = terminated or truncated
+        writer.send(np.ascontiguousarray(env.render()))
+    writer.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Networks
+# --------------------------------------------------------------------------------------------------
+
+
+class QNetwork(nn.Module):
+    """Two convolutions, two dense layers."""
+
+    def __init__(self, obs_shape, num_actions):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(obs_shape[2], 16, 3), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, 128), nn.ReLU(),
+            nn.Linear(128, num_actions),
+        )  # fmt: skip
+
+    def forward(self, obs):
+        """bool [B, 10, 10, C] -> [B, num_actions]."""
+        return self.layers(obs.permute(0, 3, 1, 2).float())
+
+
+# --------------------------------------------------------------------------------------------------
+# Replay
+# --------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    rows: np.ndarray  # int64 [B], rows of the replay
+    nodes: np.ndarray  # int64 [B], their states
+    actions: np.ndarray  # int64 [B]
+
+
+class Replay:
+    """A ring of transitions between nodes of the graph; the graph forgets with it."""
+
+    COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
+
+    def __init__(self, graph, capacity):
+        self.graph, self.capacity = graph, capacity
+        self.node = np.zeros(capacity, np.int64)
+        self.action = np.zeros(capacity, np.int64)
+        self.reward = np.zeros(capacity, np.float64)
+        self.next_node = np.zeros(capacity, np.int64)
+        self.terminated = np.zeros(capacity, np.bool_)
+        self.cut = np.ones(capacity, np.bool_)  # the newest row always is
+        self.size = 0
+        self.position = 0
+
+    def add(self, node, action, reward, next_node, terminated, starts_episode):
+        """Append a transition, to the graph as well; the oldest one leaves both when it is full.
+
+        Returns the ids of the nodes that this freed.
+        """
+        i, last = self.position, self.position - 1
+        freed = ()
+        self.graph.add(node, action, reward, next_node, terminated)
+        if self.size == self.capacity:
+            freed = self.graph.remove(
+                self.node[i], self.action[i], self.reward[i], self.next_node[i], self.terminated[i]
+            )
+        self.node[i], self.action[i], self.reward[i] = node, action, reward
+        self.next_node[i], self.terminated[i] = next_node, terminated
+        self.cut[i] = True
+        self.cut[last] = starts_episode
+        self.position = (i + 1) % self.capacity
+        self.size = min(self.size + 1, self.capacity)
+        return freed
+
+    def sample(self, batch_size, rng):
+        """Rows, each equally likely."""
+        rows = rng.integers(self.size, size=batch_size)
+        return Batch(rows, self.node[rows], self.action[rows])
+
+    def trajectories(self, rows, depth):
+        """Subgraphs of the trajectories that the rows lie on."""
+        return trajectory_subgraphs(
+            rows, depth, self.node, self.action, self.reward, self.next_node, self.terminated,
+            self.cut,
+        )  # fmt: skip
+
+    def state(self):
+        """Arrays that `restore` takes back."""
+        columns = {name: getattr(self, name)[: self.size] for name in self.COLUMNS}
+        return columns | {"place": np.array([self.size, self.position])}
+
+    def restore(self, arrays):
+        """Go on from what `state` returned; a trajectory that was under way is cut."""
+        self.size, self.position = (int(n) for n in arrays["place"])
+        for name in self.COLUMNS:
+            getattr(self, name)[: self.size] = arrays[name]
+
+
+# --------------------------------------------------------------------------------------------------
+# Learning
+# --------------------------------------------------------------------------------------------------
+
+
+class Learner:
+    """Online and target network, and the update that all five backups share."""
+
+    def __init__(self, args, graph, replay, num_actions, device):
+        self.args, self.graph, self.replay, self.device = args, graph, replay, device
+        network = QNetwork(graph.obs_shape, num_actions)
+        self.online = network.to(device, memory_format=torch.channels_last)
+        self.target = copy.deepcopy(self.online)
+        self.optimizer = torch.optim.Adam(
+            self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
+        )
+        self.leaves = LeafTable(graph, self.evaluate)
+        self.num_updates = 0
+
+    def state(self):
+        """Tensors that `restore` takes back."""
+        return {
+            "online": self.online.state_dict(),
+            "target": self.target.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            # Not to be evaluated anew: with persist_targets they are more than the network's.
+            "leaf_q": torch.from_numpy(self.leaves.q),
+            "leaf_known": torch.from_numpy(self.leaves.known),
+        }
+
+    def restore(self, tensors):
+        self.online.load_state_dict(tensors["online"])
+        self.target.load_state_dict(tensors["target"])
+        self.optimizer.load_state_dict(tensors["optimizer"])
+        self.leaves.q, self.leaves.known = (
+            tensors["leaf_q"].numpy().copy(), tensors["leaf_known"].numpy().copy(),
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def act(self, obs):
+        """Greedy actions int64 [n] for observations [n, *obs_shape]."""
+        return self.online(torch.from_numpy(obs).to(self.device)).argmax(dim=1).cpu().numpy()
+
+    @torch.inference_mode()
+    def evaluate(self, obs):
+        """Values [n, num_actions] under the target network of observations [n, *obs_shape]."""
+        return self.target(torch.from_numpy(obs).to(self.device)).cpu().numpy()
+
+    def subgraphs(self, batch, rng):
+        """What the batch's targets are computed over: trajectories or local graphs."""
+        args, replay = self.args, self.replay
+        source, _ = BACKUPS[args.backup]
+        if source == "graph":
+            return self.graph.expand(batch.nodes, batch.actions, args.depth, args.breadth, rng)
+        return replay.trajectories(batch.rows, 1 if args.backup == "one-step" else args.depth)
+
+    def targets(self, batch, subgraphs):
+        """Target values float32 [B]: nested backups over what is known of the leaves."""
+        _, rule = BACKUPS[self.args.backup]
+        leaf_q = self.leaves.values(subgraphs.nodes)
+        pair_q = pair_q_values(subgraphs, leaf_q, self.args.gamma, rule)  # roots first
+        if self.args.persist_targets:
+            rows = np.repeat(subgraphs.vertex_row, np.diff(subgraphs.vertex_pairs))
+            nodes = np.concatenate([batch.nodes, subgraphs.nodes[rows]])  # of all pairs
+            self.leaves.write(nodes, subgraphs.pair_action, pair_q)
+        return pair_q[: subgraphs.num_roots]
+
+    def update(self, batch, subgraphs):
+        """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
+        targets = torch.from_numpy(self.targets(batch, subgraphs)).to(self.device)
+        obs = torch.from_numpy(self.graph.observations_of(batch.nodes)).to(self.device)
+        actions = torch.from_numpy(batch.actions).to(self.device)
+        q = self.online(obs).gather(1, actions[:, None])[:, 0]  # [B]
+        loss = F.mse_loss(q, targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.num_updates += 1
+        return loss.detach(), q.detach().mean()
+
+    def update_target(self):
+        """Copy the online network into the target network: what the leaves held is void."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
+        self.leaves.forget_all()
+
+
+# --------------------------------------------------------------------------------------------------
+# Training
+# --------------------------------------------------------------------------------------------------
+
+METRICS = (
+    "charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/epsilon",
+    "losses/td_loss", "losses/q_values", "graph/nodes", "graph/edges", "graph/novel_state_ratio",
+    "graph/evaluated_per_update",
+)  # fmt: skip
+
+
+@dataclass
+class Counters:
+    """Where a run stands."""
+
+    step: int = 0
+    last_return: float | None = None  # of the last episode that ended
+    last_length: int | None = None
+    training_seconds: float = 0.0
+    evaluations: list = field(default_factory=list)  # mean return of each
+
+
+def train(args, game, run, learner, rng, counters):
+    """The agent-environment loop, from counters.step on. Ctrl-C ends it between two steps."""
+    replay, graph = learner.replay, learner.graph
+    env = make_envs(args, game, rng, 1)[0]
+    obs = env.reset()
+    node, starts_episode = graph.node(obs), True
+    episodic_return, episodic_length = 0.0, 0
+    loss = q_values = None
+    clock = Stopwatch()
+    logged = (counters.step, learner.num_updates, learner.leaves.num_evaluated, clock.seconds())
+    before = counters.training_seconds
+    progress = tqdm(total=args.total_timesteps, initial=counters.step, unit="step", mininterval=0.5)
+    try:
+        while counters.step < args.total_timesteps:
+            # Act: epsilon-greedy, and at random before learning starts.
+            epsilon = args.start_e if counters.step < args.learning_starts else args.end_e
+            if rng.random() < epsilon:
+                action = int(rng.integers(env.num_actions))
+            else:
+                action = int(learner.act(obs[None])[0])
+            obs, reward, terminated, truncated = env.step(action)
+            next_node = graph.node(obs)
+            freed = replay.add(node, action, reward, next_node, terminated, starts_episode)
+            learner.leaves.forget(freed)
+            episodic_return += reward
+            episodic_length += 1
+            node, starts_episode = next_node, False
+            counters.step += 1
+            step = counters.step
+            if terminated or truncated:
+                counters.last_return, counters.last_length = episodic_return, episodic_length
+                run.log_episode(step, episodic_return, episodic_length)
+                episodic_return, episodic_length = 0.0, 0
+                obs = env.reset()
+                node, starts_episode = graph.node(obs), True
+
+            # Learn.
+            if step > args.learning_starts and step % args.train_frequency == 0:
+                for _ in range(args.updates_per_train):
+                    batch = replay.sample(args.batch_size, rng)
+                    subgraphs = learner.subgraphs(batch, rng)
+                    loss, q_values = learner.update(batch, subgraphs)
+            if step % args.target_network_frequency == 0:
+                learner.update_target()
+
+            # Report.
+            progress.update()
+            counters.training_seconds = before + clock.seconds()
+            if step % args.log_frequency == 0 or step == args.total_timesteps:
+                last_step, last_updates, last_evaluated, last_seconds = logged
+                updates = learner.num_updates - last_updates
+                evaluated = learner.leaves.num_evaluated - last_evaluated
+                logged = (
+                    step, learner.num_updates, learner.leaves.num_evaluated, clock.seconds()
+                )  # fmt: skip
+                metrics = {
+                    "charts/episodic_return": counters.last_return,
+                    "charts/episodic_length": counters.last_length,
+                    "charts/SPS": (step - last_step) / (clock.seconds() - last_seconds),
+                    "charts/epsilon": epsilon,
+                    "losses/td_loss": None if loss is None else loss.item(),
+                    "losses/q_values": None if q_values is None else q_values.item(),
+                    "graph/nodes": graph.num_nodes,
+                    "graph/edges": graph.num_edges,
+                    "graph/novel_state_ratio": graph.novel_state_ratio,
+                    "graph/evaluated_per_update": evaluated / updates if updates else None,
+                }
+                run.log(step, metrics)
+                shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
+                progress.set_postfix_str(
+                    f"return {shown}, novel {graph.novel_state_ratio:.3f}", refresh=False
+                )
+            if args.eval_frequency and step % args.eval_frequency == 0:
+                with clock.paused():
+                    log_evaluation(args, game, run, learner, counters)
+            if args.checkpoint_frequency and step % args.checkpoint_frequency == 0:
+                with clock.paused():
+                    save(run, learner, rng, counters)
+        return True
+    except KeyboardInterrupt:
+        return False
+    finally:
+        progress.close()
+
+
+class Stopwatch:
+    """Seconds of training: what is done while it is paused does not count."""
+
+    def __init__(self):
+        self._start = time.perf_counter()
+
+    def seconds(self):
+        return time.perf_counter() - self._start
+
+    @contextlib.contextmanager
+    def paused(self):
+        begin = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - begin
+
+
+def log_evaluation(args, game, run, learner, counters):
+    """Evaluate in fresh environments; what they draw depends on the run's seed and the step."""
+    rng = np.random.default_rng([args.seed, counters.step])
+    envs = make_envs(args, game, rng, args.eval_episodes)
+    returns, lengths = evaluate(learner.act, envs, rng, args.eval_epsilon)
+    run.log_evaluation(counters.step, returns, lengths)
+    counters.evaluations.append(float(np.mean(returns)))
+
+
+def score_of(evaluations):
+    """Mean over the last 10% of the evaluations."""
+    return float(np.mean(evaluations[-max(1, round(len(evaluations) / 10)) :]))
+
+
+def save(run, learner, rng, counters):
+    """Write a checkpoint that `restore` goes on from."""
+    tensors = learner.state() | {"torch_rng": torch.get_rng_state()}
+    state = asdict(counters) | {
+        "num_updates": learner.num_updates,
+        "num_evaluated": learner.leaves.num_evaluated,
+        "rng": rng.bit_generator.state,
+    }
+    save_checkpoint(run.path, tensors, learner.replay.state(), learner.graph, state)
+
+
+def restore(args, checkpoint, device, num_actions):
+    """Learner, generator and counters, as they were when the checkpoint was written."""
+    tensors, arrays, graph, state = checkpoint
+    replay = Replay(graph, args.buffer_size or args.total_timesteps)
+    replay.restore(arrays)
+    learner = Learner(args, graph, replay, num_actions, device)
+    learner.restore(tensors)
+    learner.num_updates = state["num_updates"]
+    learner.leaves.num_evaluated = state["num_evaluated"]
+    torch.set_rng_state(tensors["torch_rng"])
+    rng = np.random.default_rng()
+    rng.bit_generator.state = state["rng"]
+    return learner, rng, Counters(**{name: state[name] for name in asdict(Counters())})
+
+
+def warm_up(obs, num_actions):
+    """Compile every kernel on a toy graph, before the clock starts."""
+    start = time.perf_counter()
+    print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
+    rng = np.random.default_rng(0)
+    graph = TransitionGraph(num_actions, obs.shape, obs.dtype)
+    replay = Replay(graph, 3)
+    nodes = [graph.node(np.full_like(obs, i)) for i in range(2)]
+    for i in range(4):
+        replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False, False)
+    batch = replay.sample(2, rng)
+    for subgraphs in (
+        replay.trajectories(batch.rows, 3),
+        graph.expand(batch.nodes, batch.actions, 3, 1, rng),
+    ):
+        leaf_q = np.zeros((len(subgraphs.nodes), num_actions), np.float32)
+        for rule in ("greedy", "behaviour"):
+            pair_q_values(subgraphs, leaf_q, 0.5, rule)
+    print(f"{time.perf_counter() - start:.1f} s")
+
+
+def main():
+    args = tyro.cli(Args)
+    checkpoint = None
+    if args.resume:
+        args, checkpoint = resumed(args.resume)
+    check_args(args)
+    game = game_of(args.env_id)
+    random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+    if args.torch_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(args.threads or len(os.sched_getaffinity(0)))
+    device = torch.device("cuda" if args.cuda else "cpu")
+
+    script = Path(__file__).stem
+    path = Path(args.run_dir) / run_name(game, script, args.backup, args.seed)
+    try:
+        run = RunDirectory(
+            args.resume or path,
+            asdict(args),
+            METRICS,
+            resume_step=checkpoint[-1]["step"] if checkpoint else None,
+            wandb_options=(
+                {"project": args.wandb_project_name, "entity": args.wandb_entity}
+                if args.track
+                else None
+            ),
+        )
+    except OSError as error:
+        fail(f"cannot write to --run-dir {args.run_dir!r}: {error.strerror}")
+    print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
+
+    begin = time.perf_counter()
+    env = make_envs(args, game, np.random.default_rng(0), 1)[0]
+    obs, num_actions = env.reset(), env.num_actions
+    warm_up(obs, num_actions)
+    if checkpoint:
+        learner, rng, counters = restore(args, checkpoint, device, num_actions)
+    else:
+        capacity = args.buffer_size or args.total_timesteps
+        graph = TransitionGraph(num_actions, obs.shape, obs.dtype, capacity=capacity + 2)
+        learner = Learner(args, graph, Replay(graph, capacity), num_actions, device)
+        counters = Counters()
+    torch.set_flush_denormal(True)  # not before: NumPy's modules would warn as they are imported
+    finished = train(args, game, run, learner, rng, counters)
+
+    # Leave what was learned, then measure it.
+    if args.save_model:
+        torch.save(learner.online.state_dict(), run.path / "model.pt")
+        learner.graph.save(run.path / "graph.npz")
+    if not finished:
+        save(run, learner, rng, counters)
+    score = None
+    try:
+        if finished:
+            if not args.eval_frequency or counters.step % args.eval_frequency:
+                log_evaluation(args, game, run, learner, counters)
+            score = score_of(counters.evaluations)
+            if args.capture_video:
+                rng = np.random.default_rng([args.seed, counters.step, 1])
+                env = make_envs(args, game, rng, 1)[0]
+                record_video(learner.act, env, rng, args.eval_epsilon, run.path / "episode.mp4")
+    except KeyboardInterrupt:
+        finished = False
+    result = {
+        "script": script,
+        "env_id": game,
+        "backup": args.backup,
+        "seed": args.seed,
+        "score": score,
+        "eval_episodes": args.eval_episodes,
+        "steps": counters.step,
+        "interrupted": not finished,
+        "sps": counters.step / max(counters.training_seconds, 1e-9),
+        "training_seconds": counters.training_seconds,
+        "wall_seconds": time.perf_counter() - begin,
+        "novel_state_ratio": learner.graph.novel_state_ratio,
+        "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+        "versions": versions("numpy", "numba", "torch", "minatar"),
+    }
+    run.write_json("result.json", result)
+    run.close()
+    summary = f"score {score:g}" if finished else f"interrupted; go on with --resume {run.path}"
+    print(
+        f"{game} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
+        f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {run.path}"
+    )
+    if not finished:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

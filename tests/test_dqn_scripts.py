@@ -1,0 +1,566 @@
+"""gb_dqn_minigrid.py and gb_dqn_minatar.py: what they record, compute, leave behind and refuse."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from conftest import scaled
+from minigrid.wrappers import FullyObsWrapper
+
+import gb_dqn_minatar as minatar_script
+import gb_dqn_minigrid as minigrid_script
+from gbcore import TransitionGraph, q_targets
+from gbcore.leaf_table import CHUNK
+from gbcore.run_directory import RunDirectory
+
+ROOT = Path(__file__).resolve().parents[1]
+BACKUPS = list(minigrid_script.BACKUPS)
+TASKS = [(minigrid_script, "MiniGrid-DoorKey-5x5-v0"), (minatar_script, "breakout")]
+both = pytest.mark.parametrize(("script", "task"), TASKS, ids=["minigrid", "minatar"])
+
+
+@pytest.fixture(autouse=True)
+def torch_settings():
+    """What the scripts set for the whole process is taken back."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_flush_denormal(False)
+    torch.use_deterministic_algorithms(False)
+
+
+def make_learner(script, task, **flags):
+    args = script.Args(**{"batch_size": 8, "breadth": 5, "total_timesteps": 200} | flags)
+    env = script.make_envs(args, task, np.random.default_rng(0), 1)[0]
+    obs = env.reset()
+    graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype)
+    replay = script.Replay(graph, args.buffer_size or args.total_timesteps)
+    torch.manual_seed(args.seed)
+    return script.Learner(args, graph, replay, env.num_actions, torch.device("cpu"))
+
+
+def play(script, task, tmp_path, **flags):
+    """A learner after a run without evaluations; random steps alone if nothing else is asked."""
+    flags = {"eval_frequency": 0, "learning_starts": 10**6} | flags
+    learner = make_learner(script, task, **flags)
+    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
+    rng = np.random.default_rng(learner.args.seed)
+    assert script.train(learner.args, task, run, learner, rng, script.Counters())
+    run.close()
+    return learner
+
+
+# --------------------------------------------------------------------------------------------------
+# What is recorded
+# --------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("buffer_size", [0, 150])
+def test_the_replay_is_the_trajectory_and_the_graph_its_counts(script, task, buffer_size, tmp_path):
+    steps = 700
+    learner = play(script, task, tmp_path, total_timesteps=steps, buffer_size=buffer_size)
+    replay, graph = learner.replay, learner.graph
+    assert graph.check_valid() == []
+    assert graph.num_transitions == replay.size == (buffer_size or steps)
+    newest = replay.position - 1
+    continued = np.flatnonzero(~replay.cut)
+    after = (continued + 1) % replay.capacity
+    assert (replay.next_node[continued] == replay.node[after]).all()
+    assert not replay.terminated[continued].any()
+    assert replay.cut[newest]
+    assert replay.terminated.sum() <= replay.cut.sum() < replay.size / 2
+
+
+@both
+def test_an_episode_that_ends_is_cut_in_the_replay(script, task, tmp_path):
+    learner = play(script, task, tmp_path, total_timesteps=700)
+    replay, graph = learner.replay, learner.graph
+    args = learner.args
+    env = script.make_envs(args, task, np.random.default_rng(args.seed), 1)[0]
+    starts = {graph.find(env.reset()) for _ in range(20)}
+    first_of_episode = np.flatnonzero(replay.cut)[:-1] + 1
+    assert len(first_of_episode) > 0
+    assert set(replay.node[first_of_episode]) <= starts
+
+
+def test_minigrid_observations_are_the_full_grid_in_a_fixed_layout():
+    for name in ("DoorKey-6x6", "KeyCorridorS3R1", "LavaCrossingS9N2", "Dynamic-Obstacles-5x5"):
+        name = minigrid_script.task_of(name)
+        task, reference = minigrid_script.Task(name, 3), FullyObsWrapper(gymnasium.make(name))
+        rng = np.random.default_rng(0)
+        for _ in range(3):
+            obs = task.reset()
+            np.testing.assert_array_equal(obs, reference.reset(seed=3)[0]["image"])
+            done = False
+            while not done:
+                action = int(rng.integers(task.num_actions))
+                obs, reward, terminated, truncated = task.step(action)
+                expected = reference.step(action)
+                np.testing.assert_array_equal(obs, expected[0]["image"])
+                assert (reward, terminated) == (expected[1], expected[2])
+                assert (terminated or truncated) == (expected[2] or expected[3])
+                done = terminated or truncated
+    layouts = {minigrid_script.Task(name, seed).reset().tobytes() for seed in range(5)}
+    assert len(layouts) > 1
+
+
+def test_minigrid_trains_on_success_and_reports_the_return_of_the_environment(tmp_path):
+    learner = play(minigrid_script, "MiniGrid-Empty-5x5-v0", tmp_path, total_timesteps=1_000)
+    replay = learner.replay
+    assert set(replay.reward) == {0.0, 1.0}
+    assert (replay.terminated == (replay.reward > 0)).all()
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        (*_, row) = csv.DictReader(file)
+    assert 0 < float(row["charts/episodic_return"]) < 1
+
+
+def test_minigrid_timeout_is_truncation_with_return_0():
+    task = minigrid_script.Task("MiniGrid-Empty-5x5-v0", 1)
+    still = minigrid_script.evaluate(
+        lambda obs: np.zeros(len(obs), np.int64), [task], np.random.default_rng(0), 0.0
+    )
+    assert still == ([0.0], [task.env.unwrapped.max_steps])
+    task.reset()
+    for _ in range(task.env.unwrapped.max_steps):
+        *_, terminated, truncated = task.step(0)
+    assert (terminated, truncated) == (False, True)
+
+
+@pytest.mark.parametrize("name", minatar_script.GAMES)
+def test_minatar_time_limits_are_truncations(name):
+    """Freeway alone has a limit of its own, and reports it as the end of the game."""
+    rng = np.random.default_rng(0)
+    game = minatar_script.Game(name, rng)
+    assert hasattr(game.env.env, "terminate_timer") == (name == "freeway")
+    game.reset()
+    if name == "freeway":
+        for _ in range(2_500):
+            assert game.step(0)[2:] == (False, False)
+        assert game.step(0)[2:] == (False, True)
+        assert game.env.env.terminal  # what MinAtar itself says
+    else:
+        for _ in range(3):
+            terminated = False
+            while not terminated:
+                _, _, terminated, truncated = game.step(int(rng.integers(6)))
+                assert not truncated
+            game.reset()
+
+
+def test_minatar_episodes_are_cut_at_the_cap(tmp_path, monkeypatch):
+    monkeypatch.setattr(minatar_script, "MAX_STEPS", 50)
+    learner = play(minatar_script, "freeway", tmp_path, total_timesteps=160)
+    replay = learner.replay
+    assert not replay.terminated.any()
+    assert np.flatnonzero(replay.cut).tolist() == [49, 99, 149, 159]
+
+
+def test_minatar_sticky_actions():
+    game = minatar_script.Game("asterix", np.random.default_rng(0))
+    assert game.env.env.ramping
+    acted = []
+    game.env.env.act = lambda action: acted.append(action) or (0, False)
+    for step in range(20_000):
+        game.step(step % 2)
+    repeated = np.mean(np.array(acted[1:]) == np.array(acted[:-1]))
+    # Of the actions that alternate, 10% repeat the last; the next one then looks repeated as well.
+    assert 0.16 < repeated < 0.2
+
+
+def episodes(episode_seed, actions_seed=0):
+    """First screens of several asterix episodes, and the sticky actions' draws at each start."""
+    args = minatar_script.Args(episode_seed=episode_seed)
+    game = minatar_script.make_envs(args, "asterix", np.random.default_rng(actions_seed), 1)[0]
+    screens, sticky = [], []
+    for _ in range(3):
+        game.reset()
+        sticky.append(game.env.random.get_state()[2])
+        screens.append([game.step(0)[0].tobytes() for _ in range(40)])
+    return screens, sticky
+
+
+def test_minatar_episode_seed():
+    fixed, sticky = episodes("fixed")
+    assert fixed[0] == fixed[1] == fixed[2] == episodes("fixed", actions_seed=1)[0][0]
+    assert len(set(sticky)) == 3  # these go on from episode to episode
+    fresh, _ = episodes("fresh")
+    assert fresh[0] != fresh[1]
+    assert fresh[0] != episodes("fresh", actions_seed=1)[0][0]
+    assert fresh == episodes("fresh")[0]
+
+
+def test_evaluate_plays_one_episode_in_each_environment():
+    class Countdown:
+        num_actions = 3
+
+        def __init__(self, length):
+            self.length = length
+
+        def reset(self):
+            self.t = 0
+            return np.zeros(1, np.uint8)
+
+        def step(self, action):
+            self.t += 1
+            return np.full(1, self.t, np.uint8), float(action), self.t == self.length, False
+
+    sizes = []
+
+    def policy(obs):
+        sizes.append(len(obs))
+        assert (obs == len(sizes) - 1).all()
+        return np.full(len(obs), 2)
+
+    envs = [Countdown(n) for n in (3, 1, 2)]
+    for module in (minigrid_script, minatar_script):
+        sizes.clear()
+        result = module.evaluate(policy, envs, np.random.default_rng(0), 0.0)
+        assert result == ([6.0, 2.0, 4.0], [3, 1, 2])
+        assert sizes == [3, 2, 1]
+
+
+@both
+def test_score_is_the_mean_over_the_last_tenth_of_the_evaluations(script, task):
+    assert script.score_of([3.0]) == 3.0
+    assert script.score_of([*range(100)]) == np.mean(range(90, 100))
+    assert script.score_of([*range(12)]) == 11.0
+
+
+def test_every_cell_of_a_grid_has_a_code_of_its_own():
+    cells = [(o, c, s) for o in range(1, 11) for c in range(6) for s in range(4)]
+    grids = np.tile(np.array(cells, np.uint8)[:, None, None], (1, 3, 3, 1))
+    network = minigrid_script.QNetwork((3, 3, 3), 7)
+    network.layers = torch.nn.Flatten()
+    assert len(torch.unique(network(torch.from_numpy(grids)), dim=0)) == len(cells)
+
+
+# --------------------------------------------------------------------------------------------------
+# Leaf values by node
+# --------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_value_does_not_depend_on_the_rest_of_its_chunk(script, task, tmp_path):
+    learner = play(script, task, tmp_path)
+    nodes = np.arange(learner.graph.num_nodes)
+    expected = learner.leaves.values(nodes)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        learner.leaves.forget_all()
+        some = rng.permutation(nodes)[: rng.integers(1, len(nodes) + 1)]
+        np.testing.assert_array_equal(learner.leaves.values(some), expected[some])
+
+
+@both
+@pytest.mark.parametrize("backup", BACKUPS)
+def test_targets_are_bit_identical_with_and_without_the_table(script, task, backup, tmp_path):
+    def run(remember):
+        learner = play(script, task, tmp_path / str(remember), backup=backup)
+        rng = np.random.default_rng(1)
+        targets = []
+        for update in range(scaled(40, 10)):
+            if not remember:
+                learner.leaves.forget_all()
+            batch = learner.replay.sample(8, rng)
+            subgraphs = learner.subgraphs(batch, rng)
+            targets.append(learner.targets(batch, subgraphs))
+            learner.update(batch, subgraphs)
+            if update % 15 == 14:
+                learner.update_target()
+        return np.array(targets), learner
+
+    with_table, learner = run(True)
+    without, forgetful = run(False)
+    assert with_table.tobytes() == without.tobytes()
+    assert learner.leaves.num_evaluated < forgetful.leaves.num_evaluated
+    ours, theirs = learner.online.state_dict(), forgetful.online.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@both
+def test_no_node_is_evaluated_twice_while_the_target_network_stays(script, task, tmp_path):
+    learner = play(script, task, tmp_path)
+    evaluate, seen = learner.leaves.evaluate, []
+    learner.leaves.evaluate = lambda obs: seen.append(set(map(bytes, obs))) or evaluate(obs)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        seen.clear()
+        for _ in range(scaled(60, 15)):
+            batch = learner.replay.sample(8, rng)
+            learner.update(batch, learner.subgraphs(batch, rng))
+        flat = [row for chunk in seen for row in chunk]
+        assert len(flat) == len(set(flat)) > 0
+        learner.update_target()
+        assert not learner.leaves.known.any()
+
+
+@both
+def test_a_freed_id_that_is_used_again_has_no_value_of_the_old_state(script, task, tmp_path):
+    learner = play(
+        script, task, tmp_path, total_timesteps=scaled(600, 200), buffer_size=40,
+        learning_starts=40, train_frequency=1, end_e=1.0, target_network_frequency=10**6,
+    )  # fmt: skip
+    leaves = learner.leaves
+    # More distinct states were evaluated than ids exist: ids were used again.
+    assert leaves.num_evaluated > learner.graph.num_ids or script is minigrid_script
+    known = np.flatnonzero(leaves.known)
+    kept = leaves.q[known].copy()
+    leaves.forget_all()
+    np.testing.assert_array_equal(leaves.values(known), kept)
+
+
+def chain(**flags):
+    """A learner on states 0 -> 1 -> ... -> 9 with reward 1 and the end behind the last one."""
+    learner = make_learner(minigrid_script, "MiniGrid-Empty-5x5-v0", depth=2, breadth=0, **flags)
+    shape = learner.graph.obs_shape
+    nodes = [learner.graph.node(np.full(shape, i, np.uint8)) for i in range(10)]
+    for i in range(9):
+        learner.replay.add(nodes[i], 2, float(i == 8), nodes[i + 1], i == 8, i == 0)
+    with torch.no_grad():
+        for parameter in learner.target.parameters():
+            parameter.zero_()
+    return learner
+
+
+@pytest.mark.parametrize("backup", ["one-step", "tree", "graph"])
+@pytest.mark.parametrize("persist", [False, True])
+def test_persistent_targets_reach_beyond_the_depth(backup, persist):
+    learner = chain(backup=backup, persist_targets=persist)
+    everything = np.arange(9)
+    batch = minigrid_script.Batch(everything, learner.replay.node[:9], learner.replay.action[:9])
+    for _ in range(10):
+        subgraphs = learner.subgraphs(batch, np.random.default_rng(0))
+        targets = learner.targets(batch, subgraphs)
+    steps_left = 8 - np.arange(9)
+    expected = 0.95**steps_left
+    if not persist:
+        expected[steps_left >= (1 if backup == "one-step" else 2)] = 0
+    np.testing.assert_allclose(targets, expected, rtol=1e-5)
+    learner.update_target()
+    learner.leaves.evaluate = lambda obs: np.zeros((CHUNK, 7), np.float32)
+    fresh = learner.targets(batch, subgraphs)
+    leaf_q = np.zeros((len(subgraphs.nodes), 7), np.float32)
+    np.testing.assert_array_equal(fresh, q_targets(subgraphs, leaf_q, 0.95))
+
+
+def test_of_a_pair_on_two_levels_the_most_nested_value_persists():
+    learner = chain(backup="graph", persist_targets=True)
+    # State 7 is a root and, one level deeper, an outcome of root 6.
+    batch = minigrid_script.Batch(np.array([6, 7]), learner.replay.node[6:8], np.array([2, 2]))
+    subgraphs = learner.subgraphs(batch, np.random.default_rng(0))
+    targets = learner.targets(batch, subgraphs)
+    np.testing.assert_allclose(targets, [0, 0.95], rtol=1e-6)
+    np.testing.assert_allclose(learner.leaves.q[batch.nodes, 2], [0, 0.95], rtol=1e-6)
+
+
+@both
+def test_update_moves_the_prediction_towards_the_target(script, task, tmp_path):
+    learner = play(script, task, tmp_path, learning_rate=1e-3)
+    rng = np.random.default_rng(0)
+    batch = learner.replay.sample(8, rng)
+    subgraphs = learner.subgraphs(batch, rng)
+    losses = [learner.update(batch, subgraphs)[0].item() for _ in range(30)]
+    assert losses[-1] < losses[0] / 2
+
+
+# --------------------------------------------------------------------------------------------------
+# The command
+# --------------------------------------------------------------------------------------------------
+
+SMALL = [
+    "--total-timesteps", "60", "--learning-starts", "30", "--batch-size", "4", "--train-frequency",
+    "2", "--target-network-frequency", "40", "--log-frequency", "10", "--eval-frequency", "25",
+    "--eval-episodes", "2", "--eval-epsilon", "1", "--breadth", "5",
+]  # fmt: skip
+
+
+def command(monkeypatch, script, *flags):
+    monkeypatch.setattr(sys, "argv", [script.__file__, *flags])
+    script.main()
+
+
+def read_metrics(folder):
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row.pop("charts/SPS")
+    return rows
+
+
+def only_run(folder):
+    (run,) = folder.iterdir()
+    return run
+
+
+@both
+@pytest.mark.parametrize("flags", [*BACKUPS, "graph --persist-targets", "graph --buffer-size 20"])
+def test_same_seed_same_metrics(script, task, flags, tmp_path, monkeypatch):
+    runs = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        command(
+            monkeypatch, script, "--env-id", task, "--backup", *flags.split(), *SMALL,
+            "--run-dir", str(folder),
+        )  # fmt: skip
+        runs.append(only_run(folder))
+    assert read_metrics(runs[0]) == read_metrics(runs[1])
+    assert len(read_metrics(runs[0])) == 6
+    evaluations = [(run / "evaluations.csv").read_text() for run in runs]
+    assert evaluations[0] == evaluations[1]
+    rows = list(csv.DictReader(evaluations[0].splitlines()))
+    assert [row["global_step"] for row in rows] == ["25", "25", "50", "50", "60", "60"]
+    result = json.loads((runs[0] / "result.json").read_text())
+    assert result["steps"] == 60
+    assert result["sps"] > 0
+    assert result["score"] == np.mean([float(row["episodic_return"]) for row in rows[-2:]])
+    names = {path.name for path in runs[0].iterdir()}
+    assert {"config.json", "evaluations.csv", "model.pt", "graph.npz"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    graph = TransitionGraph.load(runs[0] / "graph.npz")
+    assert graph.num_transitions == (20 if "buffer" in flags else 60)
+    assert graph.check_valid() == []
+
+
+@both
+def test_video(script, task, tmp_path, monkeypatch):
+    flags = ["--env-id", task, *SMALL, "--capture-video", "--run-dir", str(tmp_path)]
+    command(monkeypatch, script, *flags)
+    assert (only_run(tmp_path) / "episode.mp4").stat().st_size > 1_000
+
+
+@both
+def test_ctrl_c_leaves_a_result(script, task, tmp_path, monkeypatch):
+    update = script.Learner.update
+
+    def interrupted(learner, batch, subgraphs):
+        if learner.num_updates == 5:
+            raise KeyboardInterrupt
+        return update(learner, batch, subgraphs)
+
+    monkeypatch.setattr(script.Learner, "update", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, script, "--env-id", task, *SMALL, "--run-dir", str(tmp_path))
+    assert stop.value.code == 130
+    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    assert result["interrupted"]
+    assert result["score"] is None
+    monkeypatch.setattr(script.Learner, "update", update)
+    command(monkeypatch, script, "--resume", str(only_run(tmp_path)))
+    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    assert result["steps"] == 60
+    assert not result["interrupted"]
+
+
+@both
+@pytest.mark.parametrize("flags", ["graph", "graph --persist-targets", "n-step"])
+def test_resume_goes_on_from_the_checkpoint(script, task, flags, tmp_path, monkeypatch):
+    command(
+        monkeypatch, script, "--env-id", task, "--backup", *flags.split(), *SMALL,
+        "--checkpoint-frequency", "40", "--run-dir", str(tmp_path),
+    )  # fmt: skip
+    run = only_run(tmp_path)
+    before = read_metrics(run)
+    command(monkeypatch, script, "--resume", str(run))
+    after = read_metrics(run)
+    assert [row["global_step"] for row in after] == ["10", "20", "30", "40", "50", "60"]
+    assert after[:4] == before[:4]
+    graph = TransitionGraph.load(run / "graph.npz")
+    assert graph.num_transitions == 60
+    assert graph.check_valid() == []
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "expected"),
+    [
+        (minigrid_script, "DoorKey-6x6", "MiniGrid-DoorKey-6x6-v0"),
+        (minigrid_script, "minigrid-empty-8x8", "MiniGrid-Empty-8x8-v0"),
+        (minigrid_script, "MiniGrid-KeyCorridorS3R1-v0", "MiniGrid-KeyCorridorS3R1-v0"),
+        (minigrid_script, "simplecrossings9n2", "MiniGrid-SimpleCrossingS9N2-v0"),
+        (minigrid_script, "LAVACROSSINGS9N2-v0", "MiniGrid-LavaCrossingS9N2-v0"),
+        (minigrid_script, "MultiRoom-N4-S5-v0", "MiniGrid-MultiRoom-N4-S5-v0"),
+        (minigrid_script, "MultiRoom-N4-S5", "MiniGrid-MultiRoom-N4-S5-v1"),
+        (minigrid_script, "GoToRedBall", "BabyAI-GoToRedBall-v0"),
+        (minatar_script, "Freeway", "freeway"),
+        (minatar_script, "MinAtar/Freeway-v0", "freeway"),
+        (minatar_script, "MinAtar/SpaceInvaders-v1", "space_invaders"),
+        (minatar_script, "space_invaders", "space_invaders"),
+        (minatar_script, "SpaceInvaders", "space_invaders"),
+    ],
+)
+def test_spellings_of_a_task(script, name, expected):
+    task_of = script.task_of if script is minigrid_script else script.game_of
+    assert task_of(name) == expected
+
+
+BAD = [
+    (["--backup", "grph"], ["grph", "graph-mixed"]),
+    (["--depth", "0"], ["--depth", "0"]),
+    (["--breadth", "-1"], ["--breadth", "-1"]),
+    (["--buffer-size", "31"], ["31", "32"]),
+    (["--run-dir", "/proc/nowhere"], ["/proc/nowhere"]),
+    (["--resume", "/nowhere"], ["/nowhere"]),
+    (["--gamma", "nan"], ["--gamma", "nan"]),
+]
+BAD_INPUT = [(script, *case) for script in (minigrid_script, minatar_script) for case in BAD]
+BAD_INPUT += [
+    (minigrid_script, ["--env-id", "DorKey-6x6"], ["DorKey-6x6", "MiniGrid-DoorKey-6x6-v0"]),
+    (minigrid_script, ["--env-id", "CartPole-v1"], ["CartPole-v1", "Box", "grid"]),
+    (minigrid_script, ["--env-id", "MiniGrid-Wheel-v0"], ["MiniGrid-Wheel-v0", "Box", "discrete"]),
+    (minatar_script, ["--env-id", "freewy"], ["freewy", "freeway"]),
+    (minatar_script, ["--env-id", "chess"], ["chess", "space_invaders"]),
+    (minatar_script, ["--episode-seed", "2"], ["--episode-seed", "fresh", "fixed"]),
+]
+
+
+@pytest.fixture
+def wheel():
+    """A grid with continuous actions."""
+    from minigrid.envs import EmptyEnv
+
+    class WheelEnv(EmptyEnv):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    gymnasium.register("MiniGrid-Wheel-v0", WheelEnv)
+    yield
+    del gymnasium.registry["MiniGrid-Wheel-v0"]
+
+
+@pytest.mark.usefixtures("wheel")
+@pytest.mark.parametrize(("script", "flags", "words"), BAD_INPUT)
+def test_bad_input_is_one_line_and_status_2(script, flags, words, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, script, *flags)
+    assert stop.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+@both
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none(script, task, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, script, "--cuda")
+    assert stop.value.code == 2
+    assert "CUDA" in capsys.readouterr().err
+
+
+@both
+def test_a_process_of_its_own(script, task, tmp_path):
+    flags = ["--env-id", task, *SMALL, "--run-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, script.__file__, *flags],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert json.loads((only_run(tmp_path) / "result.json").read_text())["steps"] == 60
