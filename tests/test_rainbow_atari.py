@@ -112,6 +112,12 @@ def test_evaluate_plays_each_environment_its_share():
     assert all(-21 <= r <= 21 and n > 500 for r, n in zip(returns, lengths, strict=True))
 
 
+def test_video_is_written(tmp_path):
+    path = tmp_path / "episode.mp4"
+    script.record_video(lambda obs: np.full(len(obs), 2), "pong", 1, 0.0, path)
+    assert path.stat().st_size > 10_000
+
+
 @pytest.mark.parametrize("name", ["Freeway", "freeway", "ALE/Freeway-v5", "FreewayNoFrameskip-v4"])
 def test_spellings_of_a_game(name):
     assert script.game_of(name) == "freeway"
