@@ -641,6 +641,7 @@ class Counters:
     last_return: float | None = None  # of the last episode that ended
     last_length: int | None = None
     training_seconds: float = 0.0
+    score: float | None = None  # of the last evaluation
 
 
 def train(args, game, run, learner, rng, counters):
@@ -723,7 +724,7 @@ def train(args, game, run, learner, rng, counters):
                 )
             if args.eval_frequency and step % args.eval_frequency == 0:
                 with clock.paused():
-                    log_evaluation(args, game, run, learner, step)
+                    log_evaluation(args, game, run, learner, counters)
             if args.checkpoint_frequency and step % args.checkpoint_frequency == 0:
                 with clock.paused():
                     save(run, learner, rng, counters)
@@ -751,14 +752,14 @@ class Stopwatch:
         self._start += time.perf_counter() - begin
 
 
-def log_evaluation(args, game, run, learner, step):
-    """Evaluate without noise, and return the mean score."""
+def log_evaluation(args, game, run, learner, counters):
+    """Evaluate without noise."""
     returns, lengths = evaluate(
         learner.act, game, args.seed + 10_000, args.eval_episodes, args.eval_envs,
         args.eval_epsilon,
     )  # fmt: skip
-    run.log_evaluation(step, returns, lengths)
-    return float(np.mean(returns))
+    run.log_evaluation(counters.step, returns, lengths)
+    counters.score = float(np.mean(returns))
 
 
 def save(run, learner, rng, counters):
@@ -868,7 +869,9 @@ def main():
     score = human = None
     try:
         if finished:
-            score = log_evaluation(args, game, run, learner, counters.step)
+            if not args.eval_frequency or counters.step % args.eval_frequency:
+                log_evaluation(args, game, run, learner, counters)
+            score = counters.score
             if args.capture_video:
                 video = run.path / "episode.mp4"
                 record_video(learner.act, game, args.seed + 20_000, args.eval_epsilon, video)

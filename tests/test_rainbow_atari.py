@@ -281,7 +281,7 @@ def test_same_seed_same_metrics(tmp_path, backup):
     for folder in (tmp_path / "a", tmp_path / "b"):
         done = command(
             "--env-id", "Pong", "--backup", backup, "--total-timesteps", "40", *SMALL,
-            "--eval-episodes", "1", "--eval-epsilon", "1", "--run-dir", str(folder),
+            "--eval-frequency", "20", "--eval-epsilon", "1", "--run-dir", str(folder),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         runs.append(only_run(folder))
@@ -291,6 +291,10 @@ def test_same_seed_same_metrics(tmp_path, backup):
     assert result["steps"] == 40
     assert result["sps"] > 0
     assert result["human_normalized_score"] == (result["score"] + 20.7) / 35.3
+    with (runs[0] / "evaluations.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["global_step"] for row in rows] == ["20", "40"], "the last one is not done twice"
+    assert result["score"] == float(rows[-1]["episodic_return"])
     names = {path.name for path in runs[0].iterdir()}
     assert {"config.json", "evaluations.csv", "model.pt", "graph.npz"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
