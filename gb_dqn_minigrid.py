@@ -12,6 +12,7 @@ import copy
 import difflib
 import json
 import os
+import pickle
 import random
 import re
 import sys
@@ -35,6 +36,7 @@ from tqdm import tqdm
 from gbcore import LeafTable, TransitionGraph, pair_q_values, trajectory_subgraphs
 from gbcore.run_directory import (
     RunDirectory,
+    StopSignal,
     load_checkpoint,
     run_name,
     save_checkpoint,
@@ -122,7 +124,7 @@ class Args:
     log_frequency: int = 500
     """steps between rows of metrics.csv"""
     checkpoint_frequency: int = 0
-    """steps between checkpoints; 0 = only when interrupted"""
+    """steps between checkpoints; there is one after training in any case"""
     resume: str | None = None
     """folder of a run to go on with from its checkpoint; its flags are used, no others"""
 
@@ -198,7 +200,10 @@ def check_args(args):
         if not 0 <= getattr(args, name) <= 1:
             fail(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
     if buffer_size < args.batch_size:
-        fail(f"--buffer-size {buffer_size} is smaller than --batch-size {args.batch_size}")
+        flag = "--buffer-size" if args.buffer_size else "--total-timesteps"
+        fail(f"{flag} {buffer_size} is smaller than --batch-size {args.batch_size}")
+    if args.seed >= 2**30:
+        fail(f"--seed must be < 2**30, got {args.seed}")
     if args.cuda and not torch.cuda.is_available():
         fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
     for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
@@ -214,9 +219,11 @@ def resumed(path):
     try:
         args = Args(**json.loads((Path(path) / "config.json").read_text()))
         checkpoint = load_checkpoint(path, (args.buffer_size or args.total_timesteps) + 2)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError,
+            AttributeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:  # fmt: skip
         fail(f"cannot resume {path!r}: {error}")
     args.resume = path
+    args.cuda = args.cuda and torch.cuda.is_available()  # another machine may have no GPU
     return args, checkpoint
 
 
@@ -511,7 +518,8 @@ class Counters:
 
 
 def train(args, env_id, run, learner, rng, counters):
-    """The agent-environment loop, from counters.step on. Ctrl-C ends it between two steps."""
+    """The agent-environment loop, from counters.step on. Ctrl-C or SIGTERM
+    ends it between two steps. Returns whether it ran to the end."""
     replay, graph = learner.replay, learner.graph
     env = make_envs(args, env_id, rng, 1)[0]
     obs = env.reset()
@@ -522,8 +530,8 @@ def train(args, env_id, run, learner, rng, counters):
     logged = (counters.step, learner.num_updates, learner.leaves.num_evaluated, clock.seconds())
     before = counters.training_seconds
     progress = tqdm(total=args.total_timesteps, initial=counters.step, unit="step", mininterval=0.5)
-    try:
-        while counters.step < args.total_timesteps:
+    with StopSignal() as stop:
+        while counters.step < args.total_timesteps and not stop.asked:
             # Act: epsilon-greedy, and at random before learning starts.
             epsilon = args.start_e if counters.step < args.learning_starts else args.end_e
             if rng.random() < epsilon:
@@ -589,11 +597,8 @@ def train(args, env_id, run, learner, rng, counters):
             if args.checkpoint_frequency and step % args.checkpoint_frequency == 0:
                 with clock.paused():
                     save(run, learner, rng, counters)
-        return True
-    except KeyboardInterrupt:
-        return False
-    finally:
-        progress.close()
+    progress.close()
+    return counters.step >= args.total_timesteps
 
 
 class Stopwatch:
@@ -705,7 +710,7 @@ def main():
             ),
         )
     except OSError as error:
-        fail(f"cannot write to --run-dir {args.run_dir!r}: {error.strerror}")
+        fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
     print(f"{env_id}, {args.backup} backup, on {device}; results go to {run.path}")
 
     begin = time.perf_counter()
@@ -726,8 +731,7 @@ def main():
     if args.save_model:
         torch.save(learner.online.state_dict(), run.path / "model.pt")
         learner.graph.save(run.path / "graph.npz")
-    if not finished:
-        save(run, learner, rng, counters)
+    save(run, learner, rng, counters)
     score = None
     try:
         if finished:

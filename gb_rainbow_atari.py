@@ -12,6 +12,7 @@ import copy
 import difflib
 import json
 import os
+import pickle
 import random
 import sys
 import time
@@ -32,6 +33,7 @@ from tqdm import tqdm
 from gbcore import SumTree, TransitionGraph, categorical_targets, prune, trajectory_subgraphs
 from gbcore.run_directory import (
     RunDirectory,
+    StopSignal,
     load_checkpoint,
     run_name,
     save_checkpoint,
@@ -166,7 +168,7 @@ class Args:
     log_frequency: int = 500
     """steps between rows of metrics.csv"""
     checkpoint_frequency: int = 0
-    """steps between checkpoints; 0 = only when interrupted"""
+    """steps between checkpoints; there is one after training in any case"""
     resume: str | None = None
     """folder of a run to go on with from its checkpoint; its flags are used, no others"""
 
@@ -183,8 +185,8 @@ def fail(message):
 
 def game_of(env_id):
     """ROM name of a game, from any spelling of it that people use."""
-    name = env_id.strip().removeprefix("ALE/").split("-v")[0].removesuffix("NoFrameskip")
-    key = name.replace("_", "").replace("-", "").replace(" ", "").lower()
+    name = env_id.strip().lower().removeprefix("ale/").split("-v")[0].removesuffix("noframeskip")
+    key = name.replace("_", "").replace("-", "").replace(" ", "")
     games = {rom.replace("_", ""): rom for rom in ale_py.roms.get_all_rom_ids()}
     if key not in games:
         close = difflib.get_close_matches(key, games, n=3, cutoff=0.4)
@@ -220,7 +222,10 @@ def check_args(args):
         if not 0 <= getattr(args, name) <= 1:
             fail(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
     if buffer_size < args.batch_size:
-        fail(f"--buffer-size {buffer_size} is smaller than --batch-size {args.batch_size}")
+        flag = "--buffer-size" if args.buffer_size else "--total-timesteps"
+        fail(f"{flag} {buffer_size} is smaller than --batch-size {args.batch_size}")
+    if args.seed >= 2**30:
+        fail(f"--seed must be < 2**30, got {args.seed}")
     if args.n_atoms < 2:
         fail(f"--n-atoms must be >= 2, got {args.n_atoms}")
     if not args.v_min < args.v_max:
@@ -240,9 +245,11 @@ def resumed(path):
     try:
         args = Args(**json.loads((Path(path) / "config.json").read_text()))
         checkpoint = load_checkpoint(path, (args.buffer_size or args.total_timesteps) + 2)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError,
+            AttributeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:  # fmt: skip
         fail(f"cannot resume {path!r}: {error}")
     args.resume = path
+    args.cuda = args.cuda and torch.cuda.is_available()  # another machine may have no GPU
     return args, checkpoint
 
 
@@ -289,6 +296,8 @@ def evaluate(policy, game, seed, num_episodes, num_envs, epsilon):
     """
     num_envs = min(num_envs, num_episodes)
     rng = np.random.default_rng(seed)
+    # Consecutive seeds, the default, would play the same games for runs of neighbouring seeds.
+    env_seeds = np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) >> 1
     envs = make_envs(game, num_envs)
     num_actions = envs.single_action_space.n
     quota = np.full(num_envs, num_episodes // num_envs)
@@ -296,7 +305,7 @@ def evaluate(policy, game, seed, num_episodes, num_envs, epsilon):
     returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
     done = np.zeros(num_envs, np.bool_)
     finished = [[] for _ in range(num_envs)]
-    obs, _ = envs.reset(seed=seed)
+    obs, _ = envs.reset(seed=env_seeds)
     while quota.any():
         actions = policy(obs)
         explore = rng.random(num_envs) < epsilon
@@ -645,7 +654,8 @@ class Counters:
 
 
 def train(args, game, run, learner, rng, counters):
-    """The agent-environment loop, from counters.step on. Ctrl-C ends it between two steps."""
+    """The agent-environment loop, from counters.step on. Ctrl-C or SIGTERM
+    ends it between two steps. Returns whether it ran to the end."""
     replay, graph = learner.replay, learner.graph
     envs = make_envs(game, 1, life_loss_is_done=True)
     num_actions = learner.online.num_actions
@@ -659,8 +669,8 @@ def train(args, game, run, learner, rng, counters):
     logged = (counters.step, learner.num_updates, learner.num_evaluated, clock.seconds())
     before = counters.training_seconds
     progress = tqdm(total=args.total_timesteps, initial=counters.step, unit="step", mininterval=0.5)
-    try:
-        while counters.step < args.total_timesteps:
+    with StopSignal() as stop:
+        while counters.step < args.total_timesteps and not stop.asked:
             # Act: epsilon-greedy at first, noise in the weights throughout.
             share = min(counters.step / args.exploration_steps, 1.0)
             epsilon = args.start_e + share * (args.end_e - args.start_e)
@@ -728,12 +738,9 @@ def train(args, game, run, learner, rng, counters):
             if args.checkpoint_frequency and step % args.checkpoint_frequency == 0:
                 with clock.paused():
                     save(run, learner, rng, counters)
-        return True
-    except KeyboardInterrupt:
-        return False
-    finally:
-        progress.close()
-        envs.close()
+    progress.close()
+    envs.close()
+    return counters.step >= args.total_timesteps
 
 
 class Stopwatch:
@@ -843,7 +850,7 @@ def main():
             ),
         )
     except OSError as error:
-        fail(f"cannot write to --run-dir {args.run_dir!r}: {error.strerror}")
+        fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
     print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
 
     begin = time.perf_counter()
@@ -864,8 +871,7 @@ def main():
     if args.save_model:
         torch.save(learner.online.state_dict(), run.path / "model.pt")
         learner.graph.save(run.path / "graph.npz")
-    if not finished:
-        save(run, learner, rng, counters)
+    save(run, learner, rng, counters)
     score = human = None
     try:
         if finished:

@@ -374,7 +374,8 @@ class TransitionGraph:
         """A graph that `save` wrote: same ids, same edges, same further behaviour.
 
         Raises:
-            ValueError: for a file of another format version, or one that is damaged.
+            ValueError: for a file of another format version.
+            OSError, zipfile.BadZipFile, KeyError: for a file that is cut short or lacks arrays.
         """
         with np.load(path, allow_pickle=False) as file:
             saved = dict(file)

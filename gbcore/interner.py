@@ -115,7 +115,7 @@ class Interner:
         kernels.rebuild_slots(self.table)
 
     def state(self, prefix):
-        """Copies of what `restore` needs, as a dict of arrays."""
+        """What `restore` needs, as a dict of views."""
         table, n = self.table, self.num_ids
         return {
             f"{prefix}rows": table.rows[:n],

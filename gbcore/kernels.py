@@ -175,7 +175,7 @@ def free_key(table, i):
 #   moves leaves these entries valid.
 
 TOTAL_EDGES, TOTAL_TRANSITIONS, TOTAL_SOURCES, TOTAL_USED = 0, 1, 2, 3
-OK, NO_ROOM, NOT_FOUND = 0, 1, 2
+OK, NO_ROOM = 0, 1
 FREED = -1  # in_degree of an id that names no node
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import time
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from gbcore.graph import TransitionGraph
 
 FORMAT_VERSION = 1  # of checkpoints
+EPISODE_METRICS = ("charts/episodic_return", "charts/episodic_length")  # charted at each end
 
 
 class RunDirectory:
@@ -50,7 +52,9 @@ class RunDirectory:
                 id=self.path.name, resume="allow", config=config, sync_tensorboard=True,
                 **wandb_options,
             )  # fmt: skip
-        self._writer = SummaryWriter(self.path, purge_step=resume_step)
+        self._writer = SummaryWriter(
+            self.path, purge_step=None if resume_step is None else resume_step + 1
+        )
         rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
         self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
         columns = ("global_step", *metric_names)
@@ -62,7 +66,7 @@ class RunDirectory:
         """One row of metrics.csv, and one TensorBoard scalar per metric that has a value."""
         self._metrics.write({"global_step": step, **metrics})
         for name, value in metrics.items():
-            if value is not None:
+            if value is not None and name not in EPISODE_METRICS:
                 self._writer.add_scalar(name, value, step)
 
     def log_episode(self, step, episodic_return, episodic_length):
@@ -104,10 +108,14 @@ class _Table:
         if resume_step is not None and path.exists():
             with path.open(newline="") as file:
                 kept = [row for row in csv.DictReader(file) if _is_until(row, resume_step)]
-        self._file = path.open("w", newline="")
+        new = path.with_suffix(".new")
+        with new.open("w", newline="") as file:
+            rows = csv.DictWriter(file, columns, lineterminator="\n")
+            rows.writeheader()
+            rows.writerows(kept)
+        new.replace(path)
+        self._file = path.open("a", newline="")
         self._rows = csv.DictWriter(self._file, columns, lineterminator="\n")
-        self._rows.writeheader()
-        self._rows.writerows(kept)
 
     def write(self, row):
         self._rows.writerow({key: _short(value) for key, value in row.items()})
@@ -123,6 +131,28 @@ def _is_until(row, step):
 
 def _short(value):
     return f"{value:.9g}" if isinstance(value, float) else value
+
+
+class StopSignal:
+    """Ctrl-C or SIGTERM, noted for the loop to end at a place of its choice.
+
+    As a context manager: `asked` becomes True at the first signal; the second one acts at once.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self):
+        self.asked = False
+        self._previous = [signal.signal(number, self._note) for number in self.SIGNALS]
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in zip(self.SIGNALS, self._previous, strict=True):
+            signal.signal(number, handler)
+
+    def _note(self, *_):
+        self.asked = True
+        self.__exit__()
 
 
 def run_name(env_id, script, backup, seed):
@@ -168,8 +198,8 @@ def save_checkpoint(run_path, tensors, arrays, graph, state):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
-    shutil.rmtree(old, ignore_errors=True)
     if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     new.rename(target)
     shutil.rmtree(old, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -439,7 +440,7 @@ def test_ctrl_c_leaves_a_result(script, task, tmp_path, monkeypatch):
 
     def interrupted(learner, batch, subgraphs):
         if learner.num_updates == 5:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return update(learner, batch, subgraphs)
 
     monkeypatch.setattr(script.Learner, "update", interrupted)

@@ -25,6 +25,10 @@ def test_the_agent_of_the_readme_learns(tmp_path):
     assert found == best
 
 
+def test_nothing_is_left_to_fill_in():
+    assert "@@" not in README
+
+
 def test_ci_runs_the_readme_test_command():
     command = blocks("bash")[1].strip()
     assert command in (ROOT / ".ci" / "run").read_text()
