@@ -13,6 +13,8 @@ The paper's Equations 1, 2 and 5 of nested and mixed Graph Backup; on trajectori
 ("greedy", "double") and n-step Q ("behaviour").
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 
@@ -236,10 +238,6 @@ def prune(subgraphs, rule, best_actions=None):
     return kernels.keep_marked(subgraphs, rows, pair_read, leaf_read), leaf_read
 
 
-class _DeviceArrays:
-    """The arrays of `Subgraphs` that the evaluator reads on the device."""
-
-
 def _to_device(sub, device, dtype):
     # Two transfers rather than one per array; neither waits for the device.
     pair_vertex = np.repeat(np.arange(len(sub.vertex_row)), np.diff(sub.vertex_pairs))
@@ -252,7 +250,7 @@ def _to_device(sub, device, dtype):
         "outcome_vertex": sub.outcome_vertex,
     }
     floats = {"outcome_weight": sub.outcome_weight, "outcome_reward": sub.outcome_reward}
-    arrays = _DeviceArrays()
+    arrays = SimpleNamespace()
     for group, target in ((integers, torch.int64), (floats, dtype)):
         packed = torch.from_numpy(np.concatenate(list(group.values()))).to(device, target)
         parts = packed.split([len(array) for array in group.values()])
