@@ -694,6 +694,7 @@ def main():
     torch.set_num_threads(args.threads or len(os.sched_getaffinity(0)))
     device = torch.device("cuda" if args.cuda else "cpu")
 
+    used_versions = versions("numpy", "numba", "torch", "minatar")  # now: files may change while this runs
     script = Path(__file__).stem
     path = Path(args.run_dir) / run_name(game, script, args.backup, args.seed)
     try:
@@ -757,7 +758,7 @@ def main():
         "wall_seconds": time.perf_counter() - begin,
         "novel_state_ratio": learner.graph.novel_state_ratio,
         "device": torch.cuda.get_device_name() if args.cuda else "cpu",
-        "versions": versions("numpy", "numba", "torch", "minatar"),
+        "versions": used_versions,
     }
     run.write_json("result.json", result)
     run.close()

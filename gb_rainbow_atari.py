@@ -835,6 +835,7 @@ def main():
     torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
     device = torch.device("cuda" if args.cuda else "cpu")
 
+    used_versions = versions("numpy", "numba", "torch", "gymnasium", "ale-py")  # now: files may change while this runs
     script = Path(__file__).stem
     path = Path(args.run_dir) / run_name(game, script, args.backup, args.seed)
     try:
@@ -901,7 +902,7 @@ def main():
         "wall_seconds": time.perf_counter() - begin,
         "novel_state_ratio": learner.graph.novel_state_ratio,
         "device": torch.cuda.get_device_name() if args.cuda else "cpu",
-        "versions": versions("numpy", "numba", "torch", "gymnasium", "ale-py"),
+        "versions": used_versions,
     }
     run.write_json("result.json", result)
     run.close()

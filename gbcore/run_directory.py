@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import time
 from importlib import metadata
 from pathlib import Path
@@ -161,8 +162,13 @@ def run_name(env_id, script, backup, seed):
 
 
 def versions(*packages):
-    """Versions of Python and of installed packages, for result.json."""
-    found = {"python": platform.python_version()}
+    """Versions of this code (its commit, where git knows), Python and packages, for result.json."""
+    describe = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    try:
+        commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or a copied folder
+        commit = None
+    found = {"commit": commit, "python": platform.python_version()}
     for package in packages:
         found[package] = metadata.version(package)
     return found
