@@ -694,7 +694,8 @@ def main():
     torch.set_num_threads(args.threads or len(os.sched_getaffinity(0)))
     device = torch.device("cuda" if args.cuda else "cpu")
 
-    used_versions = versions("numpy", "numba", "torch", "minatar")  # now: files may change while this runs
+    # Asked for before training, during which files may change.
+    used_versions = versions("numpy", "numba", "torch", "minatar")
     script = Path(__file__).stem
     path = Path(args.run_dir) / run_name(game, script, args.backup, args.seed)
     try:

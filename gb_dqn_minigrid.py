@@ -695,7 +695,8 @@ def main():
     torch.set_num_threads(args.threads or len(os.sched_getaffinity(0)))
     device = torch.device("cuda" if args.cuda else "cpu")
 
-    used_versions = versions("numpy", "numba", "torch", "gymnasium", "minigrid")  # now: files may change while this runs
+    # Asked for before training, during which files may change.
+    used_versions = versions("numpy", "numba", "torch", "gymnasium", "minigrid")
     script = Path(__file__).stem
     path = Path(args.run_dir) / run_name(env_id, script, args.backup, args.seed)
     try:

@@ -835,7 +835,8 @@ def main():
     torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
     device = torch.device("cuda" if args.cuda else "cpu")
 
-    used_versions = versions("numpy", "numba", "torch", "gymnasium", "ale-py")  # now: files may change while this runs
+    # Asked for before training, during which files may change.
+    used_versions = versions("numpy", "numba", "torch", "gymnasium", "ale-py")
     script = Path(__file__).stem
     path = Path(args.run_dir) / run_name(game, script, args.backup, args.seed)
     try:
