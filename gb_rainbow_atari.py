@@ -9,6 +9,7 @@ updates per step. This file and the folder gbcore are all there is: copy them an
 
 import contextlib
 import copy
+import ctypes
 import difflib
 import json
 import os
@@ -799,6 +800,15 @@ def restore(args, checkpoint, device, num_actions):
     return learner, rng, Counters(**{name: state[name] for name in asdict(Counters())})
 
 
+def keep_freed_memory():
+    """Have glibc reuse large freed blocks: given back, they are zeroed page by page each time."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
+        mallopt(m_mmap_threshold, 2**25)  # the largest that it takes
+        mallopt(m_trim_threshold, 2**30)
+
+
 def warm_up(num_actions):
     """Compile every kernel on a toy graph, before the clock starts."""
     start = time.perf_counter()
@@ -829,9 +839,11 @@ def main():
     random.seed(args.seed)
     torch.manual_seed(args.seed)
     rng = np.random.default_rng(args.seed)
+    keep_freed_memory()
     if args.torch_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # none is read
     torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
     device = torch.device("cuda" if args.cuda else "cpu")
 

@@ -134,6 +134,9 @@ def main():
     args = tyro.cli(Args)
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
+    script.keep_freed_memory()
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(0)
     device = torch.device("cuda" if args.cuda else "cpu")
     agent_args = script.Args(backup="graph", cuda=args.cuda)
