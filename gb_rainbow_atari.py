@@ -31,7 +31,14 @@ import tyro
 from ale_py.vector_env import AtariVectorEnv
 from tqdm import tqdm
 
-from gbcore import SumTree, TransitionGraph, categorical_targets, prune, trajectory_subgraphs
+from gbcore import (
+    Subgraphs,
+    SumTree,
+    TransitionGraph,
+    categorical_targets,
+    prune,
+    trajectory_subgraphs,
+)
 from gbcore.run_directory import (
     RunDirectory,
     StopSignal,
@@ -40,6 +47,7 @@ from gbcore.run_directory import (
     save_checkpoint,
     versions,
 )
+from gbcore.targets import back_up_laws, level_bounds, pack, pad, padded_sizes, unpack
 
 # The five backups are two choices: where the subgraph comes from, and how a state's value is read.
 BACKUPS = {
@@ -91,6 +99,10 @@ class Args:
     """make torch use deterministic algorithms"""
     cuda: bool = torch.cuda.is_available()
     """run on the GPU; on by default where there is one"""
+    cuda_graphs: bool = True
+    """on a GPU, replay each update as one CUDA graph; off: the same operations one by one"""
+    bf16_targets: bool = False
+    """evaluate target values in bfloat16"""
     threads: int = 0
     """CPU threads for torch; 0 = all cores, at most 8"""
     track: bool = False
@@ -401,10 +413,11 @@ class RainbowNetwork(nn.Module):
         self.advantage_hidden = NoisyLinear(3136, 256, std)
         self.advantage = NoisyLinear(256, num_actions * n_atoms, std)
 
-    def features(self, obs):
-        """uint8 [B, 4, 84, 84] -> [B, 3136]."""
-        x = obs.contiguous(memory_format=torch.channels_last).float() / 255
-        return self.convolutions(x)
+    def features(self, obs, dtype=torch.float32):
+        """uint8 [B, 4, 84, 84] -> [B, 3136], computed in float32 or bfloat16."""
+        x = obs.contiguous(memory_format=torch.channels_last).to(dtype) / 255
+        with torch.autocast(obs.device.type, dtype, enabled=dtype != torch.float32):
+            return self.convolutions(x)
 
     def heads(self, noisy=True):
         """Weights of the four noisy layers: one draw for all states of a batch, or the means."""
@@ -418,7 +431,7 @@ class RainbowNetwork(nn.Module):
         advantage = F.linear(F.relu(F.linear(features, *advantage_hidden)), *advantage)
         advantage = advantage.view(-1, self.num_actions, self.n_atoms)
         logits = value[:, None] + advantage - advantage.mean(dim=1, keepdim=True)
-        return logits.log_softmax(dim=-1)
+        return logits.float().log_softmax(dim=-1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -508,11 +521,17 @@ class Replay:
 
 
 class Learner:
-    """Online and target network, and the update that all five backups share."""
+    """Online and target network, and the update that all five backups share.
+
+    On a CPU the states to evaluate are pruned to those that the greedy paths read. On a GPU, where
+    that would be a wait at every level, all are evaluated, in shapes padded to a few sizes, and an
+    update of a size seen before is replayed as one CUDA graph. Only indices travel to it then.
+    """
 
     def __init__(self, args, graph, replay, num_actions, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.support = torch.linspace(args.v_min, args.v_max, args.n_atoms, device=device)
+        self.target_dtype = torch.bfloat16 if args.bf16_targets else torch.float32
 
         network = RainbowNetwork(num_actions, args.n_atoms, args.noisy_std)
         self.online = network.to(device, memory_format=torch.channels_last)
@@ -522,10 +541,14 @@ class Learner:
         if not self.shared:
             self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = torch.optim.Adam(
-            self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
-        )
+            self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True,
+            capturable=device.type == "cuda",
+        )  # fmt: skip
         self.num_updates = 0
         self.num_evaluated = 0  # states that target computation sent through the convolutions
+        self.padded = device.type == "cuda"
+        self.frames = None  # the graph's, on the GPU: uint8 [capacity, 84, 84]
+        self.plans = {}  # of padded updates, by size
 
     def state(self):
         """Tensors that `restore` takes back."""
@@ -539,6 +562,31 @@ class Learner:
         self.online.load_state_dict(tensors["online"])
         self.target.load_state_dict(tensors["target"])
         self.optimizer.load_state_dict(tensors["optimizer"])
+
+    def node(self, obs):
+        """Node of an observation uint8 [4, 84, 84], whose frames are sent to the GPU at once."""
+        node = self.graph.node(obs)
+        if self.padded:
+            self.make_room_for_frames()
+            frame_ids = self.graph.frame_ids_of(np.array([node]))[0]
+            self.frames[self.to_device(frame_ids)] = self.to_device(obs)
+        return node
+
+    def make_room_for_frames(self):
+        """Grow the GPU's frames as the graph's grow. What was captured names the old place."""
+        wanted = self.graph.num_frame_ids
+        if self.frames is None or wanted > len(self.frames):
+            capacity = max(self.replay.capacity + 1024, 5 * wanted // 4)
+            self.frames = torch.zeros((capacity, 84, 84), dtype=torch.uint8, device=self.device)
+            self.frames[:wanted] = torch.tensor(self.graph.frames)
+            self.plans.clear()
+
+    def to_device(self, array):
+        """A tensor of the array, without waiting for the device."""
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":  # memory that stays put until it was copied
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
     def observations(self, nodes):
         """uint8 Tensor [n, 4, 84, 84] of node ids."""
@@ -559,28 +607,40 @@ class Learner:
             return self.graph.expand(batch.nodes, batch.actions, args.depth, args.breadth, rng)
         return replay.trajectories(batch.rows, 1 if args.backup == "one-step" else args.depth)
 
-    @torch.no_grad()
-    def targets(self, subgraphs, online_heads, target_heads):
-        """Target distributions [B, n_atoms] (paper, Algorithm 2), all states evaluated at once.
+    def update(self, batch, subgraphs):
+        """One gradient step. Returns float32 [B + 2]: errors of the batch, loss, mean value."""
+        result = (self.padded_update if self.padded else self.pruned_update)(batch, subgraphs)
+        self.num_updates += 1
+        if not self.shared and self.num_updates % self.args.target_network_frequency == 0:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
+        return result
 
-        Nothing is read back from the device.
-        """
-        nodes = subgraphs.nodes
-        features = self.online.features(self.observations(nodes))  # [M, 3136]
-        selector_q = self.online.log_pmf(features, online_heads).exp() @ self.support
-        if not self.shared:
-            features = self.target.features(self.observations(nodes))
-        leaf_pmf = self.target.log_pmf(features, target_heads).exp()  # [M, num_actions, n_atoms]
-        self.num_evaluated += len(nodes)
-        return self.nested(subgraphs, leaf_pmf, selector_q)
+    def draw_heads(self):
+        """Noisy weights: the online network's, the same to select actions with, the target's."""
+        heads = self.online.heads()
+        with torch.no_grad():
+            fixed, target = (
+                [(weight.to(self.target_dtype), bias.to(self.target_dtype)) for weight, bias in h]
+                for h in ([(w.detach(), b.detach()) for w, b in heads], self.target.heads())
+            )
+        return heads, fixed, target
+
+    def pruned_update(self, batch, subgraphs):
+        heads, fixed_heads, target_heads = self.draw_heads()
+        targets = self.pruned_targets(subgraphs, fixed_heads, target_heads)
+        obs, actions = self.observations(batch.nodes), torch.from_numpy(batch.actions)
+        weights = torch.from_numpy(batch.weights)
+        return self.step(heads, targets, obs, actions.to(self.device), weights.to(self.device))
 
     @torch.no_grad()
     def pruned_targets(self, subgraphs, online_heads, target_heads):
-        """The same targets from far fewer states: those on the greedy paths, level by level."""
+        """Target distributions [B, n_atoms] from the states on the greedy paths, level by level."""
         features, q = [], []  # of the nodes asked for, in that order
 
         def best_actions(nodes):
-            features.append(self.online.features(self.observations(nodes)))
+            obs = self.observations(nodes)
+            features.append(self.online.features(obs, self.target_dtype))
             q.append(self.online.log_pmf(features[-1], online_heads).exp() @ self.support)
             self.num_evaluated += len(nodes)
             return q[-1].argmax(dim=1).cpu().numpy()
@@ -593,43 +653,89 @@ class Learner:
         if self.shared:
             features = torch.cat(features)[leaves]
         else:
-            features = self.target.features(self.observations(subgraphs.nodes[is_leaf]))
+            obs = self.observations(subgraphs.nodes[is_leaf])
+            features = self.target.features(obs, self.target_dtype)
         leaf_pmf = self.support.new_zeros(len(is_leaf), self.online.num_actions, len(self.support))
         leaf_pmf[leaves] = self.target.log_pmf(features, target_heads).exp()
-        return self.nested(subgraphs, leaf_pmf, torch.cat(q))
-
-    def nested(self, subgraphs, leaf_pmf, selector_q):
-        _, rule = BACKUPS[self.args.backup]
         return categorical_targets(
-            subgraphs, leaf_pmf, self.support, self.args.gamma, rule, selector_q
+            subgraphs, leaf_pmf, self.support, self.args.gamma, rule, torch.cat(q)
         )
 
-    def update(self, batch, subgraphs):
-        """One gradient step. Returns the loss, the mean value of the batch, and the errors [B]."""
-        heads = self.online.heads()
-        fixed_heads = [(weight.detach(), bias.detach()) for weight, bias in heads]
+    def padded_update(self, batch, subgraphs):
+        """An update of fixed shape: its second one is captured, all later ones are replayed."""
+        subgraphs = pad(subgraphs, padded_sizes(subgraphs, self.args.depth))
+        nodes = np.concatenate([subgraphs.nodes, batch.nodes])
+        self.num_evaluated += len(subgraphs.nodes)
+        integers, floats = pack(subgraphs)
+        frame_ids = self.graph.frame_ids_of(nodes).reshape(-1)
+        integers = self.to_device(np.concatenate([integers, batch.actions, frame_ids]))
+        floats = self.to_device(np.concatenate([floats, batch.weights]).astype(np.float32))
+        key = (len(subgraphs.nodes), len(integers), len(floats))
+        plan = self.plans.get(key)
+        if plan is None:
+            self.plans[key] = Plan(subgraphs, integers, floats)
+            return self.fixed_update(self.plans[key])
+        plan.integers.copy_(integers)
+        plan.floats.copy_(floats)
+        if self.device.type != "cuda" or not self.args.cuda_graphs:
+            return self.fixed_update(plan)
+        if plan.graph is None:
+            graph = torch.cuda.CUDAGraph()
+            pool = next((other.graph.pool() for other in self.plans.values() if other.graph), None)
+            with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+                result = self.fixed_update(plan)
+            plan = self.plans[key] = plan._replace(graph=graph, result=result)
+        plan.graph.replay()
+        return plan.result.clone()
+
+    def fixed_update(self, plan):
+        """Nothing in here waits for the device or depends on what the plan's tensors hold."""
+        subgraphs, batch_size = plan.subgraphs, self.args.batch_size
+        num_nodes, num_outcomes = len(subgraphs.nodes), len(subgraphs.outcome_pair)
+        num_frames = 4 * (num_nodes + batch_size)
+        lengths = (len(plan.integers) - batch_size - num_frames, batch_size, num_frames)
+        integers, actions, frame_ids = plan.integers.split(lengths)
+        floats, weights = plan.floats.split([2 * num_outcomes, batch_size])
+        obs = self.frames[frame_ids].view(-1, 4, 84, 84)
+        heads, fixed_heads, target_heads = self.draw_heads()
         with torch.no_grad():
-            target_heads = self.target.heads()
-        # Pruning asks for actions level by level: worth it on a CPU, a wait each time on a GPU.
-        compute = self.pruned_targets if self.device.type == "cpu" else self.targets
-        targets = compute(subgraphs, fixed_heads, target_heads)  # [B, n_atoms]
-        features = self.online.features(self.observations(batch.nodes))
-        log_pmf = self.online.log_pmf(features, heads)
-        actions = torch.from_numpy(batch.actions).to(self.device)
+            leaf_obs = obs[:num_nodes]
+            features = self.online.features(leaf_obs, self.target_dtype)  # [M, 3136]
+            selector_q = self.online.log_pmf(features, fixed_heads).exp() @ self.support
+            if not self.shared:
+                features = self.target.features(leaf_obs, self.target_dtype)
+            leaf_pmf = self.target.log_pmf(features, target_heads).exp()  # [M, A, n_atoms]
+            _, rule = BACKUPS[self.args.backup]
+            targets = back_up_laws(
+                unpack(subgraphs, integers, floats), level_bounds(subgraphs), leaf_pmf,
+                self.support, self.args.gamma, rule, selector_q,
+            )  # fmt: skip
+        return self.step(heads, targets, obs[num_nodes:], actions, weights)
+
+    def step(self, heads, targets, obs, actions, weights):
+        """Loss, gradient and Adam for targets [B, n_atoms]; result as of `update`."""
+        log_pmf = self.online.log_pmf(self.online.features(obs), heads)
         log_pmf = log_pmf[torch.arange(len(actions), device=self.device), actions]  # [B, n_atoms]
         cross_entropy = -(targets * log_pmf).sum(dim=1)  # [B]
-        loss = (torch.from_numpy(batch.weights).to(self.device) * cross_entropy).mean()
+        loss = (weights * cross_entropy).mean()
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.online.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
-        self.num_updates += 1
-        if not self.shared and self.num_updates % self.args.target_network_frequency == 0:
-            torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
         with torch.no_grad():
             divergence = cross_entropy + torch.special.xlogy(targets, targets).sum(dim=1)
             q_values = (log_pmf.exp() @ self.support).mean()
-        return loss.item(), q_values.item(), divergence.cpu().numpy()
+            return torch.cat([divergence, torch.stack([loss, q_values])])
+
+
+class Plan(NamedTuple):
+    """A padded update: what it reads on the GPU, and the CUDA graph that repeats it."""
+
+    subgraphs: Subgraphs  # of this shape; what it holds is not read
+    integers: torch.Tensor  # int64: `pack`ed subgraphs, actions [B], frame ids [4 (M + B)]
+    floats: torch.Tensor  # float32: `pack`ed subgraphs, weights [B]
+    graph: "torch.cuda.CUDAGraph | None" = None
+    result: torch.Tensor | None = None  # of `update`, overwritten by each replay
 
 
 # --------------------------------------------------------------------------------------------------
@@ -662,7 +768,7 @@ def train(args, game, run, learner, rng, counters):
     num_actions = learner.online.num_actions
     # A resumed run starts a new episode, of another seed: the emulator cannot be saved.
     obs, info = envs.reset(seed=args.seed + counters.step)
-    node, frame = graph.node(obs[0]), info["episode_frame_number"][0]
+    node, frame = learner.node(obs[0]), info["episode_frame_number"][0]
     done, starts_episode = False, True
     episodic_return, episodic_length = 0.0, 0
     loss = q_values = None
@@ -681,7 +787,7 @@ def train(args, game, run, learner, rng, counters):
                 action = int(learner.act(obs, noisy=True)[0])
             obs, reward, terminated, truncated, info = envs.step(np.array([action]))
             next_frame = info["episode_frame_number"][0]
-            next_node = graph.node(obs[0])
+            next_node = learner.node(obs[0])
             if is_reset(done, frame, next_frame):  # no transition: the action was ignored
                 counters.last_return, counters.last_length = episodic_return, episodic_length
                 run.log_episode(counters.step, episodic_return, episodic_length)
@@ -702,11 +808,18 @@ def train(args, game, run, learner, rng, counters):
             if step > args.learning_starts and step % args.train_frequency == 0:
                 share = step / args.total_timesteps
                 exponent = args.importance_exponent + share * (1 - args.importance_exponent)
-                for _ in range(args.updates_per_train):
-                    batch = replay.sample(args.batch_size, exponent, rng)
-                    subgraphs = learner.subgraphs(batch, rng)
-                    loss, q_values, errors = learner.update(batch, subgraphs)
-                    replay.update_priorities(batch.rows, errors)
+                # All batches of a step are drawn first: the next one is expanded while a GPU works
+                # on this one, and priorities are the one thing that the host waits for.
+                batches = [
+                    replay.sample(args.batch_size, exponent, rng)
+                    for _ in range(args.updates_per_train)
+                ]
+                results = [
+                    learner.update(batch, learner.subgraphs(batch, rng)) for batch in batches
+                ]
+                for batch, result in zip(batches, torch.stack(results).cpu().numpy(), strict=True):
+                    replay.update_priorities(batch.rows, result[:-2])
+                    loss, q_values = result[-2:].tolist()
 
             # Report.
             progress.update()
@@ -846,6 +959,8 @@ def main():
         torch.utils.deterministic.fill_uninitialized_memory = False  # none is read
     torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
     device = torch.device("cuda" if args.cuda else "cpu")
+    if args.cuda:  # work is captured on the stream that it was warmed up on, not the default one
+        torch.cuda.set_stream(torch.cuda.Stream())
 
     # Asked for before training, during which files may change.
     used_versions = versions("numpy", "numba", "torch", "gymnasium", "ale-py")

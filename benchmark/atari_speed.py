@@ -40,6 +40,8 @@ class Args:
     """updates per repetition"""
     repetitions: int = 5
     """repetitions of each backup"""
+    bf16_targets: bool = False
+    """evaluate target values in bfloat16"""
 
 
 class Clock:
@@ -71,7 +73,7 @@ def fill(args, agent_args, device):
     learner = script.Learner(agent_args, graph, replay, num_actions, device)
     clock = Clock(device)
     obs, info = envs.reset(seed=1)
-    node, frame = graph.node(obs[0]), info["episode_frame_number"][0]
+    node, frame = learner.node(obs[0]), info["episode_frame_number"][0]
     done, starts_episode = False, True
     while replay.size < args.steps:
         if replay.size < args.random_steps:
@@ -79,7 +81,7 @@ def fill(args, agent_args, device):
         else:
             action = clock.time("act", learner.act, obs, True)
         obs, reward, terminated, truncated, info = clock.time("environment", envs.step, action)
-        next_node = clock.time("intern", graph.node, obs[0])
+        next_node = clock.time("intern", learner.node, obs[0])
         next_frame = info["episode_frame_number"][0]
         if script.is_reset(done, frame, next_frame):
             node, frame, done, starts_episode = next_node, next_frame, False, True
@@ -90,8 +92,8 @@ def fill(args, agent_args, device):
         done = bool(terminated[0] or truncated[0])
         if replay.size > args.random_steps:
             batch = replay.sample(agent_args.batch_size, 0.5, rng)
-            _, _, errors = learner.update(batch, learner.subgraphs(batch, rng))
-            replay.update_priorities(batch.rows, errors)
+            result = learner.update(batch, learner.subgraphs(batch, rng)).cpu().numpy()
+            replay.update_priorities(batch.rows, result[:-2])
     envs.close()
     per_step = {name: seconds / args.steps for name, seconds in clock.seconds.items()}
     per_step["act"] = clock.seconds["act"] / (args.steps - args.random_steps)
@@ -102,23 +104,20 @@ def timed_updates(args, learner, backup, rng):
     """Milliseconds per update by phase, and states evaluated per update."""
     learner.args = replace(learner.args, backup=backup)
     clock = Clock(learner.device)
-    network = learner.online
-    plain = (network.features, network.log_pmf, learner.nested)
     before = learner.num_evaluated
-    targets = learner.pruned_targets if learner.device.type == "cpu" else learner.targets
-    name = targets.__name__
-    setattr(learner, name, clock.wrap("targets in all", targets))
-    learner.nested = clock.wrap("nested backup", learner.nested)
+    learner.pruned_targets = clock.wrap("targets in all", learner.pruned_targets)
+    plain = script.categorical_targets
+    script.categorical_targets = clock.wrap("nested backup", plain)
     start = time.perf_counter()
     for _ in range(args.updates):
         batch = learner.replay.sample(learner.args.batch_size, 0.5, rng)
         subgraphs = clock.time("expand", learner.subgraphs, batch, rng)
-        _, _, errors = clock.time("update", learner.update, batch, subgraphs)
-        clock.time("expand", learner.replay.update_priorities, batch.rows, errors)
+        result = clock.time("update", learner.update, batch, subgraphs).cpu().numpy()
+        clock.time("expand", learner.replay.update_priorities, batch.rows, result[:-2])
     total = time.perf_counter() - start
-    network.features, network.log_pmf, learner.nested = plain
-    delattr(learner, name)
-    seconds = clock.seconds
+    script.categorical_targets = plain
+    del learner.pruned_targets
+    seconds = {"targets in all": 0.0, "nested backup": 0.0} | clock.seconds
     phases = {
         "update": total,
         "expand": seconds["expand"],
@@ -137,9 +136,11 @@ def main():
     script.keep_freed_memory()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
+    if args.cuda:
+        torch.cuda.set_stream(torch.cuda.Stream())
     torch.manual_seed(0)
     device = torch.device("cuda" if args.cuda else "cpu")
-    agent_args = script.Args(backup="graph", cuda=args.cuda)
+    agent_args = script.Args(backup="graph", cuda=args.cuda, bf16_targets=args.bf16_targets)
     learner, per_step = fill(args, agent_args, device)
     other = 1e3 * sum(per_step.values())
     rng = np.random.default_rng(1)

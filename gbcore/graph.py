@@ -173,6 +173,20 @@ class TransitionGraph:
             return self._keys.take(nodes)
         return self._frames.take(self._keys.take(nodes))
 
+    @property
+    def num_frame_ids(self):
+        """Frame ids ever given out: rows of an array indexed by frame (frame_stack only)."""
+        return self._frames.num_ids
+
+    @property
+    def frames(self):
+        """[num_frame_ids, *frame_shape], to be read only; rows of freed ids mean nothing."""
+        return self._frames.arrays
+
+    def frame_ids_of(self, nodes):
+        """int64 [n, stack], rows of `frames` of node ids int64 [n] (frame_stack only)."""
+        return self._keys.take(nodes)
+
     def _check_obs(self, obs):
         obs = np.asarray(obs)
         if obs.shape != self.obs_shape or obs.dtype != self.obs_dtype:

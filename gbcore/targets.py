@@ -13,13 +13,13 @@ The paper's Equations 1, 2 and 5 of nested and mixed Graph Backup; on trajectori
 ("greedy", "double") and n-step Q ("behaviour").
 """
 
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from gbcore import kernels
-from gbcore.kernels import BEHAVIOUR, DOUBLE, GREEDY, POLICY
+from gbcore.kernels import BEHAVIOUR, DOUBLE, GREEDY, POLICY, Subgraphs
 
 RULES = {"greedy": GREEDY, "double": DOUBLE, "policy": POLICY, "behaviour": BEHAVIOUR}
 
@@ -101,10 +101,155 @@ def categorical_targets(
     if rule == "policy":
         _check_companion("policy", policy, (num_leaves, num_actions))
     device, dtype = leaf_pmf.device, leaf_pmf.dtype
-    support = support.to(device, dtype)
-    sub = _to_device(subgraphs, device, dtype)
-    num_roots, num_pairs = subgraphs.num_roots, len(subgraphs.pair_action)
-    num_vertices = len(subgraphs.vertex_row)
+    integers, floats = (torch.from_numpy(part).to(device) for part in pack(subgraphs))
+    targets = back_up_laws(
+        unpack(subgraphs, integers, floats.to(dtype)),
+        level_bounds(subgraphs),
+        leaf_pmf,
+        support.to(device, dtype),
+        gamma,
+        rule,
+        None if selector_q is None else selector_q.to(device),
+        None if policy is None else policy.to(device, dtype),
+    )
+    unseen = np.flatnonzero(subgraphs.root_row >= 0)
+    if len(unseen):
+        rows = torch.as_tensor(subgraphs.root_row[unseen], device=device)
+        actions = torch.as_tensor(subgraphs.pair_action[unseen], device=device)
+        targets[torch.as_tensor(unseen, device=device)] = leaf_pmf[rows, actions]
+    return targets
+
+
+# --------------------------------------------------------------------------------------------------
+# Fixed shapes, for CUDA graphs: pad, pack, unpack, back_up_laws
+# --------------------------------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """Shape of padded subgraphs."""
+
+    nodes: int  # M
+    levels: int  # D
+    width: int  # vertices, pairs and outcomes of a level
+
+
+def padded_sizes(subgraphs, levels):
+    """The smallest of a few `Sizes` into which the subgraphs fit: 32, 48, 64, 96, 128 ...
+
+    Raises:
+        ValueError: for subgraphs of more levels than that.
+    """
+    if len(subgraphs.level_pairs) - 1 > levels:
+        raise ValueError(f"Require <= {levels} levels, got {len(subgraphs.level_pairs) - 1}")
+    width = 1 + np.diff(subgraphs.level_vertices).max(initial=0)  # the last one is padding
+    for bounds in (subgraphs.level_pairs[1:], subgraphs.level_outcomes):
+        width = max(width, np.diff(bounds).max(initial=0))
+    return Sizes(_round_up(len(subgraphs.nodes)), levels, _round_up(width))
+
+
+def pad(subgraphs, sizes):
+    """The same subgraphs with every level filled up: the targets of the roots stay what they are.
+
+    Added outcomes have weight 0. Added pairs belong to the last vertex of their level, which is
+    always an added one and which no outcome leads to. Added nodes repeat the first one, or are 0.
+
+    Raises:
+        ValueError: where the subgraphs do not fit.
+    """
+    num_nodes, levels, width = sizes
+    fits = padded_sizes(subgraphs, levels)
+    if fits.nodes > num_nodes or fits.width > width:
+        raise ValueError(f"Require room for {fits}, got {sizes}")
+    num_roots, num_vertices = subgraphs.num_roots, len(subgraphs.vertex_row)
+    steps = np.arange(levels + 1)
+    level_vertices = np.maximum(steps - 1, 0) * width
+    level_pairs = np.where(steps > 0, num_roots + (steps - 1) * width, 0)
+    level_outcomes = steps * width
+    vertex_place = _places(subgraphs.level_vertices, level_vertices)
+    pair_place = _places(subgraphs.level_pairs, level_pairs)
+    outcome_place = _places(subgraphs.level_outcomes, level_outcomes)
+
+    last_vertex = np.repeat(level_vertices[2:] - 1, width)  # of each pair's level
+    pair_vertex = np.concatenate([np.full(num_roots, -1), last_vertex])
+    pair_vertex[pair_place[num_roots:]] = vertex_place[
+        np.repeat(np.arange(num_vertices), np.diff(subgraphs.vertex_pairs))
+    ]
+    pairs_of = np.bincount(pair_vertex[num_roots:], minlength=level_vertices[-1])
+    any_node = subgraphs.nodes[0] if len(subgraphs.nodes) else 0
+    leaves, end = np.arange(len(subgraphs.nodes)), [num_nodes + level_vertices[-1]]
+    vertex_of = np.concatenate([leaves, num_nodes + vertex_place, end])
+    num_outcomes, num_pairs = level_outcomes[-1], level_pairs[-1]
+    return Subgraphs(
+        nodes=np.concatenate([subgraphs.nodes, np.full(num_nodes - len(leaves), any_node)]),
+        root_row=subgraphs.root_row,
+        vertex_row=_filled(level_vertices[-1], vertex_place, subgraphs.vertex_row, 0),
+        vertex_pairs=num_roots + np.append(0, np.cumsum(pairs_of)),
+        pair_action=_filled(num_pairs, pair_place, subgraphs.pair_action, 0),
+        pair_count=_filled(num_pairs, pair_place, subgraphs.pair_count, 0),
+        outcome_pair=_filled(num_outcomes, outcome_place, pair_place[subgraphs.outcome_pair], 0),
+        outcome_vertex=_filled(
+            num_outcomes, outcome_place, vertex_of[subgraphs.outcome_vertex], vertex_of[-1]
+        ),
+        outcome_weight=_filled(num_outcomes, outcome_place, subgraphs.outcome_weight, 0.0),
+        outcome_reward=_filled(num_outcomes, outcome_place, subgraphs.outcome_reward, 0.0),
+        level_vertices=level_vertices,
+        level_pairs=level_pairs,
+        level_outcomes=level_outcomes,
+    )
+
+
+class SubgraphTensors(NamedTuple):
+    """What `back_up_laws` reads of `Subgraphs`, on a device."""
+
+    vertex_row: torch.Tensor  # int64 [V]
+    pair_action: torch.Tensor  # int64 [P]
+    pair_count: torch.Tensor  # int64 [P]
+    pair_vertex: torch.Tensor  # int64 [P - B], vertex of a pair that is no root
+    outcome_pair: torch.Tensor  # int64 [O]
+    outcome_vertex: torch.Tensor  # int64 [O]
+    outcome_weight: torch.Tensor  # float [O]
+    outcome_reward: torch.Tensor  # float [O]
+
+
+def pack(subgraphs):
+    """Two flat arrays, int64 and float64, so that two transfers take all to a device."""
+    pair_vertex = np.repeat(np.arange(len(subgraphs.vertex_row)), np.diff(subgraphs.vertex_pairs))
+    integers = (
+        subgraphs.vertex_row, subgraphs.pair_action, subgraphs.pair_count, pair_vertex,
+        subgraphs.outcome_pair, subgraphs.outcome_vertex,
+    )  # fmt: skip
+    floats = (subgraphs.outcome_weight, subgraphs.outcome_reward)
+    return np.concatenate(integers), np.concatenate(floats)
+
+
+def unpack(subgraphs, integers, floats):
+    """`SubgraphTensors`: views of tensors that hold what `pack` made of subgraphs of this shape."""
+    num_vertices, num_pairs = len(subgraphs.vertex_row), len(subgraphs.pair_action)
+    num_nested, num_outcomes = num_pairs - subgraphs.num_roots, len(subgraphs.outcome_pair)
+    lengths = (num_vertices, num_pairs, num_pairs, num_nested, num_outcomes, num_outcomes)
+    return SubgraphTensors(*integers.split(lengths), *floats.split([num_outcomes] * 2))
+
+
+def level_bounds(subgraphs):
+    """[D + 1] lists of the first outcome, pair and vertex of each level."""
+    levels = (subgraphs.level_outcomes, subgraphs.level_pairs, subgraphs.level_vertices)
+    return np.stack(levels, axis=1).tolist()
+
+
+@torch.no_grad()
+def back_up_laws(sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, policy=None):
+    """`categorical_targets` of roots that were all seen, from tensors on one device.
+
+    Waits for nothing and reads no shape from the device: with fixed shapes it can be captured.
+
+    Args:
+        sub: `SubgraphTensors`.
+        levels: what `level_bounds` returned.
+        leaf_pmf, support, gamma, rule, selector_q, policy: as in `categorical_targets`.
+    """
+    device, dtype = leaf_pmf.device, leaf_pmf.dtype
+    num_leaves, _, num_atoms = leaf_pmf.shape
+    num_roots, num_pairs, num_vertices = levels[1][1], levels[-1][1], levels[-1][2]
     end = num_leaves + num_vertices
 
     # Laws of all vertices; the one of the end of an episode is only ever scaled by 0.
@@ -112,10 +257,9 @@ def categorical_targets(
     law[end, 0] = 1
     pair_law = leaf_pmf.new_zeros(num_pairs, num_atoms)
     if _needs_selector(rule, selector_q):
-        best = selector_q.to(device).argmax(dim=1)  # [M]
+        best = selector_q.argmax(dim=1)  # [M]
         law[:num_leaves] = leaf_pmf[torch.arange(num_leaves, device=device), best]
     elif rule == "policy":
-        policy = policy.to(device, dtype)
         law[:num_leaves] = torch.einsum("ma,maz->mz", policy, leaf_pmf)
     else:
         best = (leaf_pmf @ support).argmax(dim=1)
@@ -142,13 +286,6 @@ def categorical_targets(
         pair_of = pair_of[:num_vertices, None]  # [V, 1]
         vertex_leaf = law[sub.vertex_row]
     flat = pair_law.view(-1)
-    levels = zip(
-        subgraphs.level_outcomes.tolist(),
-        subgraphs.level_pairs.tolist(),
-        subgraphs.level_vertices.tolist(),
-        strict=True,
-    )
-    levels = list(levels)
     for (o0, p0, v0), (o1, p1, v1) in zip(levels[-2::-1], levels[:0:-1], strict=True):
         if o0 == o1:
             continue
@@ -178,13 +315,7 @@ def categorical_targets(
             greedy = (nested @ support).argmax(dim=1)
             law[here] = nested[torch.arange(v1 - v0, device=device), greedy]
 
-    targets = pair_law[:num_roots]
-    unseen = np.flatnonzero(subgraphs.root_row >= 0)
-    if len(unseen):
-        rows = torch.as_tensor(subgraphs.root_row[unseen], device=device)
-        actions = torch.as_tensor(subgraphs.pair_action[unseen], device=device)
-        targets[torch.as_tensor(unseen, device=device)] = leaf_pmf[rows, actions]
-    return targets
+    return pair_law[:num_roots]
 
 
 def prune(subgraphs, rule, best_actions=None):
@@ -238,25 +369,21 @@ def prune(subgraphs, rule, best_actions=None):
     return kernels.keep_marked(subgraphs, rows, pair_read, leaf_read), leaf_read
 
 
-def _to_device(sub, device, dtype):
-    # Two transfers rather than one per array; neither waits for the device.
-    pair_vertex = np.repeat(np.arange(len(sub.vertex_row)), np.diff(sub.vertex_pairs))
-    integers = {
-        "vertex_row": sub.vertex_row,
-        "pair_action": sub.pair_action,
-        "pair_count": sub.pair_count,
-        "pair_vertex": pair_vertex,
-        "outcome_pair": sub.outcome_pair,
-        "outcome_vertex": sub.outcome_vertex,
-    }
-    floats = {"outcome_weight": sub.outcome_weight, "outcome_reward": sub.outcome_reward}
-    arrays = SimpleNamespace()
-    for group, target in ((integers, torch.int64), (floats, dtype)):
-        packed = torch.from_numpy(np.concatenate(list(group.values()))).to(device, target)
-        parts = packed.split([len(array) for array in group.values()])
-        for name, part in zip(group, parts, strict=True):
-            setattr(arrays, name, part)
-    return arrays
+def _round_up(size):
+    power = max(32, 1 << (int(size) - 1).bit_length())
+    return 3 * power // 4 if power > 32 and size <= 3 * power // 4 else power
+
+
+def _places(bounds, new_bounds):
+    # New index of every item, when level k moves from bounds[k] to new_bounds[k].
+    counts = np.diff(bounds)
+    return np.arange(bounds[-1]) + np.repeat(new_bounds[: len(counts)] - bounds[:-1], counts)
+
+
+def _filled(size, places, values, rest):
+    array = np.full(size, rest, values.dtype)
+    array[places] = values
+    return array
 
 
 def _needs_selector(rule, selector_q):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gb_rainbow_atari as script
-from gbcore import TransitionGraph
+from gbcore import TransitionGraph, categorical_targets
 from gbcore.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +32,7 @@ def make_learner(args, num_actions, capacity=300):
     return script.Learner(args, graph, replay, num_actions, torch.device("cpu"))
 
 
-def play(tmp_path, game, steps, **flags):
+def play(tmp_path, game, steps, padded=False, **flags):
     """A learner whose replay holds so many random steps of a real game."""
     args = script.Args(
         env_id=game, total_timesteps=steps, learning_starts=steps, start_e=1.0, end_e=1.0,
@@ -40,6 +40,7 @@ def play(tmp_path, game, steps, **flags):
     )  # fmt: skip
     num_actions = script.num_actions_of(game)
     learner = make_learner(args, num_actions, args.buffer_size or steps)
+    learner.padded = padded
     run = RunDirectory(tmp_path / "run", {}, script.METRICS)
     rng = np.random.default_rng(0)
     assert script.train(args, game, run, learner, rng, script.Counters())
@@ -160,6 +161,19 @@ def filled(request):
     return make
 
 
+def whole_targets(learner, subgraphs, online_heads, target_heads):
+    """Targets as they are written in the paper: every state evaluated by both networks."""
+    obs = learner.observations(subgraphs.nodes)
+    with torch.no_grad():
+        online, target = learner.online, learner.target
+        selector_q = online.log_pmf(online.features(obs), online_heads).exp() @ learner.support
+        leaf_pmf = target.log_pmf(target.features(obs), target_heads).exp()
+    rule = script.BACKUPS[learner.args.backup][1]
+    return categorical_targets(
+        subgraphs, leaf_pmf, learner.support, learner.args.gamma, rule, selector_q
+    )
+
+
 @pytest.mark.parametrize("frequency", [1, 7])
 def test_pruned_targets_are_the_targets(filled, frequency):
     learner, _, subgraphs = filled(target_network_frequency=frequency)
@@ -169,19 +183,81 @@ def test_pruned_targets_are_the_targets(filled, frequency):
                 parameter.add_(0.01 * torch.randn_like(parameter))
     with torch.no_grad():
         heads, target_heads = learner.online.heads(), learner.target.heads()
-    whole = learner.targets(subgraphs, heads, target_heads)
-    num_whole = learner.num_evaluated
+    whole = whole_targets(learner, subgraphs, heads, target_heads)
     pruned = learner.pruned_targets(subgraphs, heads, target_heads)
     torch.testing.assert_close(pruned, whole, rtol=0, atol=1e-6)
     torch.testing.assert_close(whole.sum(1), torch.ones(16), rtol=0, atol=1e-5)
-    assert learner.num_evaluated - num_whole <= num_whole
+    assert learner.num_evaluated <= len(subgraphs.nodes)
+
+
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_updates_of_fixed_shape_are_the_updates(filled, frequency):
+    """What a GPU computes, run here without capture, against what a CPU computes."""
+    results, weights = [], []
+    for padded in (False, True):
+        learner, _, _ = filled(target_network_frequency=frequency, batch_size=16)
+        rng = np.random.default_rng(1)
+        learner.padded = padded
+        if padded:
+            learner.make_room_for_frames()
+        torch.manual_seed(1)
+        for _ in range(5):
+            batch = learner.replay.sample(16, 0.4, rng)
+            results.append(learner.update(batch, learner.subgraphs(batch, rng)))
+        weights.append(torch.cat([p.detach().flatten() for p in learner.online.parameters()]))
+    torch.testing.assert_close(results[:5], results[5:], rtol=1e-4, atol=1e-5)
+    # Adam divides by a gradient's size: a difference in its last bit may move a weight by 1e-4.
+    assert (weights[0] - weights[1]).abs().max() < 1e-3
+    assert (weights[0] - weights[1]).abs().mean() < 1e-6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_updates_are_the_updates(filled):
+    """Without noise, and with steps too small to bring any in, nothing random is left."""
+    results = []
+    for cuda_graphs in (False, True):
+        learner, _, _ = filled(
+            cuda_graphs=cuda_graphs, batch_size=16, noisy_std=0.0, learning_rate=1e-12
+        )
+        device = torch.device("cuda")
+        learner = script.Learner(learner.args, learner.graph, learner.replay, 3, device)
+        learner.make_room_for_frames()
+        rng = np.random.default_rng(1)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(12):
+                batch = learner.replay.sample(16, 0.4, rng)
+                results.append(learner.update(batch, learner.subgraphs(batch, rng)).cpu())
+        assert any(plan.graph for plan in learner.plans.values()) == cuda_graphs
+    torch.testing.assert_close(results[:12], results[12:], rtol=1e-4, atol=1e-5)
+
+
+def test_frames_on_the_device_follow_the_graph(tmp_path):
+    """Also where ids are freed and used again: the replay holds 60 of 200 transitions."""
+    learner = play(tmp_path, "breakout", 200, buffer_size=60, padded=True)
+    nodes = np.unique(learner.replay.node)
+    ids = learner.graph.frame_ids_of(nodes)
+    expected = learner.graph.observations_of(nodes)
+    assert learner.graph.num_frame_ids < 100, "ids were used again"
+    np.testing.assert_array_equal(learner.frames[torch.from_numpy(ids)].numpy(), expected)
+
+
+def test_bfloat16_targets_are_near(filled):
+    learner, _, subgraphs = filled()
+    heads = learner.online.heads()
+    exact = learner.pruned_targets(subgraphs, heads, heads) @ learner.support
+    learner.target_dtype = torch.bfloat16
+    heads = [(weight.bfloat16(), bias.bfloat16()) for weight, bias in heads]
+    near = learner.pruned_targets(subgraphs, heads, heads) @ learner.support
+    assert not torch.equal(near, exact)
+    # Where two actions are nearly equal another one may be chosen: look at the typical error.
+    assert (near - exact).abs().median() < 0.02
 
 
 def test_update_moves_the_prediction_towards_the_target(filled):
     learner, batch, subgraphs = filled(gamma=0.0)
-    first = learner.update(batch, subgraphs)[0]
+    first = learner.update(batch, subgraphs)[-2]  # the loss
     for _ in range(15):
-        last = learner.update(batch, subgraphs)[0]
+        last = learner.update(batch, subgraphs)[-2]  # the loss
     assert last < first
 
 

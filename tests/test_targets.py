@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CORNERS, RULES, TOLERANCE, Case, cases, raises_naming, scaled
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive import (
     Categoricals,
@@ -18,7 +18,7 @@ from naive import (
 )
 
 from gbcore import TransitionGraph, categorical_targets, prune, q_targets, trajectory_subgraphs
-from gbcore.targets import pair_q_values
+from gbcore.targets import pad, padded_sizes, pair_q_values
 
 depths = st.integers(1, 5)
 
@@ -391,6 +391,31 @@ def test_mass_is_kept_on_the_support_of_rainbow(dtype, tolerance):
         sub = case.expand(case.pairs, depth)
         for name in RULES:
             assert_distributions(case.categorical_targets(sub, name, dtype), tolerance)
+
+
+@given(cases(), depths, st.integers(0, 2), st.sampled_from(list(RULES)))
+def test_padding_changes_no_target(case, depth, more, rule):
+    sub = case.expand(case.pairs, depth)
+    assume(len(sub.nodes))  # the padding of no nodes is no node of the case
+    sizes = padded_sizes(sub, depth + more)
+    bigger = sizes._replace(nodes=sizes.nodes + 5, width=sizes.width + 3 * more)
+    padded = pad(sub, bigger)
+    assert len(padded.nodes) == bigger.nodes
+    assert (np.diff(padded.level_outcomes) == bigger.width).all()
+    np.testing.assert_array_equal(case.q_targets(padded, rule), case.q_targets(sub, rule))
+    np.testing.assert_allclose(
+        case.categorical_targets(padded, rule), case.categorical_targets(sub, rule),
+        rtol=0, atol=1e-12,
+    )  # fmt: skip
+
+
+def test_padding_refuses_what_does_not_fit():
+    case = Case(2, CORNERS["many outcomes per pair"][1])
+    sub = case.expand(case.pairs, 3)
+    with pytest.raises(ValueError, match="Require <= 2 levels, got 3"):
+        padded_sizes(sub, 2)
+    with pytest.raises(ValueError, match="Require room for"):
+        pad(sub, padded_sizes(sub, 3)._replace(width=1))
 
 
 def test_categorical_inputs_may_be_views():
