@@ -12,12 +12,10 @@ import copy
 import difflib
 import json
 import os
-import pickle
 import random
 import re
 import sys
 import time
-import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -126,7 +124,8 @@ class Args:
     checkpoint_frequency: int = 0
     """steps between checkpoints; there is one after training in any case"""
     resume: str | None = None
-    """folder of a run to go on with from its checkpoint; its flags are used, no others"""
+    """folder of a run to go on with, under its own flags; of these, --total-timesteps may be raised
+    and what leaves the learning alone changed"""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -134,9 +133,9 @@ class Args:
 # --------------------------------------------------------------------------------------------------
 
 
-def fail(message):
+def fail(message, status=2):
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 def task_of(env_id):
@@ -214,17 +213,60 @@ def check_args(args):
                 fail(f"this needs another package: pip install {package.replace('_', '-')}")
 
 
-def resumed(path):
-    """Flags and checkpoint of a run to go on with."""
+# What does not change what a run is: these may be given with --resume.
+RESUME_FLAGS = (
+    "total_timesteps", "checkpoint_frequency", "cuda", "threads", "track", "wandb_project_name",
+    "wandb_entity", "capture_video", "save_model",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def readable(path):
+    """What is wrong with the files of a run to go on with becomes one line."""
     try:
-        args = Args(**json.loads((Path(path) / "config.json").read_text()))
-        checkpoint = load_checkpoint(path, (args.buffer_size or args.total_timesteps) + 2)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError,
-            AttributeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:  # fmt: skip
+        yield
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         fail(f"cannot resume {path!r}: {error}")
-    args.resume = path
-    args.cuda = args.cuda and torch.cuda.is_available()  # another machine may have no GPU
-    return args, checkpoint
+
+
+@contextlib.contextmanager
+def writable(run):
+    """A disk that is full, or gone, ends a run with one line."""
+    try:
+        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            run.close()
+        fail(
+            f"cannot write to {str(run.path)!r}: {error.strerror or error}; "
+            "its last checkpoint is whole: mend that, and go on with --resume",
+            status=1,
+        )
+
+
+def resumed(path):
+    """Flags of a run to go on with: its own, and those of RESUME_FLAGS that are given."""
+    with readable(path):
+        saved = Args(**json.loads((Path(path) / "config.json").read_text()))
+    saved.resume = path
+    args = tyro.cli(Args, default=saved)
+    for name, value in asdict(saved).items():
+        given = getattr(args, name)
+        if given != value and name not in RESUME_FLAGS:
+            flag = f"--{name.replace('_', '-')}"
+            fail(f"{flag} cannot be changed with --resume: the run has {value!r}, got {given!r}")
+    result = Path(path) / "result.json"
+    if result.exists():
+        with readable(path):
+            result = json.loads(result.read_text())
+            steps, score, interrupted = (result[k] for k in ("steps", "score", "interrupted"))
+        if not interrupted and steps >= args.total_timesteps:
+            print(
+                f"{path} is finished: score {score:g} after {steps} steps; "
+                "a larger --total-timesteps goes on with it"
+            )
+            sys.exit()
+    return args
 
 
 # --------------------------------------------------------------------------------------------------
@@ -244,14 +286,28 @@ class Task:
         env.unwrapped.gen_obs = dict  # the agent's partial view costs most of a step: leave it out
         self.env, self.seed = FullyObsWrapper(env), seed
         self.num_actions = int(env.action_space.n)
+        self.actions = []  # of this episode
 
     def reset(self):
+        self.actions = []
         return self.env.reset(seed=self.seed)[0]["image"]
 
     def step(self, action):
         """Observation, the environment's own reward, terminated, truncated."""
+        self.actions.append(action)
         obs, reward, terminated, truncated, _ = self.env.step(action)
         return obs["image"], float(reward), terminated, truncated and not terminated
+
+    def state(self):
+        """What `restore` takes back: all that is random is drawn from the seed."""
+        return {"actions": self.actions}
+
+    def restore(self, state):
+        """Play an episode again, up to where `state` was called. Returns the observation there."""
+        obs = self.reset()
+        for action in state["actions"]:
+            obs = self.step(action)[0]
+        return obs
 
     def render(self):
         """uint8 [height, width, 3]."""
@@ -263,15 +319,17 @@ def make_envs(args, env_id, rng, num_envs, render_mode=None):
     return [Task(env_id, args.seed, render_mode) for _ in range(num_envs)]
 
 
-def evaluate(policy, envs, rng, epsilon):
+def evaluate(policy, envs, rng, epsilon, stop=None):
     """Returns and lengths of one episode in each environment, played in lockstep.
 
-    policy: observations [n, *obs_shape] -> actions [n].
+    policy: observations [n, *obs_shape] -> actions [n]. None if stop, a StopSignal, was asked.
     """
     returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), np.int64)
     running = list(range(len(envs)))
     obs = [env.reset() for env in envs]
     while running:
+        if stop is not None and stop.asked:
+            return None
         actions = policy(np.stack([obs[i] for i in running]))
         explore = rng.random(len(running)) < epsilon
         actions[explore] = rng.integers(envs[0].num_actions, size=explore.sum())
@@ -365,15 +423,11 @@ class Replay:
         self.position = 0
 
     def add(self, node, action, reward, next_node, terminated, starts_episode):
-        """Append a transition, to the graph as well; the oldest one leaves both when it is full.
-
-        Returns the ids of the nodes that this freed.
-        """
+        """Append a transition, to the graph as well; the oldest one leaves both when it is full."""
         i, last = self.position, self.position - 1
-        freed = ()
         self.graph.add(node, action, reward, next_node, terminated)
         if self.size == self.capacity:
-            freed = self.graph.remove(
+            self.graph.remove(
                 self.node[i], self.action[i], self.reward[i], self.next_node[i], self.terminated[i]
             )
         self.node[i], self.action[i], self.reward[i] = node, action, reward
@@ -382,7 +436,6 @@ class Replay:
         self.cut[last] = starts_episode
         self.position = (i + 1) % self.capacity
         self.size = min(self.size + 1, self.capacity)
-        return freed
 
     def sample(self, batch_size, rng):
         """Rows, each equally likely."""
@@ -402,8 +455,10 @@ class Replay:
         return columns | {"place": np.array([self.size, self.position])}
 
     def restore(self, arrays):
-        """Go on from what `state` returned; a trajectory that was under way is cut."""
+        """Go on from what `state` returned. There may be more room than there was."""
         self.size, self.position = (int(n) for n in arrays["place"])
+        if self.size < self.capacity:
+            self.position = self.size
         for name in self.COLUMNS:
             getattr(self, name)[: self.size] = arrays[name]
 
@@ -429,22 +484,23 @@ class Learner:
 
     def state(self):
         """Tensors that `restore` takes back."""
+        leaves = self.leaves.state()
         return {
             "online": self.online.state_dict(),
             "target": self.target.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             # Not to be evaluated anew: with persist_targets they are more than the network's.
-            "leaf_q": torch.from_numpy(self.leaves.q),
-            "leaf_known": torch.from_numpy(self.leaves.known),
+            "leaf_q": torch.from_numpy(leaves["q"].copy()),  # a slice: torch would save it whole
+            "leaf_known": torch.from_numpy(leaves["known"]),
         }
 
     def restore(self, tensors):
         self.online.load_state_dict(tensors["online"])
         self.target.load_state_dict(tensors["target"])
         self.optimizer.load_state_dict(tensors["optimizer"])
-        self.leaves.q, self.leaves.known = (
-            tensors["leaf_q"].numpy().copy(), tensors["leaf_known"].numpy().copy(),
-        )  # fmt: skip
+        self.leaves.restore(
+            {"q": tensors["leaf_q"].numpy(), "known": tensors["leaf_known"].numpy()}
+        )
 
     @torch.inference_mode()
     def act(self, obs):
@@ -511,26 +567,37 @@ class Counters:
     """Where a run stands."""
 
     step: int = 0
+    node: int | None = None  # the state that the environment is in
+    episodic_return: float = 0.0  # of the episode under way
+    episodic_length: int = 0
     last_return: float | None = None  # of the last episode that ended
     last_length: int | None = None
+    loss: float | None = None  # of the last update
+    q_values: float | None = None
     training_seconds: float = 0.0
+    logged: tuple = (0, 0, 0, 0.0)  # steps, updates, evaluated states, seconds at the last row
     evaluations: list = field(default_factory=list)  # mean return of each
+    evaluated_step: int = 0  # of the last evaluation
 
 
-def train(args, env_id, run, learner, rng, counters):
-    """The agent-environment loop, from counters.step on. Ctrl-C or SIGTERM
-    ends it between two steps. Returns whether it ran to the end."""
+def train(args, env_id, run, learner, rng, counters, env=None):
+    """The agent-environment loop, from counters.step on. Ctrl-C or SIGTERM ends it between two
+    steps or in an evaluation. Leaves a checkpoint. Returns whether it ran to the end.
+
+    env: what `restore` returned, in the state counters.node.
+    """
     replay, graph = learner.replay, learner.graph
-    env = make_envs(args, env_id, rng, 1)[0]
-    obs = env.reset()
-    node, starts_episode = graph.node(obs), True
-    episodic_return, episodic_length = 0.0, 0
-    loss = q_values = None
-    clock = Stopwatch()
-    logged = (counters.step, learner.num_updates, learner.leaves.num_evaluated, clock.seconds())
-    before = counters.training_seconds
+    if env is None:
+        env = make_envs(args, env_id, rng, 1)[0]
+        counters.node = graph.node(env.reset())
+    obs, node = graph.observations_of(counters.node), counters.node
+    starts_episode = counters.episodic_length == 0
+    loss, q_values = counters.loss, counters.q_values
+    clock = Stopwatch(counters.training_seconds)
     progress = tqdm(total=args.total_timesteps, initial=counters.step, unit="step", mininterval=0.5)
-    with StopSignal() as stop:
+    with progress, StopSignal() as stop:
+        if is_evaluation_due(args, counters):  # the signal came during it
+            log_evaluation(args, env_id, run, learner, counters, stop)
         while counters.step < args.total_timesteps and not stop.asked:
             # Act: epsilon-greedy, and at random before learning starts.
             epsilon = args.start_e if counters.step < args.learning_starts else args.end_e
@@ -541,17 +608,17 @@ def train(args, env_id, run, learner, rng, counters):
             obs, reward, terminated, truncated = env.step(action)
             next_node = graph.node(obs)
             success = float(reward > 0)
-            freed = replay.add(node, action, success, next_node, terminated, starts_episode)
-            learner.leaves.forget(freed)
-            episodic_return += reward
-            episodic_length += 1
+            replay.add(node, action, success, next_node, terminated, starts_episode)
+            counters.episodic_return += reward
+            counters.episodic_length += 1
             node, starts_episode = next_node, False
             counters.step += 1
             step = counters.step
             if terminated or truncated:
-                counters.last_return, counters.last_length = episodic_return, episodic_length
-                run.log_episode(step, episodic_return, episodic_length)
-                episodic_return, episodic_length = 0.0, 0
+                counters.last_return = counters.episodic_return
+                counters.last_length = counters.episodic_length
+                run.log_episode(step, counters.last_return, counters.last_length)
+                counters.episodic_return, counters.episodic_length = 0.0, 0
                 obs = env.reset()
                 node, starts_episode = graph.node(obs), True
 
@@ -566,12 +633,13 @@ def train(args, env_id, run, learner, rng, counters):
 
             # Report.
             progress.update()
-            counters.training_seconds = before + clock.seconds()
+            counters.node, counters.loss, counters.q_values = node, loss, q_values
+            counters.training_seconds = clock.seconds()
             if step % args.log_frequency == 0 or step == args.total_timesteps:
-                last_step, last_updates, last_evaluated, last_seconds = logged
+                last_step, last_updates, last_evaluated, last_seconds = counters.logged
                 updates = learner.num_updates - last_updates
                 evaluated = learner.leaves.num_evaluated - last_evaluated
-                logged = (
+                counters.logged = (
                     step, learner.num_updates, learner.leaves.num_evaluated, clock.seconds()
                 )  # fmt: skip
                 metrics = {
@@ -579,8 +647,8 @@ def train(args, env_id, run, learner, rng, counters):
                     "charts/episodic_length": counters.last_length,
                     "charts/SPS": (step - last_step) / (clock.seconds() - last_seconds),
                     "charts/epsilon": epsilon,
-                    "losses/td_loss": None if loss is None else loss.item(),
-                    "losses/q_values": None if q_values is None else q_values.item(),
+                    "losses/td_loss": None if loss is None else float(loss),
+                    "losses/q_values": None if q_values is None else float(q_values),
                     "graph/nodes": graph.num_nodes,
                     "graph/edges": graph.num_edges,
                     "graph/novel_state_ratio": graph.novel_state_ratio,
@@ -591,21 +659,21 @@ def train(args, env_id, run, learner, rng, counters):
                 progress.set_postfix_str(
                     f"return {shown}, novel {graph.novel_state_ratio:.3f}", refresh=False
                 )
-            if args.eval_frequency and step % args.eval_frequency == 0:
+            if is_evaluation_due(args, counters):
                 with clock.paused():
-                    log_evaluation(args, env_id, run, learner, counters)
+                    log_evaluation(args, env_id, run, learner, counters, stop)
             if args.checkpoint_frequency and step % args.checkpoint_frequency == 0:
                 with clock.paused():
-                    save(run, learner, rng, counters)
-    progress.close()
-    return counters.step >= args.total_timesteps
+                    save(run, learner, rng, counters, env)
+    save(run, learner, rng, counters, env)
+    return counters.step >= args.total_timesteps and not stop.asked
 
 
 class Stopwatch:
     """Seconds of training: what is done while it is paused does not count."""
 
-    def __init__(self):
-        self._start = time.perf_counter()
+    def __init__(self, seconds=0.0):
+        self._start = time.perf_counter() - seconds
 
     def seconds(self):
         return time.perf_counter() - self._start
@@ -617,13 +685,28 @@ class Stopwatch:
         self._start += time.perf_counter() - begin
 
 
-def log_evaluation(args, env_id, run, learner, counters):
-    """Evaluate in fresh environments; what they draw depends on the run's seed and the step."""
+def is_evaluation_due(args, counters):
+    """Is there an evaluation at this step, and was it not made yet?"""
+    step = counters.step
+    return (
+        args.eval_frequency and step % args.eval_frequency == 0 and step > counters.evaluated_step
+    )
+
+
+def log_evaluation(args, env_id, run, learner, counters, stop):
+    """Evaluate in fresh environments; what they draw depends on the run's seed and the step.
+
+    Where stop was asked it leaves no trace.
+    """
     rng = np.random.default_rng([args.seed, counters.step])
     envs = make_envs(args, env_id, rng, args.eval_episodes)
-    returns, lengths = evaluate(learner.act, envs, rng, args.eval_epsilon)
+    episodes = evaluate(learner.act, envs, rng, args.eval_epsilon, stop)
+    if episodes is None:
+        return
+    returns, lengths = episodes
     run.log_evaluation(counters.step, returns, lengths)
     counters.evaluations.append(float(np.mean(returns)))
+    counters.evaluated_step = counters.step
 
 
 def score_of(evaluations):
@@ -631,10 +714,15 @@ def score_of(evaluations):
     return float(np.mean(evaluations[-max(1, round(len(evaluations) / 10)) :]))
 
 
-def save(run, learner, rng, counters):
+def save(run, learner, rng, counters, env):
     """Write a checkpoint that `restore` goes on from."""
+    run.flush()
     tensors = learner.state() | {"torch_rng": torch.get_rng_state()}
+    for name in ("loss", "q_values"):  # tensors, so that no step waits for a device
+        value = getattr(counters, name)
+        setattr(counters, name, None if value is None else float(value))
     state = asdict(counters) | {
+        "environment": env.state(),
         "num_updates": learner.num_updates,
         "num_evaluated": learner.leaves.num_evaluated,
         "rng": rng.bit_generator.state,
@@ -642,19 +730,25 @@ def save(run, learner, rng, counters):
     save_checkpoint(run.path, tensors, learner.replay.state(), learner.graph, state)
 
 
-def restore(args, checkpoint, device, num_actions):
-    """Learner, generator and counters, as they were when the checkpoint was written."""
+def restore(args, env_id, checkpoint, device):
+    """Learner, generator, counters and environment as they were when `save` was called."""
     tensors, arrays, graph, state = checkpoint
+    counters = Counters(**{name: state[name] for name in asdict(Counters())})
+    if counters.step > args.total_timesteps:
+        raise ValueError(f"Require --total-timesteps >= {counters.step}, the steps done")
+    env = make_envs(args, env_id, np.random.default_rng(0), 1)[0]
+    if graph.find(env.restore(state["environment"])) != counters.node:
+        raise ValueError("the environment's versions play the episode under way otherwise")
     replay = Replay(graph, args.buffer_size or args.total_timesteps)
     replay.restore(arrays)
-    learner = Learner(args, graph, replay, num_actions, device)
+    learner = Learner(args, graph, replay, env.num_actions, device)
     learner.restore(tensors)
     learner.num_updates = state["num_updates"]
     learner.leaves.num_evaluated = state["num_evaluated"]
     torch.set_rng_state(tensors["torch_rng"])
     rng = np.random.default_rng()
     rng.bit_generator.state = state["rng"]
-    return learner, rng, Counters(**{name: state[name] for name in asdict(Counters())})
+    return learner, rng, counters, env
 
 
 def warm_up(obs, num_actions):
@@ -680,9 +774,11 @@ def warm_up(obs, num_actions):
 
 def main():
     args = tyro.cli(Args)
-    checkpoint = None
     if args.resume:
-        args, checkpoint = resumed(args.resume)
+        args = resumed(args.resume)
+    config = asdict(args) | {"resume": None}
+    if args.resume:
+        args.cuda = args.cuda and torch.cuda.is_available()  # another machine may have no GPU
     check_args(args)
     env_id = task_of(args.env_id)
     check_task(env_id)
@@ -700,12 +796,22 @@ def main():
     used_versions = versions("numpy", "numba", "torch", "gymnasium", "minigrid")
     script = Path(__file__).stem
     path = Path(args.run_dir) / run_name(env_id, script, args.backup, args.seed)
+    capacity = args.buffer_size or args.total_timesteps
+    num_states = 2 * capacity + 2  # a transition names two, and some are on their way
+    begin = time.perf_counter()
+    counters, env = Counters(), None
+    if args.resume:
+        with readable(args.resume):
+            checkpoint = load_checkpoint(args.resume, num_states)
+            learner, rng, counters, env = restore(args, env_id, checkpoint, device)
+            del checkpoint  # its arrays have been copied
     try:
         run = RunDirectory(
             args.resume or path,
-            asdict(args),
+            config,
             METRICS,
-            resume_step=checkpoint[-1]["step"] if checkpoint else None,
+            resume_step=counters.step if args.resume else None,
+            evaluated_step=counters.evaluated_step if args.resume else None,
             wandb_options=(
                 {"project": args.wandb_project_name, "entity": args.wandb_entity}
                 if args.track
@@ -716,55 +822,41 @@ def main():
         fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
     print(f"{env_id}, {args.backup} backup, on {device}; results go to {run.path}")
 
-    begin = time.perf_counter()
-    env = make_envs(args, env_id, np.random.default_rng(0), 1)[0]
-    obs, num_actions = env.reset(), env.num_actions
+    toy = make_envs(args, env_id, np.random.default_rng(0), 1)[0]
+    obs, num_actions = toy.reset(), toy.num_actions
     warm_up(obs, num_actions)
-    if checkpoint:
-        learner, rng, counters = restore(args, checkpoint, device, num_actions)
-    else:
-        capacity = args.buffer_size or args.total_timesteps
-        graph = TransitionGraph(num_actions, obs.shape, obs.dtype, capacity=capacity + 2)
+    if not args.resume:
+        graph = TransitionGraph(num_actions, obs.shape, obs.dtype, capacity=num_states)
         learner = Learner(args, graph, Replay(graph, capacity), num_actions, device)
-        counters = Counters()
     torch.set_flush_denormal(True)  # not before: NumPy's modules would warn as they are imported
-    finished = train(args, env_id, run, learner, rng, counters)
-
-    # Leave what was learned, then measure it.
-    if args.save_model:
-        torch.save(learner.online.state_dict(), run.path / "model.pt")
-        learner.graph.save(run.path / "graph.npz")
-    save(run, learner, rng, counters)
-    score = None
-    try:
-        if finished:
-            if not args.eval_frequency or counters.step % args.eval_frequency:
-                log_evaluation(args, env_id, run, learner, counters)
-            score = score_of(counters.evaluations)
-            if args.capture_video:
-                rng = np.random.default_rng([args.seed, counters.step, 1])
-                env = make_envs(args, env_id, rng, 1, "rgb_array")[0]
-                record_video(learner.act, env, rng, args.eval_epsilon, run.path / "episode.mp4")
-    except KeyboardInterrupt:
-        finished = False
-    result = {
-        "script": script,
-        "env_id": env_id,
-        "backup": args.backup,
-        "seed": args.seed,
-        "score": score,
-        "eval_episodes": args.eval_episodes,
-        "steps": counters.step,
-        "interrupted": not finished,
-        "sps": counters.step / max(counters.training_seconds, 1e-9),
-        "training_seconds": counters.training_seconds,
-        "wall_seconds": time.perf_counter() - begin,
-        "novel_state_ratio": learner.graph.novel_state_ratio,
-        "device": torch.cuda.get_device_name() if args.cuda else "cpu",
-        "versions": used_versions,
-    }
-    run.write_json("result.json", result)
-    run.close()
+    with writable(run):
+        finished = train(args, env_id, run, learner, rng, counters, env)
+        # Leave what was learned, then measure it.
+        if args.save_model:
+            run.write_model(learner.online, learner.graph)
+        if finished and counters.evaluated_step < counters.step:
+            with StopSignal() as stop:
+                log_evaluation(args, env_id, run, learner, counters, stop)
+            finished = counters.evaluated_step == counters.step
+        score = score_of(counters.evaluations) if finished else None
+        result = {
+            "script": script,
+            "env_id": env_id,
+            "backup": args.backup,
+            "seed": args.seed,
+            "score": score,
+            "eval_episodes": args.eval_episodes,
+            "steps": counters.step,
+            "interrupted": not finished,
+            "sps": counters.step / max(counters.training_seconds, 1e-9),
+            "training_seconds": counters.training_seconds,
+            "wall_seconds": time.perf_counter() - begin,
+            "novel_state_ratio": learner.graph.novel_state_ratio,
+            "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+            "versions": used_versions,
+        }
+        run.write_json("result.json", result)
+        run.close()
     summary = f"score {score:g}" if finished else f"interrupted; go on with --resume {run.path}"
     print(
         f"{env_id} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
@@ -772,6 +864,11 @@ def main():
     )
     if not finished:
         sys.exit(130)
+    if args.capture_video:
+        rng = np.random.default_rng([args.seed, counters.step, 1])
+        env = make_envs(args, env_id, rng, 1, "rgb_array")[0]
+        with writable(run), contextlib.suppress(KeyboardInterrupt):
+            record_video(learner.act, env, rng, args.eval_epsilon, run.path / "episode.mp4")
 
 
 if __name__ == "__main__":

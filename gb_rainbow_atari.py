@@ -13,11 +13,9 @@ import ctypes
 import difflib
 import json
 import os
-import pickle
 import random
 import sys
 import time
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -183,7 +181,8 @@ class Args:
     checkpoint_frequency: int = 0
     """steps between checkpoints; there is one after training in any case"""
     resume: str | None = None
-    """folder of a run to go on with from its checkpoint; its flags are used, no others"""
+    """folder of a run to go on with, under its own flags; of these, --total-timesteps may be raised
+    and what leaves the learning alone changed"""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -191,9 +190,9 @@ class Args:
 # --------------------------------------------------------------------------------------------------
 
 
-def fail(message):
+def fail(message, status=2):
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 def game_of(env_id):
@@ -253,17 +252,60 @@ def check_args(args):
                 fail(f"this needs another package: pip install {package.replace('_', '-')}")
 
 
-def resumed(path):
-    """Flags and checkpoint of a run to go on with."""
+# What does not change what a run is: these may be given with --resume.
+RESUME_FLAGS = (
+    "total_timesteps", "checkpoint_frequency", "cuda", "threads", "track", "wandb_project_name",
+    "wandb_entity", "capture_video", "save_model",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def readable(path):
+    """What is wrong with the files of a run to go on with becomes one line."""
     try:
-        args = Args(**json.loads((Path(path) / "config.json").read_text()))
-        checkpoint = load_checkpoint(path, (args.buffer_size or args.total_timesteps) + 2)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError,
-            AttributeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:  # fmt: skip
+        yield
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         fail(f"cannot resume {path!r}: {error}")
-    args.resume = path
-    args.cuda = args.cuda and torch.cuda.is_available()  # another machine may have no GPU
-    return args, checkpoint
+
+
+@contextlib.contextmanager
+def writable(run):
+    """A disk that is full, or gone, ends a run with one line."""
+    try:
+        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            run.close()
+        fail(
+            f"cannot write to {str(run.path)!r}: {error.strerror or error}; "
+            "its last checkpoint is whole: mend that, and go on with --resume",
+            status=1,
+        )
+
+
+def resumed(path):
+    """Flags of a run to go on with: its own, and those of RESUME_FLAGS that are given."""
+    with readable(path):
+        saved = Args(**json.loads((Path(path) / "config.json").read_text()))
+    saved.resume = path
+    args = tyro.cli(Args, default=saved)
+    for name, value in asdict(saved).items():
+        given = getattr(args, name)
+        if given != value and name not in RESUME_FLAGS:
+            flag = f"--{name.replace('_', '-')}"
+            fail(f"{flag} cannot be changed with --resume: the run has {value!r}, got {given!r}")
+    result = Path(path) / "result.json"
+    if result.exists():
+        with readable(path):
+            result = json.loads(result.read_text())
+            steps, score, interrupted = (result[k] for k in ("steps", "score", "interrupted"))
+        if not interrupted and steps >= args.total_timesteps:
+            print(
+                f"{path} is finished: score {score:g} after {steps} steps; "
+                "a larger --total-timesteps goes on with it"
+            )
+            sys.exit()
+    return args
 
 
 # --------------------------------------------------------------------------------------------------
@@ -301,11 +343,60 @@ def is_reset(done, frame, next_frame):
     return done and not frame < next_frame <= frame + 4
 
 
-def evaluate(policy, game, seed, num_episodes, num_envs, epsilon):
+class Game:
+    """The environment of training: one game after another, each with a seed of its own.
+
+    The emulators of a vector environment cannot be saved. But a seed and the actions since make a
+    game what it is, so that it can be played again.
+    """
+
+    def __init__(self, name):
+        self.envs = make_envs(name, 1, life_loss_is_done=True)
+        self.num_actions = int(self.envs.single_action_space.n)
+
+    def reset(self, seed):
+        """Begin a game. Returns uint8 [1, 4, 84, 84]."""
+        self.seed, self.actions = seed, []
+        obs, info = self.envs.reset(seed=seed)
+        self.frame, self.done = int(info["episode_frame_number"][0]), False
+        return obs
+
+    def step(self, action):
+        """Observation, reward, terminated, truncated; or None, where the game is over already."""
+        obs, reward, terminated, truncated, info = self.envs.step(np.array([action]))
+        frame = int(info["episode_frame_number"][0])
+        if is_reset(self.done, self.frame, frame):
+            return None
+        self.actions.append(action)
+        self.frame, self.done = frame, bool(terminated[0] or truncated[0])
+        return obs, float(reward[0]), bool(terminated[0]), bool(truncated[0])
+
+    def state(self):
+        """What `restore` takes back."""
+        return {"seed": self.seed, "actions": self.actions}
+
+    def restore(self, state):
+        """Play a game again, up to where `state` was called. Returns the observation there."""
+        obs = self.reset(state["seed"])
+        for action in state["actions"]:
+            obs, *_ = self.step(action)
+        return obs
+
+    def close(self):
+        self.envs.close()
+
+
+def draw_seed(rng):
+    """Of a game. Consecutive seeds would play the same games for runs of neighbouring seeds."""
+    return int(rng.integers(2**31))
+
+
+def evaluate(policy, game, seed, num_episodes, num_envs, epsilon, stop=None):
     """Returns and lengths of num_episodes full games, played in parallel environments.
 
     Each environment plays its share of the episodes from first to last, so that short games are
-    not over-represented. policy: uint8 [n, 4, 84, 84] -> actions [n].
+    not over-represented. policy: uint8 [n, 4, 84, 84] -> actions [n]. None if stop, a StopSignal,
+    was asked.
     """
     num_envs = min(num_envs, num_episodes)
     rng = np.random.default_rng(seed)
@@ -320,6 +411,9 @@ def evaluate(policy, game, seed, num_episodes, num_envs, epsilon):
     finished = [[] for _ in range(num_envs)]
     obs, _ = envs.reset(seed=env_seeds)
     while quota.any():
+        if stop is not None and stop.asked:
+            envs.close()
+            return None
         actions = policy(obs)
         explore = rng.random(num_envs) < epsilon
         actions[explore] = rng.integers(num_actions, size=explore.sum())
@@ -507,9 +601,11 @@ class Replay:
         return columns | {"priorities": self.priorities.priorities[: self.size], "place": place}
 
     def restore(self, arrays):
-        """Go on from what `state` returned; a trajectory that was under way is cut."""
+        """Go on from what `state` returned. There may be more room than there was."""
         self.size, self.position = (int(n) for n in arrays["place"][:2])
         self.max_priority = float(arrays["place"][2])
+        if self.size < self.capacity:
+            self.position = self.size
         for name in self.COLUMNS:
             getattr(self, name)[: self.size] = arrays[name]
         self.priorities.set(np.arange(self.size), arrays["priorities"])
@@ -754,53 +850,62 @@ class Counters:
     """Where a run stands; what a checkpoint keeps beside networks, replay and graph."""
 
     step: int = 0
+    node: int | None = None  # the state that the environment is in
+    episodic_return: float = 0.0  # of the episode under way
+    episodic_length: int = 0
     last_return: float | None = None  # of the last episode that ended
     last_length: int | None = None
+    loss: float | None = None  # of the last update
+    q_values: float | None = None
     training_seconds: float = 0.0
+    logged: tuple = (0, 0, 0, 0.0)  # steps, updates, evaluated states, seconds at the last row
     score: float | None = None  # of the last evaluation
+    evaluated_step: int = 0  # its step
 
 
-def train(args, game, run, learner, rng, counters):
-    """The agent-environment loop, from counters.step on. Ctrl-C or SIGTERM
-    ends it between two steps. Returns whether it ran to the end."""
+def train(args, game, run, learner, rng, counters, env=None):
+    """The agent-environment loop, from counters.step on. Ctrl-C or SIGTERM ends it between two
+    steps or in an evaluation. Leaves a checkpoint. Returns whether it ran to the end.
+
+    env: what `restore` returned, in the state counters.node.
+    """
     replay, graph = learner.replay, learner.graph
-    envs = make_envs(game, 1, life_loss_is_done=True)
-    num_actions = learner.online.num_actions
-    # A resumed run starts a new episode, of another seed: the emulator cannot be saved.
-    obs, info = envs.reset(seed=args.seed + counters.step)
-    node, frame = learner.node(obs[0]), info["episode_frame_number"][0]
-    done, starts_episode = False, True
-    episodic_return, episodic_length = 0.0, 0
-    loss = q_values = None
-    clock = Stopwatch()
-    logged = (counters.step, learner.num_updates, learner.num_evaluated, clock.seconds())
-    before = counters.training_seconds
+    if env is None:
+        env = Game(game)
+        counters.node = learner.node(env.reset(draw_seed(rng))[0])
+    obs, node = graph.observations_of(np.array([counters.node])), counters.node
+    starts_episode = counters.episodic_length == 0
+    loss, q_values = counters.loss, counters.q_values
+    clock = Stopwatch(counters.training_seconds)
     progress = tqdm(total=args.total_timesteps, initial=counters.step, unit="step", mininterval=0.5)
-    with StopSignal() as stop:
+    with progress, StopSignal() as stop:
+        if is_evaluation_due(args, counters):  # the signal came during it
+            log_evaluation(args, game, run, learner, counters, stop)
         while counters.step < args.total_timesteps and not stop.asked:
             # Act: epsilon-greedy at first, noise in the weights throughout.
             share = min(counters.step / args.exploration_steps, 1.0)
             epsilon = args.start_e + share * (args.end_e - args.start_e)
             if rng.random() < epsilon:
-                action = int(rng.integers(num_actions))
+                action = int(rng.integers(env.num_actions))
             else:
                 action = int(learner.act(obs, noisy=True)[0])
-            obs, reward, terminated, truncated, info = envs.step(np.array([action]))
-            next_frame = info["episode_frame_number"][0]
-            next_node = learner.node(obs[0])
-            if is_reset(done, frame, next_frame):  # no transition: the action was ignored
-                counters.last_return, counters.last_length = episodic_return, episodic_length
-                run.log_episode(counters.step, episodic_return, episodic_length)
-                episodic_return, episodic_length = 0.0, 0
-                node, frame, done, starts_episode = next_node, next_frame, False, True
+            moved = env.step(action)
+            if moved is None:  # no transition: the action was ignored
+                counters.last_return = counters.episodic_return
+                counters.last_length = counters.episodic_length
+                run.log_episode(counters.step, counters.last_return, counters.last_length)
+                counters.episodic_return, counters.episodic_length = 0.0, 0
+                obs = env.reset(draw_seed(rng))
+                node, starts_episode = learner.node(obs[0]), True
                 continue
 
-            clipped = float(np.clip(reward[0], -1, 1))
-            replay.add(node, action, clipped, next_node, bool(terminated[0]), starts_episode)
-            episodic_return += float(reward[0])
-            episodic_length += 1
-            node, frame, starts_episode = next_node, next_frame, False
-            done = bool(terminated[0] or truncated[0])
+            obs, reward, terminated, _ = moved
+            next_node = learner.node(obs[0])
+            clipped = float(np.clip(reward, -1, 1))
+            replay.add(node, action, clipped, next_node, terminated, starts_episode)
+            counters.episodic_return += reward
+            counters.episodic_length += 1
+            node, starts_episode = next_node, False
             counters.step += 1
             step = counters.step
 
@@ -823,19 +928,22 @@ def train(args, game, run, learner, rng, counters):
 
             # Report.
             progress.update()
-            counters.training_seconds = before + clock.seconds()
+            counters.node, counters.loss, counters.q_values = node, loss, q_values
+            counters.training_seconds = clock.seconds()
             if step % args.log_frequency == 0 or step == args.total_timesteps:
-                last_step, last_updates, last_evaluated, last_seconds = logged
+                last_step, last_updates, last_evaluated, last_seconds = counters.logged
                 updates = learner.num_updates - last_updates
                 evaluated = learner.num_evaluated - last_evaluated
-                logged = (step, learner.num_updates, learner.num_evaluated, clock.seconds())
+                counters.logged = (
+                    step, learner.num_updates, learner.num_evaluated, clock.seconds()
+                )  # fmt: skip
                 metrics = {
                     "charts/episodic_return": counters.last_return,
                     "charts/episodic_length": counters.last_length,
                     "charts/SPS": (step - last_step) / (clock.seconds() - last_seconds),
                     "charts/epsilon": epsilon,
-                    "losses/td_loss": loss,
-                    "losses/q_values": q_values,
+                    "losses/td_loss": None if loss is None else float(loss),
+                    "losses/q_values": None if q_values is None else float(q_values),
                     "graph/nodes": graph.num_nodes,
                     "graph/edges": graph.num_edges,
                     "graph/novel_state_ratio": graph.novel_state_ratio,
@@ -846,22 +954,22 @@ def train(args, game, run, learner, rng, counters):
                 progress.set_postfix_str(
                     f"return {shown}, novel {graph.novel_state_ratio:.3f}", refresh=False
                 )
-            if args.eval_frequency and step % args.eval_frequency == 0:
+            if is_evaluation_due(args, counters):
                 with clock.paused():
-                    log_evaluation(args, game, run, learner, counters)
+                    log_evaluation(args, game, run, learner, counters, stop)
             if args.checkpoint_frequency and step % args.checkpoint_frequency == 0:
                 with clock.paused():
-                    save(run, learner, rng, counters)
-    progress.close()
-    envs.close()
-    return counters.step >= args.total_timesteps
+                    save(run, learner, rng, counters, env)
+    save(run, learner, rng, counters, env)
+    env.close()
+    return counters.step >= args.total_timesteps and not stop.asked
 
 
 class Stopwatch:
     """Seconds of training: what is done while it is paused does not count."""
 
-    def __init__(self):
-        self._start = time.perf_counter()
+    def __init__(self, seconds=0.0):
+        self._start = time.perf_counter() - seconds
 
     def seconds(self):
         return time.perf_counter() - self._start
@@ -873,22 +981,39 @@ class Stopwatch:
         self._start += time.perf_counter() - begin
 
 
-def log_evaluation(args, game, run, learner, counters):
-    """Evaluate without noise."""
-    returns, lengths = evaluate(
+def is_evaluation_due(args, counters):
+    """Is there an evaluation at this step, and was it not made yet?"""
+    step = counters.step
+    return (
+        args.eval_frequency and step % args.eval_frequency == 0 and step > counters.evaluated_step
+    )
+
+
+def log_evaluation(args, game, run, learner, counters, stop):
+    """Evaluate without noise. Where stop was asked it leaves no trace."""
+    episodes = evaluate(
         learner.act, game, args.seed + 10_000, args.eval_episodes, args.eval_envs,
-        args.eval_epsilon,
+        args.eval_epsilon, stop,
     )  # fmt: skip
+    if episodes is None:
+        return
+    returns, lengths = episodes
     run.log_evaluation(counters.step, returns, lengths)
     counters.score = float(np.mean(returns))
+    counters.evaluated_step = counters.step
 
 
-def save(run, learner, rng, counters):
+def save(run, learner, rng, counters, env):
     """Write a checkpoint that `restore` goes on from."""
+    run.flush()
     tensors = learner.state() | {"torch_rng": torch.get_rng_state()}
     if learner.device.type == "cuda":
         tensors["cuda_rng"] = torch.cuda.get_rng_state()
+    for name in ("loss", "q_values"):  # may be tensors, so that no step waits for a device
+        value = getattr(counters, name)
+        setattr(counters, name, None if value is None else float(value))
     state = asdict(counters) | {
+        "environment": env.state(),
         "num_updates": learner.num_updates,
         "num_evaluated": learner.num_evaluated,
         "rng": rng.bit_generator.state,
@@ -896,12 +1021,18 @@ def save(run, learner, rng, counters):
     save_checkpoint(run.path, tensors, learner.replay.state(), learner.graph, state)
 
 
-def restore(args, checkpoint, device, num_actions):
-    """Learner, generator and counters, as they were when the checkpoint was written."""
+def restore(args, game, checkpoint, device):
+    """Learner, generator, counters and environment as they were when `save` was called."""
     tensors, arrays, graph, state = checkpoint
+    counters = Counters(**{name: state[name] for name in asdict(Counters())})
+    if counters.step > args.total_timesteps:
+        raise ValueError(f"Require --total-timesteps >= {counters.step}, the steps done")
+    env = Game(game)
+    if graph.find(env.restore(state["environment"])[0]) != counters.node:
+        raise ValueError("the environment's versions play the episode under way otherwise")
     replay = Replay(graph, args.buffer_size or args.total_timesteps, args.priority_exponent)
     replay.restore(arrays)
-    learner = Learner(args, graph, replay, num_actions, device)
+    learner = Learner(args, graph, replay, env.num_actions, device)
     learner.restore(tensors)
     learner.num_updates = state["num_updates"]
     learner.num_evaluated = state["num_evaluated"]
@@ -910,7 +1041,7 @@ def restore(args, checkpoint, device, num_actions):
         torch.cuda.set_rng_state(tensors["cuda_rng"])
     rng = np.random.default_rng()
     rng.bit_generator.state = state["rng"]
-    return learner, rng, Counters(**{name: state[name] for name in asdict(Counters())})
+    return learner, rng, counters, env
 
 
 def keep_freed_memory():
@@ -944,9 +1075,11 @@ def warm_up(num_actions):
 
 def main():
     args = tyro.cli(Args)
-    checkpoint = None
     if args.resume:
-        args, checkpoint = resumed(args.resume)
+        args = resumed(args.resume)
+    config = asdict(args) | {"resume": None}
+    if args.resume:
+        args.cuda = args.cuda and torch.cuda.is_available()  # another machine may have no GPU
     check_args(args)
     game = game_of(args.env_id)
     random.seed(args.seed)
@@ -966,12 +1099,22 @@ def main():
     used_versions = versions("numpy", "numba", "torch", "gymnasium", "ale-py")
     script = Path(__file__).stem
     path = Path(args.run_dir) / run_name(game, script, args.backup, args.seed)
+    capacity = args.buffer_size or args.total_timesteps
+    num_states = 2 * capacity + 2  # a transition names two, and some are on their way
+    begin = time.perf_counter()
+    counters, env = Counters(), None
+    if args.resume:
+        with readable(args.resume):
+            checkpoint = load_checkpoint(args.resume, num_states)
+            learner, rng, counters, env = restore(args, game, checkpoint, device)
+            del checkpoint  # its arrays have been copied
     try:
         run = RunDirectory(
             args.resume or path,
-            asdict(args),
+            config,
             METRICS,
-            resume_step=checkpoint[-1]["step"] if checkpoint else None,
+            resume_step=counters.step if args.resume else None,
+            evaluated_step=counters.evaluated_step if args.resume else None,
             wandb_options=(
                 {"project": args.wandb_project_name, "entity": args.wandb_entity}
                 if args.track
@@ -982,58 +1125,46 @@ def main():
         fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
     print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
 
-    begin = time.perf_counter()
     num_actions = num_actions_of(game)
     warm_up(num_actions)
     torch.set_flush_denormal(True)  # sparse rewards fill Adam's moments with denormals
-    if checkpoint:
-        learner, rng, counters = restore(args, checkpoint, device, num_actions)
-    else:
-        capacity = args.buffer_size or args.total_timesteps
-        graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=capacity + 2)
+    if not args.resume:
+        graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=num_states)
         replay = Replay(graph, capacity, args.priority_exponent)
         learner = Learner(args, graph, replay, num_actions, device)
-        counters = Counters()
-    finished = train(args, game, run, learner, rng, counters)
-
-    # Leave what was learned, then measure it.
-    if args.save_model:
-        torch.save(learner.online.state_dict(), run.path / "model.pt")
-        learner.graph.save(run.path / "graph.npz")
-    save(run, learner, rng, counters)
-    score = human = None
-    try:
-        if finished:
-            if not args.eval_frequency or counters.step % args.eval_frequency:
-                log_evaluation(args, game, run, learner, counters)
-            score = counters.score
-            if args.capture_video:
-                video = run.path / "episode.mp4"
-                record_video(learner.act, game, args.seed + 20_000, args.eval_epsilon, video)
-    except KeyboardInterrupt:
-        finished = False
-    if score is not None and game in REFERENCE_SCORES:
-        low, high = REFERENCE_SCORES[game]
-        human = (score - low) / (high - low)
-    result = {
-        "script": script,
-        "env_id": game,
-        "backup": args.backup,
-        "seed": args.seed,
-        "score": score,
-        "human_normalized_score": human,
-        "eval_episodes": args.eval_episodes,
-        "steps": counters.step,
-        "interrupted": not finished,
-        "sps": counters.step / max(counters.training_seconds, 1e-9),
-        "training_seconds": counters.training_seconds,
-        "wall_seconds": time.perf_counter() - begin,
-        "novel_state_ratio": learner.graph.novel_state_ratio,
-        "device": torch.cuda.get_device_name() if args.cuda else "cpu",
-        "versions": used_versions,
-    }
-    run.write_json("result.json", result)
-    run.close()
+    with writable(run):
+        finished = train(args, game, run, learner, rng, counters, env)
+        # Leave what was learned, then measure it.
+        if args.save_model:
+            run.write_model(learner.online, learner.graph)
+        if finished and counters.evaluated_step < counters.step:
+            with StopSignal() as stop:
+                log_evaluation(args, game, run, learner, counters, stop)
+            finished = counters.evaluated_step == counters.step
+        score = counters.score if finished else None
+        human = None
+        if score is not None and game in REFERENCE_SCORES:
+            low, high = REFERENCE_SCORES[game]
+            human = (score - low) / (high - low)
+        result = {
+            "script": script,
+            "env_id": game,
+            "backup": args.backup,
+            "seed": args.seed,
+            "score": score,
+            "human_normalized_score": human,
+            "eval_episodes": args.eval_episodes,
+            "steps": counters.step,
+            "interrupted": not finished,
+            "sps": counters.step / max(counters.training_seconds, 1e-9),
+            "training_seconds": counters.training_seconds,
+            "wall_seconds": time.perf_counter() - begin,
+            "novel_state_ratio": learner.graph.novel_state_ratio,
+            "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+            "versions": used_versions,
+        }
+        run.write_json("result.json", result)
+        run.close()
     summary = f"score {score:g}" if finished else f"interrupted; go on with --resume {run.path}"
     if human is not None:
         summary += f" ({100 * human:.1f}% of human)"
@@ -1043,6 +1174,10 @@ def main():
     )
     if not finished:
         sys.exit(130)
+    if args.capture_video:
+        seed, video = args.seed + 20_000, run.path / "episode.mp4"
+        with writable(run), contextlib.suppress(KeyboardInterrupt):
+            record_video(learner.act, game, seed, args.eval_epsilon, video)
 
 
 if __name__ == "__main__":

@@ -70,10 +70,7 @@ class Agent:
     def move(self, action):
         self.obs, reward, terminated, truncated = self.env.step(action)
         next_node = self.graph.node(self.obs)
-        freed = self.replay.add(
-            self.node, action, reward, next_node, terminated, self.starts_episode
-        )
-        self.learner.leaves.forget(freed)
+        self.replay.add(self.node, action, reward, next_node, terminated, self.starts_episode)
         self.node, self.starts_episode = next_node, False
         if terminated or truncated:
             self.obs = self.env.reset()

@@ -6,7 +6,7 @@ import operator
 import numpy as np
 
 from gbcore import kernels
-from gbcore.interner import Interner, slots_for
+from gbcore.interner import Interner, check_array, slots_for
 from gbcore.kernels import (
     EMPTY,
     FREED,
@@ -19,7 +19,7 @@ from gbcore.kernels import (
     Trajectory,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_STAMP = 2**31 - 2**26  # a mark keeps its stamp in 31 bits; one call uses far fewer than 2**26
 
 
@@ -70,11 +70,11 @@ class TransitionGraph:
             degree=np.zeros(room, np.int64),
             in_degree=np.full(room, FREED, np.int64),
             pair_count=np.zeros((room, self.num_actions), np.int64),
-            edge_action=np.empty(room, np.int64),
-            edge_next=np.empty(room, np.int64),
-            edge_reward=np.empty(room, np.float64),
-            edge_terminated=np.empty(room, np.bool_),
-            edge_count=np.empty(room, np.int64),
+            edge_action=np.zeros(room, np.int64),
+            edge_next=np.zeros(room, np.int64),
+            edge_reward=np.zeros(room, np.float64),
+            edge_terminated=np.zeros(room, np.bool_),
+            edge_count=np.zeros(room, np.int64),
             edge_slots=np.full(slots_for(room), EMPTY, np.int64),
             free_blocks=np.full(48, EMPTY, np.int64),
             totals=np.zeros(4, np.int64),
@@ -100,6 +100,15 @@ class TransitionGraph:
     def num_ids(self):
         """Number of node ids ever given out: num_nodes, and the freed ones."""
         return self._keys.num_ids
+
+    @property
+    def generations(self):
+        """How often each id was freed: int64 [num_ids], a view, to be read only.
+
+        Ids are given out again; an id and its generation together name one state for ever. Keep the
+        generation with whatever is cached by id. `load` starts from 0.
+        """
+        return self._keys.generations
 
     @property
     def num_frames(self):
@@ -355,12 +364,16 @@ class TransitionGraph:
             self._arrays = old._replace(edge_slots=slots)
             kernels.rebuild_edge_slots(self._arrays, self.num_ids)
         else:
-            names = [name for name in GraphArrays._fields if name.startswith("edge_")]
-            names.remove("edge_slots")
-            room = 2 * len(old.edge_next)
-            self._arrays = old._replace(
-                **{name: _enlarged(getattr(old, name), room, 0) for name in names}
-            )
+            self._resize_edges(2 * len(old.edge_next))
+
+    def _resize_edges(self, room):
+        used = self._arrays.totals[TOTAL_USED]
+        self._arrays = self._arrays._replace(
+            **{
+                name: _enlarged(getattr(self._arrays, name)[:used], room, 0)
+                for name in _EDGE_ARRAYS
+            }
+        )
 
     def save(self, path, compress=True):
         """Write the graph to a .npz file, ids and order of edges included."""
@@ -370,6 +383,7 @@ class TransitionGraph:
             "num_actions": np.int64(self.num_actions),
             "obs_shape": np.array(self.obs_shape, np.int64),
             "obs_dtype": np.array(self.obs_dtype.str),
+            "edge_room": np.int64(len(arrays.edge_next)),  # decides whether a block can shrink
             "free_blocks": arrays.free_blocks,
             "totals": arrays.totals,
         }
@@ -387,15 +401,31 @@ class TransitionGraph:
     def load(cls, path, capacity=1024):
         """A graph that `save` wrote: same ids, same edges, same further behaviour.
 
+        No code in the file is run, and its contents are checked: a damaged file raises an error
+        here, and does not break a kernel later.
+
         Raises:
-            ValueError: for a file of another format version.
-            OSError, zipfile.BadZipFile, KeyError: for a file that is cut short or lacks arrays.
+            OSError: for a file that cannot be read.
+            ValueError: for a file of another format version, or one that is cut short or damaged.
         """
-        with np.load(path, allow_pickle=False) as file:
-            saved = dict(file)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                saved = dict(file)
+        except OSError:
+            raise
+        except Exception as error:  # zipfile and NumPy promise no single one
+            raise ValueError(f"Require a whole .npz file, got {path}: {error}") from error
         version = saved.get("format_version")
         if version != FORMAT_VERSION:
             raise ValueError(f"Require a graph of format {FORMAT_VERSION}, got {version}: {path}")
+        try:
+            return cls._from_saved(saved, capacity)
+        except (ValueError, TypeError, KeyError, IndexError, MemoryError) as error:
+            raise ValueError(f"Require an undamaged graph, got {path}: {error}") from error
+
+    @classmethod
+    def _from_saved(cls, saved, capacity):
+        check_array("obs_shape", saved["obs_shape"], np.int64, (saved["obs_shape"].size,))
         frame_stack = "frame_uses" in saved
         capacity = max(capacity, len(saved["degree"]))
         graph = cls(
@@ -408,12 +438,27 @@ class TransitionGraph:
         graph._keys.restore(saved, "keys_")
         if frame_stack:
             graph._frames.restore(saved, "frames_")
+            check_array("frame_uses", saved["frame_uses"], np.int64, (graph._frames.num_ids,))
             graph._frame_uses = _enlarged(saved["frame_uses"], graph._frames.capacity, 0)
-        while len(graph._arrays.edge_next) < len(saved["edge_next"]):
-            graph._grow_edges()
+        used = len(saved["edge_next"])
+        if not used <= saved["edge_room"]:
+            raise ValueError(f"Require room for {used} edges, got {saved['edge_room']}")
+        graph._resize_edges(int(saved["edge_room"]))
         arrays = graph._arrays
-        for name in (*_NODE_ARRAYS, *_EDGE_ARRAYS, "free_blocks", "totals"):
-            getattr(arrays, name)[: len(saved[name])] = saved[name]
+        for names, length in ((_NODE_ARRAYS, graph.num_ids), (_EDGE_ARRAYS, used)):
+            for name in names:
+                array = getattr(arrays, name)
+                check_array(name, saved[name], array.dtype, (length, *array.shape[1:]))
+                array[:length] = saved[name]
+        for name in ("free_blocks", "totals"):
+            array = getattr(arrays, name)
+            check_array(name, saved[name], array.dtype, array.shape)
+            array[:] = saved[name]
+        if arrays.totals[TOTAL_USED] != used:
+            raise ValueError(f"Require {used} edge positions, got {arrays.totals[TOTAL_USED]}")
+        problems = graph._check_arrays()
+        if problems:
+            raise ValueError(problems[0])
         while 2 * graph.num_edges > len(graph._arrays.edge_slots):
             slots = np.full(2 * len(graph._arrays.edge_slots), EMPTY, np.int64)
             graph._arrays = graph._arrays._replace(edge_slots=slots)
@@ -423,54 +468,78 @@ class TransitionGraph:
     def check_valid(self):
         """What is broken, one sentence each; empty if every invariant holds."""
         problems = [f"nodes: {problem}" for problem in self._keys.check_valid()]
-        arrays = self._arrays
-        live = np.flatnonzero(self._keys.table.links[: self.num_ids] == kernels.LIVE)
+        if self._frames is not None:
+            problems += [f"frames: {problem}" for problem in self._frames.check_valid()]
+        problems = problems or self._check_arrays()
+        if problems:
+            return problems
+        arrays, edges = self._arrays, self.edges()
+        if np.count_nonzero(arrays.edge_slots != EMPTY) != self.num_edges:
+            problems.append("the edge slots do not hold each edge exactly once")
+        columns = ("source", "action", "reward", "next", "terminated")  # the order of find_edge
+        for edge in zip(*(edges[name].tolist() for name in columns), strict=True):
+            if kernels.find_edge(arrays, *edge) == EMPTY:
+                problems.append(f"edge {edge} is not found by its hash")
+        return problems
+
+    def _check_arrays(self):
+        """What is broken, hashes apart. Reads nothing out of bounds, whatever the arrays hold."""
+        arrays, problems = self._arrays, []
         alive = np.zeros(len(arrays.degree), np.bool_)
-        alive[live] = True
+        alive[: self.num_ids] = self._keys.table.links[: self.num_ids] == kernels.LIVE
+        live = np.flatnonzero(alive)
 
         def require(holds, what):
             for i in np.flatnonzero(~holds)[:3]:
                 problems.append(f"node {i}: {what}")
 
+        log2s = len(arrays.free_blocks)
+        require((arrays.block_log2 >= EMPTY) & (arrays.block_log2 < log2s), "block without a size")
+        require(arrays.degree >= 0, "degree < 0")
         require((arrays.in_degree != FREED) == alive, "in use by one array, free by another")
         require(alive | (arrays.degree == 0), "free, but has edges")
+        if problems:
+            return problems
         room = np.where(arrays.block_log2 == EMPTY, 0, 1 << np.maximum(arrays.block_log2, 0))
         require((arrays.degree > 0) == (room > 0), "a block without edges, or edges without one")
         require(arrays.degree <= room, "more edges than its block has room for")
         require((arrays.block_start == EMPTY) == (room == 0), "block without start")
+        require(arrays.block_start >= EMPTY, "block that starts before the first")
         used = int(arrays.totals[TOTAL_USED])
-        require(arrays.block_start + room <= used, "block outside of the edge arrays")
+        require(arrays.block_start <= used - room, "block outside of the edge arrays")
         if problems:
             return problems
 
-        blocks = [(arrays.block_start[i], room[i]) for i in live if room[i]]
-        for log2, start in enumerate(arrays.free_blocks):
-            steps = 0
-            while start != EMPTY and steps <= used:
-                blocks.append((start, 1 << log2))
-                start, steps = arrays.edge_next[start], steps + 1
-        end = 0
-        for start, size in sorted(blocks):
-            if start != end:
-                problems.append(f"edge position {end}: in two blocks or in none")
-                return problems
-            end = start + size
-        if end != used:
-            problems.append(f"edge position {end}: in no block")
+        starts = [*arrays.block_start[room > 0].tolist()]
+        sizes = [*room[room > 0].tolist()]
+        for log2, start in enumerate(arrays.free_blocks.tolist()):
+            while start != EMPTY:
+                if not 0 <= start <= used - (1 << log2) or len(starts) > used:
+                    return [f"free block {start} of {1 << log2}: outside, or free twice"]
+                starts.append(start)
+                sizes.append(1 << log2)
+                start = int(arrays.edge_next[start])
+        order = np.argsort(np.array(starts, np.int64), kind="stable")
+        ends = np.cumsum(np.array(sizes, np.int64)[order])
+        expected = np.append(0, ends[:-1]) if len(ends) else ends
+        gaps = np.flatnonzero(np.array(starts, np.int64)[order] != expected)
+        if len(gaps) or (ends[-1] if len(ends) else 0) != used:
+            position = expected[gaps[0]] if len(gaps) else used
+            return [f"edge position {position}: in two blocks or in none"]
 
         if arrays.degree.sum() != self.num_edges:
             return [f"{self.num_edges} edges by the total, {arrays.degree.sum()} by the degrees"]
         edges = self.edges()
         source, target = edges["source"], edges["next"]
         if not ((target >= 0) & (target < self.num_ids)).all() or not alive[target].all():
-            problems.append("an edge leads to an id that is no node")
-            return problems
+            return ["an edge leads to an id that is no node"]
         action = edges["action"]
         if not ((action >= 0) & (action < self.num_actions)).all():
-            problems.append("an edge has an action out of range")
-            return problems
+            return ["an edge has an action out of range"]
         if not (edges["count"] >= 1).all():
             problems.append("an edge has a count < 1")
+        if not np.isfinite(edges["reward"]).all():
+            problems.append("an edge has a reward that is NaN or infinite")
         in_degree = np.bincount(target, minlength=len(alive))
         require((in_degree == arrays.in_degree) | ~alive, "in_degree is not that of its edges")
         pair_count = np.zeros_like(arrays.pair_count)
@@ -479,15 +548,12 @@ class TransitionGraph:
         totals = [len(source), edges["count"].sum(), np.count_nonzero(arrays.degree), used]
         if arrays.totals.tolist() != [int(n) for n in totals]:
             problems.append(f"totals {arrays.totals.tolist()}, expected {totals}")
-        if np.count_nonzero(arrays.edge_slots != EMPTY) != len(source):
-            problems.append("the edge slots do not hold each edge exactly once")
-        columns = ("source", "action", "reward", "next", "terminated")  # the order of find_edge
-        for edge in zip(*(edges[name].tolist() for name in columns), strict=True):
-            if kernels.find_edge(arrays, *edge) == EMPTY:
-                problems.append(f"edge {edge} is not found by its hash")
         if self._frames is not None:
-            problems += [f"frames: {problem}" for problem in self._frames.check_valid()]
-            uses = np.bincount(self._keys.take(live).ravel(), minlength=len(self._frame_uses))
+            frames = self._keys.table.rows[live].view(np.int64)
+            in_use = self._frames.table.links[: self._frames.num_ids] == kernels.LIVE
+            if not ((frames >= 0) & (frames < len(in_use))).all() or not in_use[frames].all():
+                return [*problems, "a node has a frame that is not stored"]
+            uses = np.bincount(frames.ravel(), minlength=len(self._frame_uses))
             if (uses != self._frame_uses).any():
                 problems.append("frame uses are not those of the nodes")
         return problems

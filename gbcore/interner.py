@@ -37,6 +37,7 @@ class Interner:
             hashes=np.empty(capacity, np.uint64),
             rows=np.empty((capacity, len(self._key)), np.uint64),
             links=np.empty(capacity, np.int64),
+            generations=np.empty(capacity, np.int64),
             totals=np.array([0, 0, EMPTY], np.int64),
         )
 
@@ -53,6 +54,11 @@ class Interner:
     def capacity(self):
         """Ids that there is room for."""
         return len(self.table.hashes)
+
+    @property
+    def generations(self):
+        """How often each id was freed: int64 [num_ids], a view. Not saved; 0 after `restore`."""
+        return self.table.generations[: self.num_ids]
 
     @property
     def arrays(self):
@@ -109,9 +115,7 @@ class Interner:
             return bigger
 
         slots = np.full(slots_for(capacity), EMPTY, np.int64)
-        self.table = Table(
-            slots, enlarged(old.hashes), enlarged(old.rows), enlarged(old.links), old.totals
-        )
+        self.table = Table(slots, *(enlarged(array) for array in old[1:-1]), old.totals)
         kernels.rebuild_slots(self.table)
 
     def state(self, prefix):
@@ -124,16 +128,28 @@ class Interner:
         }
 
     def restore(self, saved, prefix):
-        """Replace the contents by what `state` returned. Hashes are made anew."""
-        rows = saved[f"{prefix}rows"]
-        if rows.shape[1:] != self.table.rows.shape[1:]:
-            raise ValueError(f"Require keys of {len(self._key)} words, got {rows.shape[1:]}")
+        """Replace the contents by what `state` returned. Hashes are made anew.
+
+        Raises:
+            ValueError: for arrays that contradict each other or belong to other keys.
+        """
+        rows, links, totals = (saved[prefix + name] for name in ("rows", "links", "totals"))
+        n = len(rows)
+        check_array(f"{prefix}rows", rows, np.uint64, (n, len(self._key)))
+        check_array(f"{prefix}links", links, np.int64, (n,))
+        check_array(f"{prefix}totals", totals, np.int64, (3,))
+        if totals[TABLE_IDS] != n:
+            raise ValueError(f"Require {n} ids in {prefix}totals, got {totals[TABLE_IDS]}")
+        num_live = np.count_nonzero(links == kernels.LIVE)
+        if totals[TABLE_SIZE] != num_live or not _frees_each_once(links, totals[TABLE_FREE]):
+            raise ValueError(f"Require each id of {prefix}links in use or free, not both")
         while self.capacity < len(rows):
             self._grow()
         table = self.table
-        table.rows[: len(rows)] = rows
-        table.links[: len(rows)] = saved[f"{prefix}links"]
-        table.totals[:] = saved[f"{prefix}totals"]
+        table.rows[:n] = rows
+        table.links[:n] = links
+        table.generations[:n] = 0
+        table.totals[:] = totals
         table.slots[:] = EMPTY
         kernels.rehash_keys(table)
         kernels.rebuild_slots(table)
@@ -152,13 +168,26 @@ class Interner:
                 problems.append(f"id {i}: its hash is not that of its key")
             elif kernels.lookup_key(table, table.rows[i]) != i:
                 problems.append(f"id {i} is not found by its key")
-        free, seen = table.totals[TABLE_FREE], set()
-        while free != EMPTY and free not in seen and 0 <= free < self.num_ids:
-            seen.add(int(free))
-            free = table.links[free]
-        if free != EMPTY or len(seen) + len(live) != self.num_ids:
+        if not _frees_each_once(table.links[: self.num_ids], table.totals[TABLE_FREE]):
             problems.append("the free list does not hold each freed id exactly once")
         return problems
+
+
+def _frees_each_once(links, free):
+    """Does the list that starts at free hold every id that is not in use, once?"""
+    seen = set()
+    while free != EMPTY and free not in seen and 0 <= free < len(links):
+        seen.add(int(free))
+        free = links[free]
+    return free == EMPTY and len(seen) == np.count_nonzero(links != kernels.LIVE)
+
+
+def check_array(name, array, dtype, shape):
+    """Raise ValueError, naming the array, for another dtype or shape."""
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(
+            f"Require {name} of {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}"
+        )
 
 
 def slots_for(capacity):

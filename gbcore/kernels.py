@@ -26,6 +26,7 @@ GREEDY, DOUBLE, POLICY, BEHAVIOUR = 0, 1, 2, 3  # how a state's value is read fr
 #   hashes [N]      id -> hash of its key
 #   rows   [N, W]   id -> key, as 64-bit words padded with zeros
 #   links  [N]      id -> next free id where the id is free, LIVE where it is in use
+#   generations [N] id -> how often it was freed: with it, an id names one key for ever
 #   totals [3]      keys in use | ids ever given out | first free id or EMPTY
 
 LIVE = -2
@@ -39,6 +40,7 @@ class Table(NamedTuple):
     hashes: np.ndarray  # uint64 [N]
     rows: np.ndarray  # uint64 [N, W]
     links: np.ndarray  # int64 [N]
+    generations: np.ndarray  # int64 [N]
     totals: np.ndarray  # int64 [3]
 
 
@@ -121,6 +123,7 @@ def intern_key(table, key):
         if i == table.hashes.shape[0]:
             return np.int64(EMPTY)
         totals[TABLE_IDS] += 1
+        table.generations[i] = 0
     else:
         totals[TABLE_FREE] = table.links[i]
     totals[TABLE_SIZE] += 1
@@ -157,6 +160,7 @@ def free_key(table, i):
             slots[hole] = j
             hole = slot
     slots[hole] = EMPTY
+    table.generations[i] += 1
     table.links[i] = table.totals[TABLE_FREE]
     table.totals[TABLE_FREE] = i
     table.totals[TABLE_SIZE] -= 1

@@ -2,7 +2,10 @@
 
 import numpy as np
 
+from gbcore.interner import check_array
+
 CHUNK = 32  # states per evaluation
+UNKNOWN = -1  # a generation that no id has
 
 
 class LeafTable:
@@ -13,6 +16,9 @@ class LeafTable:
     ones repeated if need be: a value is then the state's own, whenever and with whatever other
     states it was evaluated, and a table gives the same bits as no table.
 
+    A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
+    freed since names another state, whose value is then unknown.
+
     Args:
         graph: the TransitionGraph.
         evaluate: function of observations [CHUNK, *obs_shape] that returns float32 [CHUNK, A].
@@ -21,46 +27,59 @@ class LeafTable:
     def __init__(self, graph, evaluate):
         self.graph, self.evaluate = graph, evaluate
         self.q = np.zeros((1024, graph.num_actions), np.float32)
-        self.known = np.zeros(1024, np.bool_)
+        self._generation = np.full(1024, UNKNOWN, np.int64)  # of the id, when its q was written
         self.num_evaluated = 0  # states sent through the network, repetitions not counted
+
+    @property
+    def known(self):
+        """Has the id a value? bool [num_ids]"""
+        self._make_room()
+        return self._generation[: self.graph.num_ids] == self.graph.generations
 
     def values(self, nodes):
         """float32 [n, A] of distinct node ids int64 [n]."""
-        if self.graph.num_ids > len(self.known):
-            self._grow()
-        missing = nodes[~self.known[nodes]]
+        missing = self._unknown(nodes)
         for start in range(0, len(missing), CHUNK):
             part = missing[start : start + CHUNK]
             padded = np.full(CHUNK, part[-1])
             padded[: len(part)] = part
             self.q[part] = self.evaluate(self.graph.observations_of(padded))[: len(part)]
-            self.known[part] = True
+            self._generation[part] = self.graph.generations[part]
         self.num_evaluated += len(missing)
         return self.q[nodes]
 
     def write(self, nodes, actions, values):
         """Replace the values of some pairs; where a pair comes twice, the first one stays."""
-        if self.graph.num_ids > len(self.known):
-            self._grow()
-        unknown = nodes[~self.known[nodes]]
-        self.values(np.unique(unknown))  # else a later evaluation would undo what is written
+        unknown = np.unique(self._unknown(nodes))
+        self.values(unknown)  # else a later evaluation would undo what is written
         # put writes in order, which assignment to an index does not promise.
         np.put(self.q, (nodes * self.q.shape[1] + actions)[::-1], values[::-1])
 
-    def forget(self, nodes):
-        """These ids were freed: another state may get them."""
-        for node in nodes:
-            if node < len(self.known):
-                self.known[node] = False
-
     def forget_all(self):
         """The network has changed."""
-        self.known[:] = False
+        self._generation[:] = UNKNOWN
 
-    def _grow(self):
-        capacity = max(2 * len(self.known), self.graph.num_ids)
-        for name in ("q", "known"):
-            old = getattr(self, name)
-            bigger = np.zeros((capacity, *old.shape[1:]), old.dtype)
-            bigger[: len(old)] = old
-            setattr(self, name, bigger)
+    def state(self):
+        """What `restore` takes back: q float32 [num_ids, A] and known bool [num_ids]."""
+        known = self.known
+        return {"q": self.q[: len(known)], "known": known}
+
+    def restore(self, saved):
+        """Go on with what `state` returned, of this graph or of one loaded from its file."""
+        self._make_room()
+        n = self.graph.num_ids
+        check_array("q", saved["q"], np.float32, (n, self.q.shape[1]))
+        check_array("known", saved["known"], np.bool_, (n,))
+        self.q[:n] = saved["q"]
+        self._generation[:n] = np.where(saved["known"], self.graph.generations, UNKNOWN)
+
+    def _unknown(self, nodes):
+        self._make_room()
+        return nodes[self._generation[nodes] != self.graph.generations[nodes]]
+
+    def _make_room(self):
+        old = len(self._generation)
+        if self.graph.num_ids > old:
+            more = max(old, self.graph.num_ids - old)
+            self.q = np.pad(self.q, ((0, more), (0, 0)))
+            self._generation = np.pad(self._generation, (0, more), constant_values=UNKNOWN)

@@ -1,13 +1,18 @@
 """RunDirectory: what a run leaves on disk, the same for every script."""
 
+import contextlib
 import csv
+import fcntl
+import io
 import json
 import os
 import platform
 import shutil
 import signal
 import subprocess
+import threading
 import time
+import zlib
 from importlib import metadata
 from pathlib import Path
 
@@ -16,7 +21,7 @@ import torch
 
 from gbcore.graph import TransitionGraph
 
-FORMAT_VERSION = 1  # of checkpoints
+FORMAT_VERSION = 2  # of checkpoints
 EPISODE_METRICS = ("charts/episodic_return", "charts/episodic_length")  # charted at each end
 
 
@@ -28,13 +33,16 @@ class RunDirectory:
         config: a dict of flags, written to config.json.
         metric_names: columns of metrics.csv, after global_step.
         resume_step: step to go on after, in a folder that exists; rows after it are dropped.
+        evaluated_step: step of the last evaluation before that; later ones are dropped.
         wandb_options: arguments of wandb.init where the run is tracked there, else None.
 
-    Raises:
-        OSError: where path cannot be written to.
+    Every method raises OSError where the folder cannot be written to, as the constructor does; it
+    also does so while another process writes there.
     """
 
-    def __init__(self, path, config, metric_names, resume_step=None, wandb_options=None):
+    def __init__(
+        self, path, config, metric_names, resume_step=None, evaluated_step=None, wandb_options=None
+    ):
         from torch.utils.tensorboard import SummaryWriter  # 1 s that bad flags need not wait for
 
         self.path = Path(path)
@@ -44,7 +52,15 @@ class RunDirectory:
                 tries += 1
                 self.path = Path(f"{path}-{tries}")
             self.path.mkdir(parents=True)
-            self.write_json("config.json", config)
+        self._lock = os.open(self.path, os.O_RDONLY)  # the folder is ours until we end
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(error.errno, "another process goes on with this run") from error
+        except OSError:
+            pass  # a file system without locks
+        (self.path / "result.json").unlink(missing_ok=True)  # that of an end before this one
+        self.write_json("config.json", config)
         self.wandb = None
         if wandb_options is not None:
             import wandb
@@ -53,6 +69,8 @@ class RunDirectory:
                 id=self.path.name, resume="allow", config=config, sync_tensorboard=True,
                 **wandb_options,
             )  # fmt: skip
+        # TensorBoard's thread raises what stopped it in our next call, and need not print it.
+        threading.excepthook = _print_unless_os_error
         self._writer = SummaryWriter(
             self.path, purge_step=None if resume_step is None else resume_step + 1
         )
@@ -61,7 +79,7 @@ class RunDirectory:
         columns = ("global_step", *metric_names)
         self._metrics = _Table(self.path / "metrics.csv", columns, resume_step)
         columns = ("global_step", "episode", "episodic_return", "episodic_length")
-        self._evaluations = _Table(self.path / "evaluations.csv", columns, resume_step)
+        self._evaluations = _Table(self.path / "evaluations.csv", columns, evaluated_step)
 
     def log(self, step, metrics):
         """One row of metrics.csv, and one TensorBoard scalar per metric that has a value."""
@@ -90,10 +108,23 @@ class RunDirectory:
 
     def write_json(self, name, content):
         """Write a dict as indented JSON."""
-        (self.path / name).write_text(json.dumps(content, indent=2) + "\n")
+        with _replacing(self.path / name) as new:
+            new.write_text(json.dumps(content, indent=2) + "\n")
+
+    def write_model(self, network, graph):
+        """Write model.pt and graph.npz."""
+        with _replacing(self.path / "model.pt") as new:
+            new.write_bytes(_bytes_of(network.state_dict()))
+        with _replacing(self.path / "graph.npz") as new, new.open("wb") as file:
+            graph.save(file)
+
+    def flush(self):
+        """Write out what is held back: TensorBoard's events; rows of tables never are."""
+        self._writer.flush()
 
     def close(self):
         """Flush and close every file."""
+        os.close(self._lock)
         self._metrics.close()
         self._evaluations.close()
         self._writer.close()
@@ -104,30 +135,58 @@ class RunDirectory:
 class _Table:
     """A CSV file of which every row is on disk at once: a killed run loses none."""
 
-    def __init__(self, path, columns, resume_step):
+    def __init__(self, path, columns, last_step):
         kept = []
-        if resume_step is not None and path.exists():
-            with path.open(newline="") as file:
-                kept = [row for row in csv.DictReader(file) if _is_until(row, resume_step)]
-        new = path.with_suffix(".new")
-        with new.open("w", newline="") as file:
-            rows = csv.DictWriter(file, columns, lineterminator="\n")
-            rows.writeheader()
-            rows.writerows(kept)
-        new.replace(path)
-        self._file = path.open("a", newline="")
-        self._rows = csv.DictWriter(self._file, columns, lineterminator="\n")
+        if last_step is not None and path.exists():
+            text = path.read_text()
+            whole = text[: text.rfind("\n") + 1]  # a full disk may have cut the last row
+            rows = csv.DictReader(io.StringIO(whole, newline=""))
+            kept = [row for row in rows if _is_until(row, last_step)]
+        self._columns = columns
+        with _replacing(path) as new:
+            header = dict(zip(columns, columns, strict=True))
+            new.write_text("".join(self._line(row) for row in (header, *kept)))
+        self._file = path.open("ab", buffering=0)
 
     def write(self, row):
-        self._rows.writerow({key: _short(value) for key, value in row.items()})
-        self._file.flush()
+        rest = self._line({key: _short(value) for key, value in row.items()}).encode()
+        while rest:  # a disk that fills up takes a part first, and then raises
+            rest = rest[self._file.write(rest) :]
 
     def close(self):
         self._file.close()
 
+    def _line(self, row):
+        line = io.StringIO(newline="")
+        csv.DictWriter(line, self._columns, lineterminator="\n").writerow(row)
+        return line.getvalue()
+
 
 def _is_until(row, step):
     return row["global_step"].isdigit() and int(row["global_step"]) <= step
+
+
+@contextlib.contextmanager
+def _replacing(path):
+    """A path to write to, in place of path: nobody ever sees half a file."""
+    new = path.with_name(path.name + ".new")
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _bytes_of(tensors):
+    """What torch.save writes. In memory first: on a full disk torch raises a bare RuntimeError."""
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    return buffer.getbuffer()
+
+
+def _print_unless_os_error(failure):
+    if not isinstance(failure.exc_value, OSError):
+        threading.__excepthook__(failure)
 
 
 def _short(value):
@@ -182,7 +241,8 @@ def versions(*packages):
 def save_checkpoint(run_path, tensors, arrays, graph, state):
     """Write everything that a run needs to go on, to RUN/checkpoint.
 
-    The new checkpoint is complete and on disk before it takes the place of the old one.
+    The new checkpoint is complete and on disk before it takes the place of the old one: there is
+    room for two on the disk, or an error and the old one.
 
     Args:
         run_path: the run's folder.
@@ -190,24 +250,32 @@ def save_checkpoint(run_path, tensors, arrays, graph, state):
         arrays: a dict of NumPy arrays.
         graph: the TransitionGraph.
         state: what JSON can hold.
+
+    Raises:
+        OSError: for a folder that cannot be written to. The last checkpoint is still there.
     """
     target = Path(run_path) / "checkpoint"
     new, old = target.with_name("checkpoint.new"), target.with_name("checkpoint.old")
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
-    torch.save(tensors, new / "tensors.pt")
-    np.savez(new / "arrays.npz", **arrays)
-    graph.save(new / "graph.npz", compress=False)
-    content = {"format_version": FORMAT_VERSION, **state}
-    (new / "state.json").write_text(json.dumps(content) + "\n")
-    for path in (*new.iterdir(), new):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+    try:
+        new.mkdir()
+        content = _bytes_of(tensors)
+        (new / "tensors.pt").write_bytes(content)
+        np.savez(new / "arrays.npz", **arrays)
+        graph.save(new / "graph.npz", compress=False)
+        # torch does not compare its own checksums; np.load does.
+        state = {"format_version": FORMAT_VERSION, "tensors_crc32": zlib.crc32(content), **state}
+        (new / "state.json").write_text(json.dumps(state) + "\n")
+        for path in (*new.iterdir(), new):
+            _sync(path)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     new.rename(target)
+    _sync(target.parent)  # else a power cut may bring the old names back, without their files
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -220,16 +288,30 @@ def load_checkpoint(run_path, capacity):
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
-        ValueError: for another format version.
+        ValueError: for another format version, or a file that is cut short or damaged.
     """
     path = Path(run_path) / "checkpoint"
     if not path.exists():  # killed between the two renames
         path = path.with_name("checkpoint.old")
-    state = json.loads((path / "state.json").read_text())
-    if state.get("format_version") != FORMAT_VERSION:
+    try:
+        state = json.loads((path / "state.json").read_text())
         version = state.get("format_version")
-        raise ValueError(f"Require a checkpoint of format {FORMAT_VERSION}, got {version}: {path}")
-    tensors = torch.load(path / "tensors.pt", weights_only=True, map_location="cpu")
-    with np.load(path / "arrays.npz", allow_pickle=False) as file:
-        arrays = dict(file)
-    return tensors, arrays, TransitionGraph.load(path / "graph.npz", capacity), state
+        if version != FORMAT_VERSION:
+            raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
+        content = (path / "tensors.pt").read_bytes()
+        if zlib.crc32(content) != state["tensors_crc32"]:
+            raise ValueError("tensors.pt has another checksum than state.json says")
+        tensors = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        with np.load(path / "arrays.npz", allow_pickle=False) as file:
+            arrays = dict(file)
+        return tensors, arrays, TransitionGraph.load(path / "graph.npz", capacity), state
+    except OSError:
+        raise
+    except Exception as error:  # json, torch, zipfile and NumPy have no error in common
+        raise ValueError(f"Require a whole checkpoint, got {path}: {error}") from error
+
+
+def _sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
