@@ -211,7 +211,8 @@ def measurements(folder):
     row = {
         "score": result["score"],
         "steps": result["steps"],
-        "wall_seconds": round(result["wall_seconds"], 1),
+        # Of a resumed run, result.json has the last part's wall time but all of the training's.
+        "wall_seconds": round(max(result["wall_seconds"], result["training_seconds"]), 1),
         "steps_per_second": round(result["sps"], 1),
         "novel_state_ratio": round(result["novel_state_ratio"], 5),
         "states": int(states[-1]) if states else "",
@@ -271,6 +272,14 @@ class Records:
     def rows(self, suite):
         """Key -> row, a dict of text."""
         return dict(self._read(self.folder / f"{suite}.csv"))
+
+    def curves(self, suite):
+        """Key -> curve, a dict step -> mean return."""
+        return {
+            key: {int(name): float(text) for name, text in row.items()
+                  if name not in Key._fields and text}
+            for key, row in self._read(self.folder / f"{suite}_curves.csv")
+        }  # fmt: skip
 
     def add(self, found):
         """Add what is not there yet. found: Key -> (measurements, curve). Returns how many."""
