@@ -1,0 +1,186 @@
+"""From scores to statistics: pure functions of arrays and tables, no files and no drawing.
+
+A score table is a dict task -> {seed: score}. A score matrix is float [runs, tasks], as rliable
+takes it: run i of one task has nothing to do with run i of another.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+from rliable import library, metrics
+
+REPETITIONS = 5_000  # of the bootstrap
+SIGNIFICANCE = 0.95
+
+
+class Summary(NamedTuple):
+    mean: float
+    std: float  # of the population, as the paper's: 0.38 +- 0.47 are two of five at 0.96
+    number: int
+
+
+class Estimate(NamedTuple):
+    value: float
+    low: float  # of the 95% interval; nan where there is only one run per task
+    high: float
+    seeds: int  # the fewest of any task that went in
+
+
+def summary(scores):
+    """Mean, standard deviation and number of some scores; None of none."""
+    values = np.asarray(list(scores), np.float64)
+    return Summary(float(values.mean()), float(values.std()), len(values)) if len(values) else None
+
+
+def verdict(mean, paper_mean, paper_std, digits=2):
+    """"inside", "above" or "below" the paper's mean +- std, which are rounded to some digits."""
+    rounding = 0.5 * 10**-digits
+    if mean > paper_mean + paper_std + rounding + 1e-12:
+        return "above"
+    if mean < paper_mean - paper_std - rounding - 1e-12:
+        return "below"
+    return "inside"
+
+
+def score_matrix(table, tasks, scales):
+    """Scores / scales of the tasks, float [runs, tasks]; None if a task has none.
+
+    Where tasks have different numbers of seeds, the first ones of each count.
+
+    Args:
+        table: task -> {seed: score}.
+        tasks: the columns.
+        scales: task -> (zero, one): the scores that become 0 and 1.
+    """
+    number = min(len(table.get(task, ())) for task in tasks)
+    if number == 0:
+        return None
+    columns = []
+    for task in tasks:
+        zero, one = scales[task]
+        first = [table[task][seed] for seed in sorted(table[task])[:number]]
+        columns.append((np.asarray(first, np.float64) - zero) / (one - zero))
+    return np.stack(columns, axis=1)
+
+
+def estimate(statistic, *matrices):
+    """A statistic of one or two score matrices, with its stratified bootstrap interval."""
+    seeds = min(len(matrix) for matrix in matrices)
+
+    def as_array(*samples):
+        return np.array([statistic(*samples)])
+
+    if seeds < 2:
+        return Estimate(float(statistic(*matrices)), np.nan, np.nan, seeds)
+    given = matrices[0] if len(matrices) == 1 else list(matrices)
+    with seeded():
+        points, intervals = library.get_interval_estimates(
+            {"": given}, as_array, reps=REPETITIONS, confidence_interval_size=SIGNIFICANCE
+        )
+    low, high = intervals[""][:, 0]
+    return Estimate(float(points[""][0]), float(low), float(high), seeds)
+
+
+def mean(matrix):
+    """Mean of the tasks' means."""
+    return metrics.aggregate_mean(matrix)
+
+
+def interquartile_mean(matrix):
+    """Mean of the middle half of all runs."""
+    return metrics.aggregate_iqm(matrix)
+
+
+def probability_of_improvement(matrix, other):
+    """Chance that a run is better than one of the other, over tasks; a tie counts half."""
+    return metrics.probability_of_improvement(matrix, other)
+
+
+def difference(matrix, other):
+    """Difference of the means."""
+    return mean(matrix) - mean(other)
+
+
+def profiles(matrices, thresholds):
+    """Share of runs above each threshold: name -> (values, interval [2, thresholds])."""
+    with seeded():
+        values, intervals = library.create_performance_profile(
+            matrices, thresholds, reps=REPETITIONS // 10
+        )
+    return {name: (values[name], intervals[name]) for name in matrices}
+
+
+@contextlib.contextmanager
+def seeded():
+    """rliable draws from NumPy's global generator: seed it, and give it back as it was."""
+    state = np.random.get_state()  # noqa: NPY002
+    np.random.seed(0)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+
+
+def band(curves, window=5):
+    """Mean and standard error over seeds of running means: steps, mean, error.
+
+    Args:
+        curves: one dict step -> return per seed; only steps that all of them have are used.
+        window: evaluations that are averaged, this and earlier ones.
+    """
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = np.array([[curve[step] for step in steps] for curve in curves])  # [seeds, steps]
+    total = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)
+    last = np.arange(1, len(steps) + 1)
+    first = np.maximum(last - window, 0)
+    smooth = (total[:, last] - total[:, first]) / (last - first)
+    return np.array(steps), smooth.mean(axis=0), smooth.std(axis=0) / np.sqrt(len(curves))
+
+
+def support(estimate):
+    """What an interval of a difference says about its being > 0."""
+    if np.isnan(estimate.low):
+        return "one seed, no interval"
+    if estimate.low > 0:
+        return "supported"
+    if estimate.high < 0:
+        return "contradicted"
+    return "undecided"
+
+
+class Shortfall(NamedTuple):
+    """Why runs of one cell scored below the paper's mean - std, by the stage that failed."""
+
+    no_reward: int  # no training episode had a return above 0
+    never_learned: int  # rewards, but no smoothed evaluation reached the paper's mean
+    lost: int  # reached it, and ended below it
+    fine: int  # ended at or above it
+    first_reward: float  # median step of the first reward, nan without one
+    states: float  # median number of states found
+
+
+def shortfall(rows, curves, paper_mean):
+    """Sort the runs of a cell by where they fell short.
+
+    Args:
+        rows: dicts with score, first_reward_step (None if none) and states, one per seed.
+        curves: step -> return, one per row.
+        paper_mean: what was to be reached.
+    """
+    counts = {"no_reward": 0, "never_learned": 0, "lost": 0, "fine": 0}
+    for row, curve in zip(rows, curves, strict=True):
+        if row["first_reward_step"] is None:
+            counts["no_reward"] += 1
+        elif row["score"] >= paper_mean:
+            counts["fine"] += 1
+        elif curve and band([curve])[1].max() >= paper_mean:
+            counts["lost"] += 1
+        else:
+            counts["never_learned"] += 1
+    firsts = [r["first_reward_step"] for r in rows if r["first_reward_step"] is not None]
+    return Shortfall(
+        **counts,
+        first_reward=float(np.median(firsts)) if firsts else np.nan,
+        states=float(np.median([row["states"] for row in rows])),
+    )

@@ -1,0 +1,105 @@
+"""The report's pictures: numbers in, PNG out, nothing computed."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+# Okabe and Ito's colours, one per backup in every picture.
+COLOURS = {
+    "one-step": "#999999", "n-step": "#E69F00", "tree": "#56B4E9", "graph": "#D55E00",
+    "graph-mixed": "#F0E442", "graph, breadth 0": "#009E73", "graph, persistent": "#CC79A7",
+}  # fmt: skip
+
+
+def save(figure, path):
+    figure.savefig(path, dpi=110, metadata={"Software": None})  # the same bytes each time
+    plt.close(figure)
+
+
+def bare(axis):
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_summary(path, panels):
+    """Mean score per backup beside the paper's.
+
+    panels: (title, label of the axis, {backup: (Estimate, paper's mean or None)}) of each.
+    """
+    widths = [len(backups) for _, _, backups in panels]
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(1.5 + 0.62 * sum(widths), 3.6), squeeze=False,
+        width_ratios=widths, layout="constrained",
+    )  # fmt: skip
+    for axis, (title, label, backups) in zip(axes[0], panels, strict=True):
+        for x, (name, (ours, paper)) in enumerate(backups.items()):
+            if ours is not None:
+                axis.bar(x, ours.value, width=0.62, color=COLOURS[name])
+                if np.isfinite(ours.low):
+                    errors = [[ours.value - ours.low], [ours.high - ours.value]]
+                    axis.errorbar(x, ours.value, errors, color="black", capsize=3, linewidth=1)
+            if paper is not None:
+                axis.plot(x, paper, "D", markerfacecolor="white", color="black", markersize=6)
+        axis.set_xticks(range(len(backups)), backups, rotation=35, ha="right")
+        axis.set_title(title, fontsize=10)
+        axis.set_ylabel(label)
+        bare(axis)
+    axes[0, 0].plot([], [], "D", markerfacecolor="white", color="black", label="the paper")
+    axes[0, 0].legend(frameon=False, loc="upper left")
+    save(figure, path)
+
+
+def draw_curves(path, tasks, label):
+    """Learning curves of every task.
+
+    tasks: {task: {backup: (steps, mean, error, seeds)}}.
+    """
+    columns = 3
+    rows = -(-(len(tasks) + 1) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(10, 2.7 * rows), squeeze=False, layout="constrained"
+    )
+    handles = {}
+    for axis, (task, backups) in zip(axes.flat, tasks.items(), strict=False):
+        for name, (steps, mean, error, seeds) in backups.items():
+            (line,) = axis.plot(steps, mean, color=COLOURS[name], linewidth=1.4)
+            handles.setdefault(name, (line, seeds))
+            axis.fill_between(
+                steps, mean - error, mean + error, color=COLOURS[name], alpha=0.2, linewidth=0
+            )
+        axis.set_title(task, fontsize=10)
+        axis.ticklabel_format(axis="x", style="plain")
+        axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
+        bare(axis)
+    for axis in axes.flat[len(tasks) :]:
+        axis.axis("off")
+    names = [name for name in COLOURS if name in handles]
+    axes.flat[len(tasks)].legend(
+        [handles[name][0] for name in names], names, frameon=False, loc="center", fontsize=10
+    )
+    figure.supxlabel("environment steps", fontsize=10)
+    figure.supylabel(label, fontsize=10)
+    save(figure, path)
+
+
+def draw_profiles(path, panels):
+    """Performance profiles.
+
+    panels: (title, label of the axis, thresholds, {backup: (values, interval [2, thresholds])}).
+    """
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(3.9 * len(panels), 3.3), squeeze=False, sharey=True,
+        layout="constrained",
+    )  # fmt: skip
+    for axis, (title, label, thresholds, backups) in zip(axes[0], panels, strict=True):
+        for name, (values, (low, high)) in backups.items():
+            axis.plot(thresholds, values, color=COLOURS[name], label=name)
+            axis.fill_between(thresholds, low, high, color=COLOURS[name], alpha=0.15, linewidth=0)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(label)
+        axis.set_ylim(0, 1.02)
+        bare(axis)
+    axes[0, 0].set_ylabel("share of runs above")
+    axes[0, -1].legend(frameon=False, fontsize=9)
+    save(figure, path)

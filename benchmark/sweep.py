@@ -1,0 +1,550 @@
+"""Run a grid of runs on Ray: suites x backups x variants x seeds, on this machine or a cluster.
+
+    pip install -r requirements-sweep.txt
+    python benchmark/sweep.py --suites minigrid --seeds 1 2 3 4 5
+    python benchmark/sweep.py --suites minatar --episode-seeds fresh fixed --dry-run
+    python benchmark/sweep.py --suites atari100k --address auto --gpus-per-run 0.25
+    python benchmark/sweep.py --collect-only --run-dir runs
+
+Each run is a process of the script itself, in a folder of its own under --run-dir. A run that is
+finished, in --run-dir or by its row in --results-dir, is not run again. A run that crashed or whose
+worker was killed is tried again from its checkpoint. Stop the sweep as you like, and start it again
+with the same command: it goes on from the checkpoints. On a cluster, --run-dir must be on a file
+system that all machines share, and this repository at the same path on each of them.
+"""
+
+import collections
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import tyro
+from run_records import (
+    BACKUPS,
+    ROOT,
+    SUITES,
+    Key,
+    Records,
+    checkpoint_step,
+    finished_runs,
+    flags_of,
+    is_finished,
+    key_of,
+    measurements,
+    parse_override,
+    progress_of,
+    run_folders,
+    script_of,
+)
+
+LOG = "log.txt"  # of a run: what the script printed
+
+
+@dataclass
+class Args:
+    suites: tuple[str, ...] = ()
+    """minigrid, minatar, minatar-1m, atari100k; with --collect-only all of them by default"""
+    tasks: tuple[str, ...] = ()
+    """only these tasks of the suites"""
+    backups: tuple[str, ...] = ("graph", "tree", "n-step", "one-step")
+    """the backups; graph-mixed can be asked for"""
+    variants: tuple[str, ...] = ("default",)
+    """settings of the graph backups, each run besides the others, as in: default breadth=0"""
+    episode_seeds: tuple[str, ...] = ("fresh",)
+    """MinAtar's --episode-seed: fresh, fixed or both"""
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """seeds; the first one of all tasks comes first"""
+    overrides: tuple[str, ...] = ()
+    """flags of the scripts for every run, as in: depth=3 learning_rate=1e-4"""
+
+    run_dir: Path = Path("runs")
+    """where runs leave their folders"""
+    results_dir: Path = ROOT / "benchmark" / "results"
+    """where their rows are collected, as CSV"""
+    checkpoint_frequency: int = 10_000
+    """steps between checkpoints"""
+    keep_checkpoints: bool = False
+    """keep the checkpoint of a finished run"""
+    retries: int = 2
+    """how often a run that fails is tried again"""
+
+    workers: int = 0
+    """runs at a time; 0 = as many as the processors, or the cluster, allow"""
+    threads: int = 1
+    """CPU threads of each run"""
+    gpus_per_run: float = 0.0
+    """GPUs of each run, also a part of one; 0 = none"""
+    address: str | None = None
+    """a Ray cluster to run on, as in auto or ray://host:10001; none = this machine"""
+
+    dry_run: bool = False
+    """print the commands of what is not finished, and run nothing (without Ray)"""
+    collect_only: bool = False
+    """collect the rows of finished runs of --run-dir, and run nothing (without Ray)"""
+
+
+class Run(NamedTuple):
+    key: Key
+    command: tuple  # of a new run; without --run-dir
+    folder: Path  # the run's own folder is in it
+    total_timesteps: int
+
+
+class Outcome(NamedTuple):
+    finished: tuple | None  # measurements and curve
+    resumed_from: int | None  # step of the checkpoint
+    status: int
+    last_line: str  # of the log
+
+
+def fail(message):
+    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+# --------------------------------------------------------------------------------------------------
+# The grid
+# --------------------------------------------------------------------------------------------------
+
+
+def check_args(args):
+    """Refuse what cannot run, before anything is written."""
+    if not args.suites and not args.collect_only:
+        fail(f"--suites must name one or more of {', '.join(SUITES)}")
+    for name, given, known in (
+        ("suites", args.suites, SUITES),
+        ("backups", args.backups, BACKUPS),
+        ("episode-seeds", args.episode_seeds, ("fresh", "fixed")),
+    ):
+        for value in given:
+            if value not in known:
+                fail(f"--{name} {value!r} is none of {', '.join(known)}")
+    for name in ("backups", "variants", "episode_seeds", "seeds"):
+        if not getattr(args, name):
+            fail(f"--{name.replace('_', '-')} must name at least one")
+    if min(args.seeds) < 0:
+        fail(f"--seeds must be >= 0, got {min(args.seeds)}")
+    for name, least in (("threads", 1), ("workers", 0), ("retries", 0), ("gpus_per_run", 0),
+                        ("checkpoint_frequency", 1)):  # fmt: skip
+        if getattr(args, name) < least:
+            fail(f"--{name.replace('_', '-')} must be >= {least}, got {getattr(args, name)}")
+    if args.collect_only and not args.run_dir.is_dir():
+        fail(f"--run-dir {str(args.run_dir)!r} is no folder")
+
+
+def make_grid(args):
+    """Every run that was asked for, once, the first seed of everything first."""
+    grid = {}
+    for seed in args.seeds:
+        for suite in args.suites:
+            for task in chosen_tasks(args, suite):
+                for flags in settings(args, suite):
+                    run = make_run(args, suite, {"env_id": task, "seed": seed} | flags)
+                    grid.setdefault(run.key, run)
+    if not grid:
+        fail(f"none of --tasks {' '.join(args.tasks)} belongs to {', '.join(args.suites)}")
+    return grid
+
+
+def chosen_tasks(args, suite):
+    """The suite's tasks, or those of them that --tasks names in any spelling."""
+    names = SUITES[suite].tasks
+    if not args.tasks:
+        return names
+    chosen = {"".join(c for c in task.lower() if c.isalnum()) for task in args.tasks}
+    known = {"".join(c for c in n.lower() if c.isalnum()) for s in args.suites
+             for n in SUITES[s].tasks}  # fmt: skip
+    for task in chosen - known:
+        fail(f"--tasks {task!r} is no task of {', '.join(args.suites)}")
+    return [n for n in names if "".join(c for c in n.lower() if c.isalnum()) in chosen]
+
+
+def settings(args, suite):
+    """Flags of every combination of backup, variant and episode seed."""
+    common = overrides(suite, args.overrides)
+    seeded = "episode_seed" in flags_of(suite) and "episode_seed" not in common
+    for episode_seed in args.episode_seeds if seeded else (None,):
+        extra = {} if episode_seed is None else {"episode_seed": episode_seed}
+        for backup in args.backups:
+            for variant in args.variants if backup.startswith("graph") else ("default",):
+                changed = {} if variant == "default" else overrides(suite, variant.split())
+                yield common | extra | changed | {"backup": backup}
+
+
+def overrides(suite, words):
+    changed = {}
+    for word in words:
+        try:
+            name, value = parse_override(suite, word)
+        except KeyError as error:
+            fail(f"{SUITES[suite].script}.py has no flag {error.args[0]!r}")
+        except ValueError as error:
+            fail(error)
+        changed[name] = value
+    return changed
+
+
+def make_run(args, suite, flags):
+    """One run: the flags that differ from the script's defaults make its command."""
+    key = key_of(suite, flags_of(suite, **flags))
+    flags = {"total_timesteps": SUITES[suite].total_timesteps} | flags
+    defaults = {f: v for f, v in vars(script_of(suite).Args()).items() if f not in ("env_id",
+                "seed", "backup")}  # fmt: skip
+    flags |= {
+        "checkpoint_frequency": args.checkpoint_frequency,
+        "save_model": False,
+        "threads": args.threads,
+        "cuda": args.gpus_per_run > 0,
+    }
+    words = [f"{SUITES[suite].script}.py"]
+    for name, value in flags.items():
+        if name in defaults and defaults[name] == value and name not in ("threads", "cuda"):
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    name = "__".join(str(part).replace(" ", "_").replace("/", "_") for part in key if part != "")
+    return Run(key, tuple(words), args.run_dir.resolve() / name,
+               flags["total_timesteps"])  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# On a worker
+# --------------------------------------------------------------------------------------------------
+
+
+def execute(run, threads, start_anew, keep_checkpoints):
+    """Run the script to its end, from the newest checkpoint if there is one. Returns an Outcome."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {
+        f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA")
+    }
+    with (run.folder / "lock").open("w") as lock:
+        # The process inherits the lock. One that outlived its worker still writes a checkpoint.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        begun = run_folders(run.folder)
+        step, words = None, (*run.command, "--run-dir", str(run.folder))
+        resumable = [folder for folder in begun if checkpoint_step(folder) is not None]
+        status = 0
+        if not any(map(is_finished, begun)):
+            if resumable and not start_anew:
+                step = checkpoint_step(resumable[-1])
+                words = (run.command[0], "--resume", str(resumable[-1]))
+            with (run.folder / LOG).open("a") as log:
+                print("$", shlex.join(words), file=log, flush=True)
+                process = subprocess.Popen(
+                    [sys.executable, ROOT / "benchmark" / "tether.py", str(os.getpid()),
+                     sys.executable, *words],
+                    cwd=ROOT, env=environment | {"TQDM_DISABLE": "1"}, stdin=subprocess.DEVNULL,
+                    stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                    pass_fds=[lock.fileno()],
+                )  # fmt: skip
+                status = process.wait()
+        done = [folder for folder in run_folders(run.folder) if is_finished(folder)]
+        if done:
+            found = measurements(done[-1])
+            if not keep_checkpoints:
+                shutil.rmtree(done[-1] / "checkpoint", ignore_errors=True)
+            return Outcome(found, step, status, "")
+    lines = (run.folder / LOG).read_text(errors="replace").strip().splitlines()
+    return Outcome(None, step, status, lines[-1] if lines else "")
+
+
+# --------------------------------------------------------------------------------------------------
+# The sweep
+# --------------------------------------------------------------------------------------------------
+
+
+class State:
+    """What is queued, runs, is done and failed; what the table shows."""
+
+    def __init__(self, todo, num_finished, seconds_per_step):
+        self.queue = collections.deque(todo)
+        self.running = {}  # reference of the task -> (run, when it was submitted)
+        self.num_finished = num_finished
+        self.num_runs = num_finished + len(todo)
+        self.attempts = collections.Counter()
+        self.start_anew = set()  # keys of runs whose checkpoint could not be read
+        self.given_up = []
+        self.slots = 1
+        self.seconds_per_step = seconds_per_step  # (suite, backup) -> list
+
+    def progress(self):
+        """Of every run that runs: itself, its step, its rate and which try it is."""
+        for run, _ in self.running.values():
+            folders = run_folders(run.folder)
+            step, rate = progress_of(folders[-1]) if folders else (0, 0.0)
+            yield run, step, rate, self.attempts[run.key]
+
+    def seconds_left(self, progress):
+        """Estimate from the wall time of finished runs, else of the rates; None before either."""
+        known = self.seconds_per_step
+        every = [s for values in known.values() for s in values]
+        every += [1 / rate for _, _, rate, _ in progress if rate > 0]
+        if not every:
+            return None
+        typical = statistics.median(every)
+
+        def cost(run):
+            values = known.get((run.key.suite, run.key.backup))
+            return statistics.median(values) if values else typical
+
+        work = sum(cost(run) * run.total_timesteps for run in self.queue)
+        work += sum(cost(run) * (run.total_timesteps - step) for run, step, *_ in progress)
+        return work / max(1, min(self.slots, len(self.queue) + len(self.running)))
+
+
+def sweep(args, grid, records, ray):
+    """Run what is not finished. Returns the State in the end."""
+    finished = records.keys()
+    todo = [run for key, run in grid.items() if key not in finished]
+    state = State(todo, len(grid) - len(todo), rates(records))
+    task = ray.remote(execute).options(
+        num_cpus=args.threads, num_gpus=args.gpus_per_run, max_retries=0
+    )
+    show = Display(state)
+    try:
+        while state.queue or state.running:
+            state.slots = slots(args, ray)
+            while state.queue and len(state.running) < state.slots:
+                run = state.queue.popleft()
+                state.attempts[run.key] += 1
+                reference = task.remote(
+                    run, args.threads, run.key in state.start_anew, args.keep_checkpoints
+                )
+                state.running[reference] = (run, time.monotonic())
+                show.event(f"start {run.key}")
+            ready, _ = ray.wait(list(state.running), timeout=1.0)
+            for reference in ready:
+                run, begin = state.running.pop(reference)
+                try:
+                    outcome = ray.get(reference)
+                except ray.exceptions.RayError as error:  # the worker was killed
+                    outcome = Outcome(None, None, -1, f"worker lost: {first_line(error)}")
+                settle(args, state, records, run, outcome, time.monotonic() - begin, show)
+            show.refresh()
+    finally:
+        show.close()
+    return state
+
+
+def settle(args, state, records, run, outcome, seconds, show):
+    """Keep the row of a run that finished, queue one that failed again."""
+    if outcome.resumed_from is not None:
+        show.event(f"{run.key} went on from step {outcome.resumed_from}")
+    if outcome.finished:
+        records.add({run.key: outcome.finished})
+        state.num_finished += 1
+        state.attempts.pop(run.key)
+        row = outcome.finished[0]
+        cost = row["wall_seconds"] / max(1, row["steps"])
+        if outcome.resumed_from is None:
+            state.seconds_per_step[run.key.suite, run.key.backup].append(cost)
+        show.event(
+            f"done {run.key}: score {row['score']:g}, {seconds:.0f} s "
+            f"({state.num_finished} of {state.num_runs})"
+        )
+        return
+    if outcome.resumed_from is not None and outcome.status == 2:
+        state.start_anew.add(run.key)  # its checkpoint cannot be used
+    reason = f"status {outcome.status}: {outcome.last_line}"
+    if state.attempts[run.key] <= args.retries:
+        state.queue.appendleft(run)
+        show.event(f"try again {run.key}, {reason}")
+    else:
+        state.given_up.append(run)
+        show.event(f"given up {run.key}, {reason}; see {run.folder / LOG}")
+
+
+def rates(records):
+    """Wall seconds per step of finished runs by suite and backup."""
+    found = collections.defaultdict(list)
+    for suite in SUITES:
+        for key, row in records.rows(suite).items():
+            found[suite, key.backup].append(float(row["wall_seconds"]) / float(row["steps"]))
+    return found
+
+
+def slots(args, ray):
+    """How many runs fit at a time."""
+    if args.workers:
+        return args.workers
+    have = ray.cluster_resources()
+    fit = have.get("CPU", 0) / args.threads
+    if args.gpus_per_run:
+        fit = min(fit, have.get("GPU", 0) / args.gpus_per_run)
+    return max(1, int(fit + 1e-9))
+
+
+def first_line(error):
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+
+
+class Display:
+    """A live table on a terminal; elsewhere a line per event."""
+
+    def __init__(self, state):
+        self.state, self.live, self.begin = state, None, time.monotonic()
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            self.live = Live(self.table(), auto_refresh=False)
+            self.live.start()
+
+    def event(self, text):
+        line = f"{time.strftime('%H:%M:%S')} {text}"
+        if self.live:
+            self.live.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, flush=True)
+
+    def refresh(self):
+        if self.live:
+            self.live.update(self.table(), refresh=True)
+
+    def table(self):
+        from rich.table import Table
+
+        state, progress = self.state, list(self.state.progress())
+        left = state.seconds_left(progress)
+        table = Table(
+            title=f"{state.num_finished} of {state.num_runs} runs done, {len(progress)} run, "
+            f"{len(state.queue)} wait, {len(state.given_up)} given up; "
+            f"{duration(time.monotonic() - self.begin)} so far, "
+            f"{'?' if left is None else duration(left)} to go",
+            title_justify="left",
+        )
+        for name in ("run", "step", "of", "steps/s", "try"):
+            table.add_column(name, justify="left" if name == "run" else "right")
+        for run, step, rate, attempt in progress:
+            table.add_row(str(run.key), f"{step:,}", f"{run.total_timesteps:,}", f"{rate:.1f}",
+                          str(attempt))  # fmt: skip
+        return table
+
+    def close(self):
+        if self.live:
+            self.refresh()
+            self.live.stop()
+
+
+def duration(seconds):
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+# --------------------------------------------------------------------------------------------------
+# Ray
+# --------------------------------------------------------------------------------------------------
+
+
+def start_ray(args):
+    """The ray module, connected."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+        import rich  # noqa: F401
+    except ImportError as error:
+        fail(f"a sweep needs {error.name}: pip install -r requirements-sweep.txt; "
+             "--dry-run prints the commands without it")  # fmt: skip
+    options = {"log_to_driver": False, "logging_level": "warning"}
+    if args.address is None:
+        processors = len(os.sched_getaffinity(0))
+        workers = args.workers or max(1, processors // args.threads)
+        options |= {
+            "num_cpus": workers * args.threads,
+            "include_dashboard": False,
+            "object_store_memory": 100 * 2**20,  # rows alone go through it
+        }
+    try:
+        ray.init(address=args.address or "local", **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        fail(f"no Ray at --address {args.address}: {first_line(error)}")
+    if args.gpus_per_run and ray.cluster_resources().get("GPU", 0) < args.gpus_per_run:
+        fail(f"--gpus-per-run {args.gpus_per_run:g}, but Ray finds no such GPU")
+    return ray
+
+
+def wait_for_processes(grid):
+    """Until every process has written its checkpoint and let go of its lock."""
+    for run in grid.values():
+        path = run.folder / "lock"
+        if path.exists():
+            with path.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def collect(args, records, suites, grid):
+    """Add the rows of finished runs of --run-dir that have none. Returns how many."""
+    known = records.keys()
+    found = finished_runs(args.run_dir, suites, grid)
+    return records.add(
+        {key: measurements(folder) for key, folder in found.items() if key not in known}
+    )
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def main():
+    args = tyro.cli(Args)
+    check_args(args)
+    suites = args.suites or tuple(SUITES)
+    grid = make_grid(args) if args.suites else {}
+    records = Records(args.results_dir)
+    try:
+        records.check_defaults(suites)
+        if args.dry_run:
+            done = records.keys() | finished_runs(args.run_dir, suites, grid).keys()
+            for run in grid.values():
+                if run.key not in done:
+                    print("python", shlex.join((*run.command, "--run-dir", str(args.run_dir))))
+            return
+        number = collect(args, records, suites, grid)
+    except (OSError, ValueError) as error:
+        fail(error)
+    print(f"{number} rows collected from {args.run_dir} to {args.results_dir}")
+    if args.collect_only:
+        return
+    if grid.keys() <= records.keys():
+        print(f"all {len(grid)} runs are finished")
+        return
+    ray = start_ray(args)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    try:
+        state = sweep(args, grid, records, ray)
+    except KeyboardInterrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        print("stopping: runs write their checkpoints ...", flush=True)
+        ray.shutdown()
+        wait_for_processes(grid)
+        left = len(grid.keys() - records.keys())
+        print(f"stopped; {left} of {len(grid)} runs are left, the same command goes on")
+        sys.exit(130)
+    ray.shutdown()
+    print(f"{state.num_finished} of {state.num_runs} runs are finished")
+    for run in state.given_up:
+        print(f"given up: {run.key}; see {run.folder / LOG}")
+    if state.given_up:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
