@@ -1,0 +1,211 @@
+"""Measures of a transition graph: how often trajectories cross, and whether it can be Markovian."""
+
+import numpy as np
+import recorded
+
+from gbcore import q_targets, trajectory_subgraphs
+
+
+def crossovers(graph):
+    """How trajectories cross: a dict of shares.
+
+    crossed: states with more than one predecessor, of all states; a state is no predecessor of
+    itself. self_loops: transitions that lead back to their own state, of all transitions counted.
+    mixed_loops: pairs (s, a) that have led both back to s and away from it, of the pairs that have
+    led back to s and were seen more than once. several_outcomes: pairs with more than one outcome,
+    of the pairs seen more than once. contradictions: triples (s, a, s') with more than one reward
+    or both terminated and not, of all triples. Shares of nothing are None.
+    """
+    edges = graph.edges()
+    source, target, count = edges["source"], edges["next"], edges["count"]
+    loop = source == target
+    states = np.unique(np.concatenate([source, target]))
+    pair_of_edge = source * graph.num_actions + edges["action"]
+    _, pair = np.unique(pair_of_edge, return_inverse=True)
+    num_pairs = pair.max(initial=-1) + 1
+    seen = np.bincount(pair, count, num_pairs)
+    triple = np.stack([pair, target], axis=1)
+    triples, times = np.unique(triple, axis=0, return_counts=True)
+    outcomes = np.bincount(triples[:, 0], minlength=num_pairs)
+    again = seen > 1
+    looped = np.bincount(pair, loop, num_pairs) > 0
+    away = np.bincount(pair, ~loop, num_pairs) > 0
+    return {
+        "crossed": share(np.count_nonzero(predecessors(graph) > 1), len(states)),
+        "self_loops": share(count[loop].sum(), count.sum()),
+        "mixed_loops": share((looped & away).sum(), (looped & again).sum()),
+        "several_outcomes": share((outcomes[again] > 1).sum(), again.sum()),
+        "contradictions": share((times > 1).sum(), len(times)),
+    }
+
+
+def predecessors(graph):
+    """Distinct other states that lead to each state: int64 [num_ids]."""
+    edges = graph.edges()
+    pairs = np.stack([edges["source"], edges["next"]], axis=1)
+    pairs = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
+    return np.bincount(pairs[:, 1], minlength=graph.num_ids)
+
+
+def crossed_by_distance(run, parts=4):
+    """Share of states with more than one predecessor, from the nearest to the farthest states.
+
+    Returns rows (least distance, greatest distance, states, share); parts of equal numbers of
+    states, except that no distance is divided between two.
+    """
+    graph = run.graph
+    edges = graph.edges()
+    distance = recorded.distances(
+        graph.num_ids, edges["source"], edges["next"], run.initial_states
+    )
+    reached = np.flatnonzero(distance >= 0)
+    distance, crossed = distance[reached], predecessors(graph)[reached] > 1
+    limits = np.unique(np.quantile(distance, np.linspace(0, 1, parts + 1)[1:], method="lower"))
+    rows, low = [], -1
+    for high in limits.tolist():
+        inside = (distance > low) & (distance <= high)
+        if inside.any():
+            mean = float(crossed[inside].mean())
+            rows.append((int(low) + 1, int(high), int(inside.sum()), mean))
+        low = high
+    return rows
+
+
+def blades(run):
+    """How separate the trajectories of different initial states are: a dict.
+
+    Each state belongs to the initial state that it was first reached from, in the order of the
+    replay; an edge that joins two states is within a blade or between two. Nothing without a
+    replay.
+    """
+    if run.replay is None:
+        return None
+    replay = run.replay
+    starts = np.append(True, replay["cut"][:-1])
+    start_of_row = replay["node"][starts][np.cumsum(starts) - 1]
+    states = np.concatenate([replay["node"], replay["next_node"]])
+    blade = np.full(run.graph.num_ids, -1, np.int64)
+    first = np.unique(states, return_index=True)
+    blade[first[0]] = np.tile(start_of_row, 2)[first[1]]
+    own, first_row = np.unique(replay["next_node"], return_index=True)
+    entry = np.full(run.graph.num_ids, -1, np.int64)
+    entry[own] = replay["node"][first_row]
+    edges = run.graph.edges()
+    source, target = edges["source"], edges["next"]
+    crossing = (source != target) & (entry[target] != source)  # not the way that found the state
+    within = blade[source[crossing]] == blade[target[crossing]]
+    sizes = np.bincount(blade[blade >= 0])
+    return {
+        "initial_states": len(run.initial_states),
+        "crossings": int(crossing.sum()),
+        "within": share(within.sum(), crossing.sum()),
+        # What it would be if a crossing led to any state alike.
+        "within_by_chance": float(np.square(sizes / sizes.sum()).sum()),
+    }
+
+
+def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_rows=2_000):
+    """How graph targets differ from tree targets of the same rows: a dict.
+
+    num_rows rows, drawn with replacement, are backed up over their own trajectory (tree backup) and
+    over the graph. read: share of rows whose two subgraphs differ in what a target reads: both are
+    evaluated under the uniform policy with random leaf values and rewards kept, where every outcome
+    has its weight in the result. value: share of rows whose greedy targets differ. zero: the same
+    with all leaf values 0, that is, the rows to which the graph brings a reward that tree backup
+    does not see yet. mean_size, max_size: transitions of one row's graph subgraph.
+
+    Args:
+        leaf_q: [num_ids, A], leaf values of the greedy targets; None: standard normal ones.
+    """
+    rows = rng.integers(len(replay["node"]), size=num_rows)
+    nodes, actions = replay["node"][rows], replay["action"][rows]
+    noise = rng.standard_normal((graph.num_ids, graph.num_actions))
+    values = noise if leaf_q is None else leaf_q.astype(np.float64)
+    uniform = np.full(noise.shape, 1 / graph.num_actions)
+    columns = [replay[name] for name in recorded.COLUMNS]
+    sizes = np.empty(num_rows, np.int64)
+    differs = {name: np.empty(num_rows, np.bool_) for name in ("read", "value", "zero")}
+    for i in range(num_rows):
+        local = graph.expand(nodes[i : i + 1], actions[i : i + 1], depth, breadth, rng)
+        chain = trajectory_subgraphs(rows[i : i + 1], depth, *columns)
+        sizes[i] = len(local.outcome_pair)
+        targets = []
+        for sub in (chain, local):
+            at = sub.nodes
+            targets.append(
+                (
+                    q_targets(sub, noise[at], gamma, "policy", policy=uniform[at])[0],
+                    q_targets(sub, values[at], gamma)[0],
+                    q_targets(sub, np.zeros_like(noise[at]), gamma)[0],
+                )
+            )
+        for name, tree, whole in zip(differs, *targets, strict=True):
+            differs[name][i] = abs(tree - whole) > 1e-9 * max(1.0, abs(tree))
+    return {
+        **{name: float(array.mean()) for name, array in differs.items()},
+        "mean_size": float(sizes.mean()),
+        "max_size": int(sizes.max()),
+    }
+
+
+def memory(replay, rng, num_permutations=200):
+    """Does the past help to tell what a pair (s, a) leads to? It does not where states are Markov.
+
+    Rows that arrive from another state (how often a state loops ends its own rows, so that rows
+    after a loop are no fair sample), of pairs seen at least twice, each with the row before it. The
+    statistic is the mutual information, given the pair, between that row's (state, action) and the
+    outcome (reward, next state, terminated); it is compared with permutations of the outcomes
+    within each pair, which change nothing if the pair alone decides the law of its outcome.
+
+    Returns:
+        explained: share of the outcomes' entropy that the past explains beyond chance; p: share of
+        permutations that explain as much; rows: rows of pairs with more than one outcome. Where
+        there are none, explained and p are None.
+    """
+    moved = replay["node"][1:] != replay["node"][:-1]
+    follows = np.flatnonzero(~replay["cut"][:-1] & moved) + 1
+    if not len(follows):
+        return {"explained": None, "p": None, "rows": 0}
+
+    def code(*columns):
+        return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+
+    pair = code(replay["node"], replay["action"])
+    reward = np.unique(replay["reward"], return_inverse=True)[1]
+    outcome = code(pair, reward, replay["next_node"], replay["terminated"].astype(np.int64))[follows]
+    past, pair = pair[follows - 1], pair[follows]
+    outcomes_of_pair = np.bincount(np.unique(np.stack([pair, outcome], 1), axis=0)[:, 0])
+    kept = outcomes_of_pair[pair] > 1
+    if not kept.any():
+        return {"explained": None, "p": None, "rows": 0}
+    pair, past, outcome = pair[kept], past[kept], outcome[kept]
+    order = np.argsort(pair, kind="stable")
+    pair, past, outcome = pair[order], past[order], outcome[order]
+    past = code(pair, past)
+
+    def entropy(labels):
+        """Sum over rows of -log of the label's count: entropies, up to what all cases share."""
+        return -np.log(np.bincount(labels)[labels]).sum()
+
+    outcome = np.unique(outcome, return_inverse=True)[1].reshape(-1)
+    uncertainty = entropy(outcome) - entropy(code(pair))  # H(outcome | pair) * rows
+
+    def information(outcome):
+        joint = past * (outcome.max() + 1) + outcome
+        joint = np.unique(joint, return_inverse=True)[1].reshape(-1)
+        return uncertainty - (entropy(joint) - entropy(past))
+
+    observed = information(outcome)
+    chance = np.empty(num_permutations)
+    for k in range(num_permutations):
+        chance[k] = information(outcome[np.lexsort((rng.random(len(pair)), pair))])
+    return {
+        "explained": float((observed - chance.mean()) / uncertainty),
+        "p": float((1 + (chance >= observed - 1e-9).sum()) / (1 + num_permutations)),
+        "rows": len(pair),
+    }
+
+
+def share(part, whole):
+    """part / whole, None where whole is 0."""
+    return float(part / whole) if whole else None
