@@ -55,9 +55,7 @@ def crossed_by_distance(run, parts=4):
     """
     graph = run.graph
     edges = graph.edges()
-    distance = recorded.distances(
-        graph.num_ids, edges["source"], edges["next"], run.initial_states
-    )
+    distance = recorded.distances(graph.num_ids, edges["source"], edges["next"], run.initial_states)
     reached = np.flatnonzero(distance >= 0)
     distance, crossed = distance[reached], predecessors(graph)[reached] > 1
     limits = np.unique(np.quantile(distance, np.linspace(0, 1, parts + 1)[1:], method="lower"))
@@ -110,9 +108,9 @@ def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_r
     num_rows rows, drawn with replacement, are backed up over their own trajectory (tree backup) and
     over the graph. read: share of rows whose two subgraphs differ in what a target reads: both are
     evaluated under the uniform policy with random leaf values and rewards kept, where every outcome
-    has its weight in the result. value: share of rows whose greedy targets differ. zero: the same
-    with all leaf values 0, that is, the rows to which the graph brings a reward that tree backup
-    does not see yet. mean_size, max_size: transitions of one row's graph subgraph.
+    has its weight in the result. value: share of rows whose greedy targets differ. zero: share of
+    rows whose greedy graph target is the higher one where all leaf values are 0, that is, by rewards
+    that tree backup does not see. mean_size, max_size: transitions of one row's graph subgraph.
 
     Args:
         leaf_q: [num_ids, A], leaf values of the greedy targets; None: standard normal ones.
@@ -140,7 +138,8 @@ def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_r
                 )
             )
         for name, tree, whole in zip(differs, *targets, strict=True):
-            differs[name][i] = abs(tree - whole) > 1e-9 * max(1.0, abs(tree))
+            gap = whole - tree if name == "zero" else abs(whole - tree)
+            differs[name][i] = gap > 1e-9 * max(1.0, abs(tree))
     return {
         **{name: float(array.mean()) for name, array in differs.items()},
         "mean_size": float(sizes.mean()),
@@ -172,7 +171,9 @@ def memory(replay, rng, num_permutations=200):
 
     pair = code(replay["node"], replay["action"])
     reward = np.unique(replay["reward"], return_inverse=True)[1]
-    outcome = code(pair, reward, replay["next_node"], replay["terminated"].astype(np.int64))[follows]
+    outcome = code(pair, reward, replay["next_node"], replay["terminated"].astype(np.int64))[
+        follows
+    ]
     past, pair = pair[follows - 1], pair[follows]
     outcomes_of_pair = np.bincount(np.unique(np.stack([pair, outcome], 1), axis=0)[:, 0])
     kept = outcomes_of_pair[pair] > 1

@@ -80,40 +80,49 @@ class Recorded:
     def action_names(self):
         """Names of the actions, where the task has any, else their numbers."""
         names = {
-            "gb_dqn_minigrid": lambda: "left right forward pickup drop toggle done".split(),
-            "gb_dqn_minatar": lambda: "no-op left up right down fire".split(),
+            "gb_dqn_minigrid": lambda: [
+                "left",
+                "right",
+                "forward",
+                "pickup",
+                "drop",
+                "toggle",
+                "done",
+            ],
+            "gb_dqn_minatar": lambda: ["no-op", "left", "up", "right", "down", "fire"],
             "gb_rainbow_atari": lambda: atari_actions(self.task),
         }.get(self.script, list)()
         numbers = [str(a) for a in range(self.graph.num_actions)]
         return [*names, *numbers[len(names) :]][: self.graph.num_actions]
 
-    def q_values(self, nodes):
-        """Values float32 [n, A] of the online network, without noise, or None without a network."""
-        if self.tensors is None:
-            return None
+    @cached_property
+    def network(self):
+        """Function of observations that returns values [n, A] of the online network, noise off."""
         script = import_module(self.script)
         if self.script == "gb_rainbow_atari":
+            config = self.config
             network = script.RainbowNetwork(
-                self.graph.num_actions, self.config["n_atoms"], self.config["noisy_std"]
+                self.graph.num_actions, config["n_atoms"], config["noisy_std"]
             )
-            support = torch.linspace(
-                self.config["v_min"], self.config["v_max"], self.config["n_atoms"]
-            )
-
-            def evaluate(obs):
-                log_pmf = network.log_pmf(network.features(obs), network.heads(noisy=False))
-                return log_pmf.exp() @ support
-        else:
-            network = script.QNetwork(self.graph.obs_shape, self.graph.num_actions)
-            evaluate = network
+            support = torch.linspace(config["v_min"], config["v_max"], config["n_atoms"])
+            network.load_state_dict(self.tensors["online"])
+            heads = network.heads(noisy=False)
+            return lambda obs: network.log_pmf(network.features(obs), heads).exp() @ support
+        network = script.QNetwork(self.graph.obs_shape, self.graph.num_actions)
         network.load_state_dict(self.tensors["online"])
-        values = np.empty((len(nodes), self.graph.num_actions), np.float32)
-        with torch.inference_mode():
-            for i in range(0, len(nodes), 256):
-                part = nodes[i : i + 256]
-                obs = torch.from_numpy(self.graph.observations_of(part))
-                values[i : i + 256] = evaluate(obs).numpy()
-        return values
+        return network
+
+    @torch.inference_mode()
+    def q_of(self, obs):
+        """Values float32 [n, A] of observations [n, *obs_shape]."""
+        return self.network(torch.from_numpy(obs)).numpy()
+
+    def q_values(self, nodes):
+        """Values float32 [n, A] of states under the online network; None without a network."""
+        if self.tensors is None:
+            return None
+        parts = [nodes[i : i + 256] for i in range(0, len(nodes), 256)]
+        return np.concatenate([self.q_of(self.graph.observations_of(part)) for part in parts])
 
 
 def read(path):
