@@ -69,37 +69,29 @@ def crossed_by_distance(run, parts=4):
     return rows
 
 
-def blades(run):
-    """How separate the trajectories of different initial states are: a dict.
+def groups(run):
+    """Groups of trajectories that nothing joins but their start: a list, the largest first.
 
-    Each state belongs to the initial state that it was first reached from, in the order of the
-    replay; an edge that joins two states is within a blade or between two. Nothing without a
-    replay.
+    Each is (initial states, states) of one weakly connected part of the graph.
     """
-    if run.replay is None:
-        return None
-    replay = run.replay
-    starts = np.append(True, replay["cut"][:-1])
-    start_of_row = replay["node"][starts][np.cumsum(starts) - 1]
-    states = np.concatenate([replay["node"], replay["next_node"]])
-    blade = np.full(run.graph.num_ids, -1, np.int64)
-    first = np.unique(states, return_index=True)
-    blade[first[0]] = np.tile(start_of_row, 2)[first[1]]
-    own, first_row = np.unique(replay["next_node"], return_index=True)
-    entry = np.full(run.graph.num_ids, -1, np.int64)
-    entry[own] = replay["node"][first_row]
     edges = run.graph.edges()
-    source, target = edges["source"], edges["next"]
-    crossing = (source != target) & (entry[target] != source)  # not the way that found the state
-    within = blade[source[crossing]] == blade[target[crossing]]
-    sizes = np.bincount(blade[blade >= 0])
-    return {
-        "initial_states": len(run.initial_states),
-        "crossings": int(crossing.sum()),
-        "within": share(within.sum(), crossing.sum()),
-        # What it would be if a crossing led to any state alike.
-        "within_by_chance": float(np.square(sizes / sizes.sum()).sum()),
-    }
+    both = np.concatenate([edges["source"], edges["next"]])
+    states = np.unique(both)
+    part = np.arange(run.graph.num_ids)
+    while True:  # every state takes the least number among its neighbours, and that one's number
+        least = part.copy()
+        np.minimum.at(least, edges["source"], part[edges["next"]])
+        np.minimum.at(least, edges["next"], part[edges["source"]])
+        least = least[least]
+        if (least == part).all():
+            break
+        part = least
+    starts = part[run.initial_states]
+    found = [
+        (int((starts == number).sum()), int(size))
+        for number, size in zip(*np.unique(part[states], return_counts=True), strict=True)
+    ]
+    return sorted(found, key=lambda group: -group[1])
 
 
 def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_rows=2_000):
@@ -109,8 +101,8 @@ def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_r
     over the graph. read: share of rows whose two subgraphs differ in what a target reads: both are
     evaluated under the uniform policy with random leaf values and rewards kept, where every outcome
     has its weight in the result. value: share of rows whose greedy targets differ. zero: share of
-    rows whose greedy graph target is the higher one where all leaf values are 0, that is, by rewards
-    that tree backup does not see. mean_size, max_size: transitions of one row's graph subgraph.
+    rows whose greedy graph target is the higher one where all leaf values are 0, that is, by
+    rewards that tree backup does not see. mean_size, max_size: transitions of a row's subgraph.
 
     Args:
         leaf_q: [num_ids, A], leaf values of the greedy targets; None: standard normal ones.

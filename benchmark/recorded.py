@@ -28,6 +28,10 @@ from gbcore import TransitionGraph  # noqa: E402
 
 COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
 SCRIPTS = ("gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari")
+ACTIONS = {
+    "gb_dqn_minigrid": ("left", "right", "forward", "pickup", "drop", "toggle", "done"),
+    "gb_dqn_minatar": ("no-op", "left", "up", "right", "down", "fire"),
+}
 
 
 def fail(message):
@@ -79,19 +83,9 @@ class Recorded:
 
     def action_names(self):
         """Names of the actions, where the task has any, else their numbers."""
-        names = {
-            "gb_dqn_minigrid": lambda: [
-                "left",
-                "right",
-                "forward",
-                "pickup",
-                "drop",
-                "toggle",
-                "done",
-            ],
-            "gb_dqn_minatar": lambda: ["no-op", "left", "up", "right", "down", "fire"],
-            "gb_rainbow_atari": lambda: atari_actions(self.task),
-        }.get(self.script, list)()
+        names = ACTIONS.get(self.script, ())
+        if self.script == "gb_rainbow_atari":
+            names = atari_actions(self.task)
         numbers = [str(a) for a in range(self.graph.num_actions)]
         return [*names, *numbers[len(names) :]][: self.graph.num_actions]
 
