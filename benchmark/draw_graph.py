@@ -211,7 +211,7 @@ def quiet():
 
 
 def edge_colours(layout, values, color_by):
-    """Numbers in 0 .. 1 per edge, colours from 0 to 1, and (least, greatest, label) of the scale."""
+    """Numbers in 0 .. 1 per edge, colours from 0 to 1, and the scale (least, greatest, label)."""
     if color_by == "visits":
         count = layout.edges["count"]
         top = max(int(count.max()), 2)
@@ -285,19 +285,6 @@ def draw_picture(layout, values, args, title, path):
     plt.close(figure)
 
 
-def add_lines(axis, xy, pairs, colour, width):
-    """Straight edges, 2,000 to a path: the renderer's memory bounds the length of one."""
-    for i in range(0, len(pairs), 2_000):
-        part = pairs[i : i + 2_000]
-        codes = np.tile([Outline.MOVETO, Outline.LINETO], len(part))
-        outline = Outline(xy[part].reshape(-1, 2), codes)
-        axis.add_artist(
-            matplotlib.patches.PathPatch(
-                outline, facecolor="none", edgecolor=colour, linewidth=width, capstyle="round"
-            )
-        )
-
-
 def layout_root(layout):
     """Position of the state in the centre."""
     return int(np.square(layout.xy[:-1]).sum(axis=1).argmin())
@@ -323,7 +310,7 @@ def add_lines(axis, xy, pairs, colour, width):
 
 def packed(array):
     """Deflated bytes, as text."""
-    return base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode()
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 6)).decode()
 
 
 def observation_items(graph, states):

@@ -53,7 +53,7 @@ class Recorded:
     steps: int | None  # environment steps of the run
     config: dict | None
     script: str | None  # one of SCRIPTS
-    tensors: dict | None  # of the checkpoint, or model.pt as {"online": ...}
+    tensors: dict | None  # of the checkpoint, or model.pt as both networks
 
     @cached_property
     def initial_states(self):
@@ -89,34 +89,41 @@ class Recorded:
         numbers = [str(a) for a in range(self.graph.num_actions)]
         return [*names, *numbers[len(names) :]][: self.graph.num_actions]
 
-    @cached_property
-    def network(self):
-        """Function of observations that returns values [n, A] of the online network, noise off."""
-        script = import_module(self.script)
+    def network(self, which="online"):
+        """Function of observations [n, *obs_shape] to values float32 [n, A], without noise.
+
+        which: "online" or "target". Of a distribution it is the expectation. None without networks.
+        """
+        if self.tensors is None:
+            return None
+        script, support = import_module(self.script), None
         if self.script == "gb_rainbow_atari":
             config = self.config
             network = script.RainbowNetwork(
                 self.graph.num_actions, config["n_atoms"], config["noisy_std"]
             )
             support = torch.linspace(config["v_min"], config["v_max"], config["n_atoms"])
-            network.load_state_dict(self.tensors["online"])
             heads = network.heads(noisy=False)
-            return lambda obs: network.log_pmf(network.features(obs), heads).exp() @ support
-        network = script.QNetwork(self.graph.obs_shape, self.graph.num_actions)
-        network.load_state_dict(self.tensors["online"])
-        return network
+        else:
+            network = script.QNetwork(self.graph.obs_shape, self.graph.num_actions)
+        network.load_state_dict(self.tensors[which])
 
-    @torch.inference_mode()
-    def q_of(self, obs):
-        """Values float32 [n, A] of observations [n, *obs_shape]."""
-        return self.network(torch.from_numpy(obs)).numpy()
+        @torch.inference_mode()
+        def values(obs):
+            obs = torch.from_numpy(obs)
+            if support is None:
+                return network(obs).numpy()
+            return (network.log_pmf(network.features(obs), heads).exp() @ support).numpy()
 
-    def q_values(self, nodes):
-        """Values float32 [n, A] of states under the online network; None without a network."""
-        if self.tensors is None:
+        return values
+
+    def q_values(self, nodes, which="online"):
+        """Values float32 [n, A] of states; None without networks."""
+        network = self.network(which)
+        if network is None:
             return None
         parts = [nodes[i : i + 256] for i in range(0, len(nodes), 256)]
-        return np.concatenate([self.q_of(self.graph.observations_of(part)) for part in parts])
+        return np.concatenate([network(self.graph.observations_of(part)) for part in parts])
 
 
 def read(path):
@@ -141,7 +148,7 @@ def read(path):
             fail(f"{path} has no graph yet: a running run needs --checkpoint-frequency")
         tensors = None
         if script is not None and (path / "model.pt").exists():
-            tensors = {"online": load_tensors(path / "model.pt")}
+            tensors = dict.fromkeys(("online", "target"), load_tensors(path / "model.pt"))
         graph = load_graph(path / "graph.npz")
         return Recorded(path.name, graph, None, None, config, script, tensors)
     graph = load_graph(checkpoint / "graph.npz")

@@ -83,11 +83,12 @@ def collect(args, rng):
 
 def greedy(run, epsilon):
     """The run's network as a policy."""
+    network = run.network()
 
     def policy(obs, rng):
         if rng.random() < epsilon:
             return int(rng.integers(run.graph.num_actions))
-        return int(run.q_of(obs[None])[0].argmax())
+        return int(network(obs[None])[0].argmax())
 
     return policy
 
@@ -107,7 +108,7 @@ def measure(run, depth, breadth, gamma, sampled, rng):
     }
     found |= measures.crossovers(graph)
     if run.replay is not None:
-        leaf_q = run.q_values(np.arange(graph.num_ids)) if few_enough(run) else None
+        leaf_q = run.q_values(np.arange(graph.num_ids), "target") if few_enough(run) else None
         changes = measures.target_changes(
             graph, run.replay, depth, breadth, gamma, rng, leaf_q, sampled
         )
