@@ -170,7 +170,7 @@ def draw(nested, names, root_state, gamma, title, path):
     for (a, b), texts in busy.items():
         used = any(read_here for _, read_here in texts)
         if labelled or used:
-            texts = [text for text, read_here in texts if read_here or labelled]
+            texts = [text for text, read_here in texts if read_here or not used]
             words = ", ".join(texts[:2]) + (f" +{len(texts) - 2}" if len(texts) > 2 else "")
             at = 0.62
             axis.text(
