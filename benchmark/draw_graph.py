@@ -271,8 +271,13 @@ def draw_picture(layout, values, args, title, path):
     bar = figure.colorbar(
         scale, ax=axis, orientation="horizontal", fraction=0.03, pad=0.0, shrink=0.45, aspect=35
     )
-    if args.color_by != "visits":
+    if args.color_by == "visits":
+        bar.set_ticks(np.unique(np.round(np.geomspace(1, high, 4)).astype(np.int64)))
+        bar.minorticks_off()
+        bar.formatter = matplotlib.ticker.FuncFormatter(lambda count, _: f"{count:,.0f}")
+    else:
         bar.locator = matplotlib.ticker.MaxNLocator(4)
+    bar.update_ticks()
     bar.set_label(label, fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
@@ -300,7 +305,6 @@ def add_lines(axis, xy, pairs, colour, width):
             outline, facecolor="none", edgecolor=colour, linewidth=width, capstyle="round"
         )
         axis.add_artist(patch)
-        patch.set_clip_on(False)
 
 
 # --------------------------------------------------------------------------------------------------
