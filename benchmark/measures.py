@@ -1,0 +1,204 @@
+"""Measures of a transition graph: how often trajectories cross, and whether it can be Markovian."""
+
+import numpy as np
+import recorded
+
+from gbcore import q_targets, trajectory_subgraphs
+
+
+def crossovers(graph):
+    """How trajectories cross: a dict of shares.
+
+    crossed: states with more than one predecessor, of all states; a state is no predecessor of
+    itself. self_loops: transitions that lead back to their own state, of all transitions counted.
+    mixed_loops: pairs (s, a) that have led both back to s and away from it, of the pairs that have
+    led back to s and were seen more than once. several_outcomes: pairs with more than one outcome,
+    of the pairs seen more than once. contradictions: triples (s, a, s') with more than one reward
+    or both terminated and not, of all triples. Shares of nothing are None.
+    """
+    edges = graph.edges()
+    source, target, count = edges["source"], edges["next"], edges["count"]
+    loop = source == target
+    states = np.unique(np.concatenate([source, target]))
+    pair_of_edge = source * graph.num_actions + edges["action"]
+    _, pair = np.unique(pair_of_edge, return_inverse=True)
+    num_pairs = pair.max(initial=-1) + 1
+    seen = np.bincount(pair, count, num_pairs)
+    triple = np.stack([pair, target], axis=1)
+    triples, times = np.unique(triple, axis=0, return_counts=True)
+    outcomes = np.bincount(triples[:, 0], minlength=num_pairs)
+    again = seen > 1
+    looped = np.bincount(pair, loop, num_pairs) > 0
+    away = np.bincount(pair, ~loop, num_pairs) > 0
+    return {
+        "crossed": share(np.count_nonzero(predecessors(graph) > 1), len(states)),
+        "self_loops": share(count[loop].sum(), count.sum()),
+        "mixed_loops": share((looped & away).sum(), (looped & again).sum()),
+        "several_outcomes": share((outcomes[again] > 1).sum(), again.sum()),
+        "contradictions": share((times > 1).sum(), len(times)),
+    }
+
+
+def predecessors(graph):
+    """Distinct other states that lead to each state: int64 [num_ids]."""
+    edges = graph.edges()
+    pairs = np.stack([edges["source"], edges["next"]], axis=1)
+    pairs = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
+    return np.bincount(pairs[:, 1], minlength=graph.num_ids)
+
+
+def crossed_by_distance(run, parts=4):
+    """Share of states with more than one predecessor, from the nearest to the farthest states.
+
+    Returns rows (least distance, greatest distance, states, share); parts of equal numbers of
+    states, except that no distance is divided between two.
+    """
+    graph = run.graph
+    edges = graph.edges()
+    distance = recorded.distances(graph.num_ids, edges["source"], edges["next"], run.initial_states)
+    reached = np.flatnonzero(distance >= 0)
+    distance, crossed = distance[reached], predecessors(graph)[reached] > 1
+    limits = np.unique(np.quantile(distance, np.linspace(0, 1, parts + 1)[1:], method="lower"))
+    rows, low = [], -1
+    for high in limits.tolist():
+        inside = (distance > low) & (distance <= high)
+        if inside.any():
+            mean = float(crossed[inside].mean())
+            rows.append((int(low) + 1, int(high), int(inside.sum()), mean))
+        low = high
+    return rows
+
+
+def groups(run):
+    """Groups of trajectories that nothing joins but their start: a list, the largest first.
+
+    Each is (initial states, states) of one weakly connected part of the graph.
+    """
+    edges = run.graph.edges()
+    both = np.concatenate([edges["source"], edges["next"]])
+    states = np.unique(both)
+    part = np.arange(run.graph.num_ids)
+    while True:  # every state takes the least number among its neighbours, and that one's number
+        least = part.copy()
+        np.minimum.at(least, edges["source"], part[edges["next"]])
+        np.minimum.at(least, edges["next"], part[edges["source"]])
+        least = least[least]
+        if (least == part).all():
+            break
+        part = least
+    starts = part[run.initial_states]
+    found = [
+        (int((starts == number).sum()), int(size))
+        for number, size in zip(*np.unique(part[states], return_counts=True), strict=True)
+    ]
+    return sorted(found, key=lambda group: -group[1])
+
+
+def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_rows=2_000):
+    """How graph targets differ from tree targets of the same rows: a dict.
+
+    num_rows rows, drawn with replacement, are backed up over their own trajectory (tree backup) and
+    over the graph. read: share of rows whose two subgraphs differ in what a target reads: both are
+    evaluated under the uniform policy with random leaf values and rewards kept, where every outcome
+    has its weight in the result. value: share of rows whose greedy targets differ. zero: share of
+    rows whose greedy graph target is the higher one where all leaf values are 0, that is, by
+    rewards that tree backup does not see. mean_size, max_size: transitions of a row's subgraph.
+
+    Args:
+        leaf_q: [num_ids, A], leaf values of the greedy targets; None: standard normal ones.
+    """
+    rows = rng.integers(len(replay["node"]), size=num_rows)
+    nodes, actions = replay["node"][rows], replay["action"][rows]
+    noise = rng.standard_normal((graph.num_ids, graph.num_actions))
+    values = noise if leaf_q is None else leaf_q.astype(np.float64)
+    uniform = np.full(noise.shape, 1 / graph.num_actions)
+    columns = [replay[name] for name in recorded.COLUMNS]
+    sizes = np.empty(num_rows, np.int64)
+    differs = {name: np.empty(num_rows, np.bool_) for name in ("read", "value", "zero")}
+    for i in range(num_rows):
+        local = graph.expand(nodes[i : i + 1], actions[i : i + 1], depth, breadth, rng)
+        chain = trajectory_subgraphs(rows[i : i + 1], depth, *columns)
+        sizes[i] = len(local.outcome_pair)
+        targets = []
+        for sub in (chain, local):
+            at = sub.nodes
+            targets.append(
+                (
+                    q_targets(sub, noise[at], gamma, "policy", policy=uniform[at])[0],
+                    q_targets(sub, values[at], gamma)[0],
+                    q_targets(sub, np.zeros_like(noise[at]), gamma)[0],
+                )
+            )
+        for name, tree, whole in zip(differs, *targets, strict=True):
+            gap = whole - tree if name == "zero" else abs(whole - tree)
+            differs[name][i] = gap > 1e-9 * max(1.0, abs(tree))
+    return {
+        **{name: float(array.mean()) for name, array in differs.items()},
+        "mean_size": float(sizes.mean()),
+        "max_size": int(sizes.max()),
+    }
+
+
+def memory(replay, rng, num_permutations=200):
+    """Does the past help to tell what a pair (s, a) leads to? It does not where states are Markov.
+
+    Rows that arrive from another state (how often a state loops ends its own rows, so that rows
+    after a loop are no fair sample), of pairs seen at least twice, each with the row before it. The
+    statistic is the mutual information, given the pair, between that row's (state, action) and the
+    outcome (reward, next state, terminated); it is compared with permutations of the outcomes
+    within each pair, which change nothing if the pair alone decides the law of its outcome.
+
+    Returns:
+        explained: share of the outcomes' entropy that the past explains beyond chance; p: share of
+        permutations that explain as much; rows: rows of pairs with more than one outcome. Where
+        there are none, explained and p are None.
+    """
+    moved = replay["node"][1:] != replay["node"][:-1]
+    follows = np.flatnonzero(~replay["cut"][:-1] & moved) + 1
+    if not len(follows):
+        return {"explained": None, "p": None, "rows": 0}
+
+    def code(*columns):
+        return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+
+    pair = code(replay["node"], replay["action"])
+    reward = np.unique(replay["reward"], return_inverse=True)[1]
+    outcome = code(pair, reward, replay["next_node"], replay["terminated"].astype(np.int64))[
+        follows
+    ]
+    past, pair = pair[follows - 1], pair[follows]
+    outcomes_of_pair = np.bincount(np.unique(np.stack([pair, outcome], 1), axis=0)[:, 0])
+    kept = outcomes_of_pair[pair] > 1
+    if not kept.any():
+        return {"explained": None, "p": None, "rows": 0}
+    pair, past, outcome = pair[kept], past[kept], outcome[kept]
+    order = np.argsort(pair, kind="stable")
+    pair, past, outcome = pair[order], past[order], outcome[order]
+    past = code(pair, past)
+
+    def entropy(labels):
+        """Sum over rows of -log of the label's count: entropies, up to what all cases share."""
+        return -np.log(np.bincount(labels)[labels]).sum()
+
+    outcome = np.unique(outcome, return_inverse=True)[1].reshape(-1)
+    uncertainty = entropy(outcome) - entropy(code(pair))  # H(outcome | pair) * rows
+
+    def information(outcome):
+        joint = past * (outcome.max() + 1) + outcome
+        joint = np.unique(joint, return_inverse=True)[1].reshape(-1)
+        return uncertainty - (entropy(joint) - entropy(past))
+
+    observed = information(outcome)
+    chance = np.empty(num_permutations)
+    for k in range(num_permutations):
+        chance[k] = information(outcome[np.lexsort((rng.random(len(pair)), pair))])
+    return {
+        "explained": float((observed - chance.mean()) / uncertainty),
+        "p": float((1 + (chance >= observed - 1e-9).sum()) / (1 + num_permutations)),
+        "rows": len(pair),
+    }
+
+
+def share(part, whole):
+    """part / whole, None where whole is 0."""
+    return float(part / whole) if whole else None

@@ -1,0 +1,368 @@
+# ruff: noqa: E402  (the path comes first)
+"""benchmark/: what is read from runs, measured on graphs, laid out and drawn."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmark"))
+
+import density_against_gain
+import draw_subgraph
+import measures
+import play
+import recorded
+import stability
+import would_it_help
+
+from gbcore import TransitionGraph
+
+
+def recorded_rows(rows, num_actions=2):
+    """`Recorded` of rows (s, a, r, s2, terminated, cut) whose observations are [s]."""
+    graph = TransitionGraph(num_actions, (1,), np.int64)
+    table = []
+    for s, a, r, s2, terminated, cut in rows:
+        row = (graph.node(np.array([s])), a, r, graph.node(np.array([s2])), terminated)
+        graph.add(*row)
+        table.append((*row, cut))
+    kinds = (np.int64, np.int64, np.float64, np.int64, np.bool_, np.bool_)
+    columns = [np.array(c, k) for c, k in zip(zip(*table, strict=True), kinds, strict=True)]
+    replay = dict(zip(recorded.COLUMNS, columns, strict=True))
+    return recorded.Recorded("rows", graph, replay, len(rows), None, None, None)
+
+
+# Two episodes from 0 and from 10 that meet in 2; 3 has a loop that once leads away.
+CROSSING = [
+    (0, 0, 0.0, 1, False, False), (1, 0, 0.0, 2, False, False), (2, 0, 0.0, 3, False, False),
+    (3, 0, 0.0, 3, False, False), (3, 0, 0.0, 4, False, True),
+    (10, 0, 0.0, 2, False, False), (2, 1, 1.0, 20, True, True),
+]  # fmt: skip
+
+
+def test_crossovers_of_a_small_graph():
+    run = recorded_rows(CROSSING)
+    found = measures.crossovers(run.graph)
+    assert found["crossed"] == pytest.approx(1 / 7)  # state 2 of 0 1 2 3 4 10 20
+    assert found["self_loops"] == pytest.approx(1 / 7)
+    assert found["mixed_loops"] == 1  # (3, 0)
+    assert found["several_outcomes"] == 1  # (3, 0) is the only pair seen twice
+    assert found["contradictions"] == 0
+    both_ends = recorded_rows([(0, 0, 0.0, 1, False, True), (0, 0, 0.0, 1, True, True)])
+    assert measures.crossovers(both_ends.graph)["contradictions"] == 1
+
+
+def test_initial_states_with_and_without_a_replay():
+    run = recorded_rows(CROSSING)
+    states = run.graph.observations[run.initial_states, 0]
+    assert sorted(states) == [0, 10]
+    run.replay = None
+    del run.initial_states  # the cached ones
+    assert sorted(run.graph.observations[run.initial_states, 0]) == [0, 10]
+    cycle = recorded_rows([(0, 0, 0.0, 1, False, False), (1, 0, 0.0, 0, False, True)])
+    cycle.replay = None
+    assert cycle.initial_states.tolist() == [0]  # no state is without predecessor
+
+
+def test_groups_are_joined_by_a_crossing():
+    apart = [row for row in CROSSING if row[0] != 10]
+    assert measures.groups(recorded_rows(CROSSING)) == [(2, 7)]
+    two = [*apart[:5], (10, 0, 0.0, 11, False, True)]
+    assert measures.groups(recorded_rows(two)) == [(1, 5), (1, 2)]
+
+
+def test_distances_count_transitions():
+    source, target = np.array([0, 1, 2, 0]), np.array([1, 2, 0, 2])
+    assert recorded.distances(4, source, target, np.array([0])).tolist() == [0, 1, 1, -1]
+    assert recorded.distances(4, source[:3], target[:3], np.array([0]), 1).tolist() == [
+        0,
+        1,
+        -1,
+        -1,
+    ]
+
+
+def test_targets_differ_from_tree_backup_only_through_crossovers():
+    rng = np.random.default_rng(0)
+    chain = recorded_rows([(i, 0, 0.0, i + 1, False, i == 9) for i in range(10)])
+    same = measures.target_changes(chain.graph, chain.replay, 3, 0, 0.9, rng, num_rows=40)
+    assert same["read"] == same["value"] == same["zero"] == 0
+    assert same["max_size"] == 3
+    # Rows 0, 1 and 2 meet or leave state 2; only row 0 and 1 hear of the other episode's reward.
+    run = recorded_rows(CROSSING)
+    rows = {}
+    for i in range(len(CROSSING)):
+        replay = {name: column[i:] for name, column in run.replay.items()}
+
+        class First:
+            def integers(self, n, size):
+                return np.zeros(size, np.int64)
+
+            def standard_normal(self, shape):
+                return np.random.default_rng(1).standard_normal(shape)
+
+        rows[i] = measures.target_changes(run.graph, replay, 3, 0, 0.9, First(), num_rows=1)
+    assert [i for i, row in rows.items() if row["zero"]] == [0, 1]
+    assert rows[6]["read"] == 0  # the end of an episode
+    assert rows[5]["read"] == 1
+
+
+def chain_with_memory(remember, steps=3_000):
+    """Rows of a walk whose next state depends on the state alone, or on the one before as well."""
+    rng = np.random.default_rng(0)
+    before, state, rows = 0, 0, []
+    for step in range(steps):
+        odd = (before if remember else rng.integers(2)) % 2
+        following = (state + 1 + int(odd)) % 6 if rng.random() < 0.9 else int(rng.integers(6))
+        if following == state:
+            following = (state + 1) % 6
+        rows.append((state, 0, 0.0, following, False, step == steps - 1))
+        before, state = state, following
+    return recorded_rows(rows)
+
+
+def test_memory_is_found_where_there_is_some():
+    rng = np.random.default_rng(1)
+    hidden = measures.memory(chain_with_memory(True).replay, rng, 50)
+    plain = measures.memory(chain_with_memory(False).replay, rng, 50)
+    assert hidden["p"] < 0.05
+    assert hidden["explained"] > 0.1
+    assert plain["p"] > 0.05
+    assert abs(plain["explained"]) < 0.02
+    deterministic = recorded_rows([(i % 3, 0, 0.0, (i + 1) % 3, False, i == 8) for i in range(9)])
+    assert measures.memory(deterministic.replay, rng, 5)["p"] is None
+
+
+# --------------------------------------------------------------------------------------------------
+# Would it help?
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "verdict"), [("CartPole-v1", "No:"), ("FrozenLake-v1", "Worth trying:")]
+)
+def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
+    rng = np.random.default_rng(0)
+    suite, name = play.suite_of(task)
+    run = play.record(*play.stream(suite, name, rng), 400, name)
+    assert run.graph.num_transitions == len(run.replay["node"]) == 400
+    assert run.replay["cut"][-1]
+    found = would_it_help.measure(run, 3, 10, 0.99, 50, rng)
+    failing, _, text = would_it_help.judge(found)
+    assert text.startswith(verdict)
+    assert (found["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
+    assert any("real numbers" in line for line in failing) == (task == "CartPole-v1")
+    json.dumps(found)
+
+
+def test_streams_of_the_scripts_tasks():
+    for task, shape in (("DoorKey-5x5", (5, 5, 3)), ("MinAtar/freeway", (10, 10, 7))):
+        suite, name = play.suite_of(task)
+        run = play.record(*play.stream(suite, name, np.random.default_rng(0)), 60, name)
+        assert run.graph.obs_shape == shape
+        linked = run.replay["next_node"][:-1] == run.replay["node"][1:]
+        assert linked[~run.replay["cut"][:-1]].all()
+
+
+def refused(capsys, call, *words):
+    with pytest.raises(SystemExit) as stop:
+        call()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    for word in words:
+        assert word in error
+
+
+def test_bad_input_is_one_line(capsys, tmp_path):
+    refused(capsys, lambda: recorded.read(tmp_path / "none"), "no run")
+    refused(capsys, lambda: recorded.read(tmp_path), "config.json")
+    (tmp_path / "empty.npz").touch()
+    refused(capsys, lambda: recorded.read(tmp_path / "empty.npz"), "empty")
+    (tmp_path / "bad.npz").write_bytes(b"PK nothing")
+    refused(capsys, lambda: recorded.read(tmp_path / "bad.npz"), "corrupt")
+    graph = TransitionGraph(2, (1,), np.int64)
+    graph.save(tmp_path / "no_edges.npz")
+    refused(capsys, lambda: recorded.read(tmp_path / "no_edges.npz"), "no transitions")
+    (tmp_path / "config.json").write_text("{}")
+    refused(capsys, lambda: recorded.read(tmp_path), "no graph yet")
+    (tmp_path / "config.json").write_text("{")
+    refused(capsys, lambda: recorded.read(tmp_path), "corrupt")
+    refused(capsys, lambda: play.suite_of("freeway"), "MinAtar/freeway", "ALE/freeway")
+    refused(capsys, lambda: play.suite_of("CartPol-v1"), "nearest: CartPole-v1")
+    refused(capsys, lambda: play.Environment("Pendulum-v1", 0), "discrete")
+    refused(capsys, lambda: play.Environment("Nothing-v0", 0), "cannot make")
+
+
+# --------------------------------------------------------------------------------------------------
+# A run, its pictures and its page
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A finished run of 300 steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    command = (
+        sys.executable, "gb_dqn_minigrid.py", "--env-id", "Empty-5x5", "--total-timesteps", "300",
+        "--learning-starts", "200", "--train-frequency", "20", "--eval-frequency", "0",
+        "--eval-episodes", "1", "--run-dir", str(folder), "--no-save-model",
+    )  # fmt: skip
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return next(folder.iterdir())
+
+
+def test_a_run_is_read_from_its_checkpoint(run_folder):
+    run = recorded.read(run_folder)
+    assert run.script == "gb_dqn_minigrid"
+    assert run.task == "MiniGrid-Empty-5x5-v0"
+    assert len(run.initial_states) == 1  # one layout, one start
+    assert run.graph.num_transitions == run.steps == 300
+    assert run.q_values(np.arange(3)).shape == (3, 7)
+    assert run.action_names()[2] == "forward"
+    alone = recorded.read(run_folder / "checkpoint" / "graph.npz")
+    assert alone.initial_states.tolist() == run.initial_states.tolist()
+
+
+def test_printed_sums_add_up(run_folder):
+    run = recorded.read(run_folder)
+    state, action = int(run.replay["node"][7]), int(run.replay["action"][7])
+    nested = draw_subgraph.nest(run, state, action, 3, 0, 0.9, "target", np.random.default_rng(0))
+    lines = list(draw_subgraph.sums(nested, run.action_names(), 0.9, state))
+    assert lines[0].startswith("* G(")
+    checked = 0
+    for line in lines:
+        if " = " in line:
+            _, value, terms = line.split(" = ", 2)
+            numbers = re.findall(r"([\d.e-]+) \+ 0\.9 \w+\(\d+: [\w-]+\) (-?[\d.]+)", terms)
+            if len(numbers) == terms.count("(") // 2 == 1:
+                ((reward, following),) = numbers
+                assert float(value) == pytest.approx(
+                    float(reward) + 0.9 * float(following), abs=2e-4
+                )
+                checked += 1
+    assert checked > 3
+
+
+def test_the_layout_and_its_pictures(run_folder, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
+    import draw_graph
+
+    run = recorded.read(run_folder)
+    layout = draw_graph.lay_out(run)
+    assert not layout.left_out
+    edges = layout.edges
+    ring = np.rint(np.hypot(*layout.xy.T)).astype(int)
+    both = (
+        np.concatenate([edges["source"], edges["next"]]),
+        np.concatenate([edges["next"], edges["source"]]),
+    )
+    n = len(layout.states)
+    distance = recorded.distances(n, *both, layout.spokes)
+    assert (ring[:n] == distance + 1).all()  # every state on the ring of its distance
+    near = draw_graph.lay_out(run, around=3, radius=1)
+    assert "were left out" in near.left_out
+    assert near.xy[np.searchsorted(near.states, 3)].tolist() == [0, 0]
+    sample = draw_graph.lay_out(run, max_states=10)
+    assert len(sample.states) <= 10
+    assert "episode" in sample.left_out
+    refused(capsys, lambda: draw_graph.lay_out(run, around=10**6), "no state 1000000")
+    outs = [tmp_path / f"graph{suffix}" for suffix in draw_graph.SUFFIXES]
+    command = ["draw_graph.py", str(run_folder), "--out", *map(str, outs), "--color-by", "value"]
+    monkeypatch.setattr(sys, "argv", command)
+    draw_graph.main()
+    assert all(path.stat().st_size > 5_000 for path in outs)
+    assert "novel state ratio" in capsys.readouterr().out
+
+
+def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
+    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs chromium")
+    import draw_graph
+
+    page_file = tmp_path / "graph.html"
+    monkeypatch.setattr(sys, "argv", ["draw_graph.py", str(run_folder), "--out", str(page_file)])
+    draw_graph.main()
+    run = recorded.read(run_folder)
+    start = int(run.initial_states[0])
+    with playwright.sync_playwright() as tools:
+        chromium = tools.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": 1100, "height": 700})
+        errors = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: errors.append(request.url)
+                if not request.url.startswith(("file:", "data:", "blob:")) else None)  # fmt: skip
+        page.goto(page_file.as_uri())
+        page.wait_for_selector("body[data-ready=yes]")
+        page.mouse.move(*page.evaluate("[X(spokes[0]), Y(spokes[0])]"))
+        assert page.inner_text("#state") == f"State {start}"
+        edges = run.graph.edges()
+        visits = edges["count"][edges["source"] == start].sum()
+        assert f"acted in {visits} times" in page.inner_text("#facts")
+        page.wait_for_selector(f"#obs[data-state='{start}']")
+        # The goal of Empty-5x5 is green, in the fourth row and column of five.
+        assert page.evaluate(
+            "[...$('obs').getContext('2d').getImageData(210, 210, 1, 1).data]"
+        ) == [0, 204, 0, 255]  # fmt: skip
+        page.mouse.click(*page.evaluate("[X(spokes[0]), Y(spokes[0])]"))
+        away = [s for s in edges["next"][edges["source"] == start].tolist() if s != start]
+        page.click(f"#outgoing tr[data-state='{away[0]}']")
+        assert page.inner_text("#state") == f"State {away[0]}"
+        before = page.evaluate("scale")
+        page.mouse.move(300, 300)
+        page.mouse.wheel(0, -400)
+        page.wait_for_function("before => scale > before", arg=before)
+        page.fill("#find", "999999")
+        page.press("#find", "Enter")
+        assert "no state 999999" in page.inner_text("#message")
+        chromium.close()
+    assert errors == []
+
+
+# --------------------------------------------------------------------------------------------------
+# Stability, density
+# --------------------------------------------------------------------------------------------------
+
+
+def test_estimates_of_exact_backups_do_not_vary_under_one_target_network():
+    data = stability.fixed_data("MiniGrid-Empty-5x5-v0", 1, 300)
+    last = {
+        variant: list(stability.estimates(data, variant, 10**6, 150, 75, seed=1))[-1]
+        for variant in ("one-step", "n-step", "graph, all transitions")
+    }
+    assert last["one-step"][2] < 1e-7
+    assert last["graph, all transitions"][2] < 1e-7
+    assert last["n-step"][2] > 1e-3  # the trajectory of the sample decides
+    q = stability.optimal_values(recorded_rows(CROSSING).graph, 0.5)
+    assert q[:2, 0].tolist() == [0.25, 0.5]  # of 0 and 1, by the action that reaches the end
+
+
+def test_density_against_gain(tmp_path, capsys):
+    assert density_against_gain.gain(3, 0) == 1
+    assert density_against_gain.gain(1, 2) == -0.5
+    assert np.isnan(density_against_gain.gain(0, 0))
+    assert density_against_gain.rank(np.array([5.0, 1.0, 5.0])).tolist() == [2.5, 1, 2.5]
+    lines = ["suite,task,backup,variant,seed,score,novel_state_ratio"]
+    for k in range(5):  # the denser, the better
+        lines += [f"minigrid,t{k},graph,,1,{10 - k},{k / 10}", f"minigrid,t{k},tree,,1,5,0.9"]
+    lines += ["minigrid,t9,graph,,1,3,0.5", "minigrid,t0,graph,breadth=0,1,0,0.5"]
+    path = tmp_path / "minigrid.csv"
+    path.write_text("\n".join(lines) + "\n")
+    (tmp_path / "curves.csv").write_text("suite,task,500\n")
+    scores, ratios = density_against_gain.read_scores([path, tmp_path / "curves.csv"])
+    rows = density_against_gain.points(scores, ratios)
+    assert [row["task"] for row in rows] == [f"t{k}" for k in range(5)]
+    assert rows[0]["graph"] == 10  # the variant is not counted
+    (line,) = density_against_gain.correlations(rows, scores, ratios, 50, np.random.default_rng(0))
+    assert "Spearman -1.00" in line
