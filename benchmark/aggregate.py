@@ -34,7 +34,7 @@ def summary(scores):
 
 
 def verdict(mean, paper_mean, paper_std, digits=2):
-    """"inside", "above" or "below" the paper's mean +- std, which are rounded to some digits."""
+    """ "inside", "above" or "below" the paper's mean +- std, which are rounded to some digits."""
     rounding = 0.5 * 10**-digits
     if mean > paper_mean + paper_std + rounding + 1e-12:
         return "above"
