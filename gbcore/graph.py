@@ -152,7 +152,7 @@ class TransitionGraph:
                 if self._frames.capacity > len(self._frame_uses):
                     self._frame_uses = _enlarged(self._frame_uses, self._frames.capacity, 0)
                 np.add.at(self._frame_uses, key, 1)
-        return node
+        return int(node)  # without JIT it is a NumPy integer
 
     def find(self, obs):
         """Id of an observation, or -1. Raises as `node`."""
@@ -161,7 +161,7 @@ class TransitionGraph:
             key = np.array([self._frames.find(frame) for frame in key], np.int64)
             if key.min() < 0:
                 return -1
-        return self._keys.find(key)
+        return int(self._keys.find(key))
 
     @property
     def observations(self):
