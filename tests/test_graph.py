@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from naive import NaiveGraph
 
-from gbcore import TransitionGraph
+from gbcore import TransitionGraph, q_targets
 
 BIG = 2**40
 
@@ -852,6 +852,114 @@ def test_rejects_constructor_arguments():
         TransitionGraph(2, obs_shape=(0,))
     with raises_naming("object", (ValueError, TypeError)):
         TransitionGraph(2, obs_shape=(1,), obs_dtype=object)
+
+
+@pytest.mark.skipif(not JIT, reason="minutes without compiled kernels")
+def test_a_node_with_100_000_outcomes():
+    n, graph = 100_000, TransitionGraph(2, obs_shape=(1,), obs_dtype=np.int64)
+    nodes = [graph.node(np.array([k])) for k in range(n + 1)]
+    for k in range(n):
+        graph.add(nodes[0], k % 2, 0.5, nodes[k + 1], k % 3 == 0)
+    graph.add(nodes[0], 0, 0.5, nodes[1], True)
+    assert (graph.num_edges, graph.num_transitions) == (n, n + 1)
+    sub = graph.expand(nodes[:1], [0], depth=3, breadth=10, rng=np.random.default_rng(0))
+    assert len(sub.nodes) <= n // 2
+    for k in range(n - 1, 0, -1):
+        assert graph.remove(nodes[0], k % 2, 0.5, nodes[k + 1], k % 3 == 0) == [nodes[k + 1]]
+    assert graph.edges()["count"].tolist() == [2]
+    assert graph.check_valid() == []
+
+
+def test_counts_beyond_32_bits(tmp_path):
+    """Written into a file, since nobody can wait for 2**40 additions; then they go on."""
+    graph = TransitionGraph(2, obs_shape=(1,), obs_dtype=np.int64)
+    a, b, before = (graph.node(np.array([k])) for k in range(3))
+    graph.add(before, 0, 0.0, a, False)
+    for action, reward in ((0, 0.0), (0, 1.0), (1, 0.0)):
+        graph.add(a, action, reward, b, True)
+    path = tmp_path / "graph.npz"
+    graph.save(path)
+    saved = dict(np.load(path))
+    first = saved["block_start"][a]
+    saved["edge_count"][first : first + 3] = 5 * BIG, BIG, 2 * BIG
+    saved["pair_count"][a] = 6 * BIG, 2 * BIG
+    saved["totals"][1] = 8 * BIG + 1
+    np.savez(path, **saved)
+    graph = TransitionGraph.load(path)
+    assert graph.check_valid() == []
+    graph.add(a, 0, 0.0, b, True)
+    assert graph.edges()["count"].tolist() == [5 * BIG + 1, BIG, 2 * BIG, 1]
+    assert graph.num_transitions == 8 * BIG + 2
+    graph.remove(a, 0, 0.0, b, True)
+    sub = graph.expand([a], [0], depth=1)
+    leaf_q = np.zeros((len(sub.nodes), 2))
+    np.testing.assert_allclose(q_targets(sub, leaf_q, 0.9), [1 / 6])
+    # Of the three transitions of a one is kept, in proportion to its count: 6 of 8 are action 0.
+    rng, kept = np.random.default_rng(0), []
+    for _ in range(scaled(2_000)):
+        sub = graph.expand([before], [0], depth=2, breadth=1, rng=rng)
+        kept.append(sub.pair_action[1])
+    assert abs(np.mean(kept) - 0.25) < 0.07
+    assert graph.check_valid() == []
+
+
+DAMAGE = {
+    "edge_next": (-1, BIG),
+    "edge_action": (-1, 99),
+    "edge_count": (0, -1),
+    "edge_reward": (np.nan, np.inf),
+    "block_start": (-7, BIG),
+    "block_log2": (-2, 48, 62, BIG),
+    "degree": (-1, BIG),
+    "in_degree": (-1, BIG),
+    "pair_count": (-1, BIG),
+    "totals": (-1, 1, BIG),
+    "free_blocks": (0, -2, BIG),
+    "edge_room": (-1, 3),
+    "keys_links": (-1, 0, -3, BIG),
+    "keys_totals": (-1, 0, BIG),
+    "keys_rows": (),
+    "num_actions": (0, 2, -1),
+    "obs_shape": (0, 7, -1),
+    "obs_dtype": ("|O", "<U9", "nonsense"),
+    "frames_links": (-1, 0, -3, BIG),
+    "frames_totals": (-1, 0, BIG),
+    "frame_uses": (-1, BIG),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_load_refuses_damaged_arrays(name, tmp_path):
+    """Every array in turn: a wrong element, too short, of another dtype, missing."""
+    path = tmp_path / "graph.npz"
+    graph = busy_graph(frame_stack=True, steps=200)
+    graph.save(path)
+    whole = dict(np.load(path))
+    node = graph.edges()["source"][0]
+    index = {"keys_links": node, "block_start": node, "block_log2": node, "degree": node}.get(
+        name, node if name in ("in_degree", "pair_count") else 0
+    )
+    if name.startswith("edge_"):
+        index = whole["block_start"][node]
+    variants = [{k: v for k, v in whole.items() if k != name}]
+    for value in DAMAGE[name]:
+        array = whole[name].copy()
+        if array.ndim:
+            assert not np.array_equal(array[index], value)
+            array[index] = value
+        else:
+            array = np.array(value) if array.dtype.kind == "U" else array.dtype.type(value)
+        variants.append(whole | {name: array})
+    if whole[name].ndim and name != "obs_shape":
+        variants += [whole | {name: whole[name][:-1]}, whole | {name: whole[name][:0]}]
+    if whole[name].dtype.kind in "iu" and whole[name].ndim:
+        variants.append(whole | {name: whole[name].astype(np.int16)})
+    if name == "frame_uses":  # without it, the file is of a graph without frames
+        variants = variants[1:]
+    for variant in variants:
+        np.savez(path, **variant)
+        with raises_naming("graph.npz", ValueError):
+            TransitionGraph.load(path)
 
 
 def test_load_rejects_other_files(tmp_path):

@@ -1,18 +1,29 @@
 """--resume in all scripts: the same run as one that was never interrupted, or one clear line."""
 
 import csv
+import errno
+import io
 import json
+import os
+import resource
+import shutil
 import signal
+import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import JIT
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
-from gbcore import TransitionGraph
+from gbcore import TransitionGraph, run_directory
+
+pytestmark = pytest.mark.skipif(not JIT, reason="files are the same without compiled kernels")
 
 DQN = [
     "--total-timesteps", "240", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
@@ -157,3 +168,285 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_pa
     for name in expected:
         assert got[name] == expected[name], name
     assert TransitionGraph.load(run / "graph.npz").check_valid() == []
+
+
+ENVIRONMENTS = {
+    "minigrid": [*map(gb_dqn_minigrid.task_of, ("KeyCorridorS3R1", "Dynamic-Obstacles-6x6"))],
+    "minatar": gb_dqn_minatar.GAMES,
+    "minatar, fixed": gb_dqn_minatar.GAMES,
+    "atari": ["breakout", "pong", "kung_fu_master"],
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), [(case, name) for case, names in ENVIRONMENTS.items() for name in names]
+)
+def test_a_restored_environment_goes_on_the_same(case, name):
+    """After several episodes, in the middle of one: what follows is the same, for ever."""
+    script, rng = CASES[case][0], np.random.default_rng(0)
+
+    def make(seed):
+        if case == "atari":
+            return script.Game(name)
+        args = script.Args(**({"episode_seed": "fixed"} if case == "minatar, fixed" else {}))
+        return script.make_envs(args, name, np.random.default_rng(seed), 1)[0]
+
+    def reset(env):
+        return env.reset(int(rng.integers(2**31))) if case == "atari" else env.reset()
+
+    env, last = make(0), None
+    reset(env)
+    for _ in range(700):
+        last = env.step(int(rng.integers(env.num_actions)))
+        if last is None or (case != "atari" and (last[2] or last[3])):
+            reset(env)
+            last = env.step(0)
+    other = make(1)
+    obs = other.restore(json.loads(json.dumps(env.state())))
+    np.testing.assert_array_equal(obs, last[0])
+    for _ in range(200):
+        action = int(rng.integers(env.num_actions))
+        moved, again = env.step(action), other.step(action)
+        assert (moved is None) == (again is None)
+        if moved is None or (case != "atari" and (moved[2] or moved[3])):
+            break
+        np.testing.assert_array_equal(moved[0], again[0])
+        assert moved[1:] == again[1:]
+
+
+# --------------------------------------------------------------------------------------------------
+# Resuming what is finished, and what may be changed
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(undisturbed, tmp_path):
+    """Function of a case: script and a copy of its finished run."""
+
+    def get(case):
+        run, _ = undisturbed(case)
+        return CASES[case][0], shutil.copytree(run, tmp_path / "copy")
+
+    return get
+
+
+@all_scripts
+def test_resuming_a_finished_run_changes_nothing(case, finished, capsys):
+    script, run = finished(case)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert command(script, "--resume", str(run)) == 0
+    assert "is finished: score" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+@all_scripts
+def test_a_run_killed_in_its_last_moment_repeats_no_evaluation(case, finished, undisturbed):
+    script, run = finished(case)
+    (run / "result.json").unlink()
+    (run / "model.pt").unlink()
+    assert command(script, "--resume", str(run)) == 0
+    assert left_behind(run) == undisturbed(case)[1]
+
+
+@all_scripts
+def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
+    script, run = finished(case)
+    resume = ["--resume", str(run)]
+    assert command(script, *resume, "--total-timesteps", "300") == 0
+    got = left_behind(run)
+    assert got["result"]["steps"] == 300
+    assert [row["global_step"] for row in got["metrics"]][-3:] == ["240", "270", "300"]
+    steps = [line.split(",")[0] for line in got["evaluations"].splitlines()[1:]]
+    per_evaluation = 1 if case == "atari" else 2
+    assert steps == [str(s) for s in sorted({int(s) for s in steps}) for _ in range(per_evaluation)]
+    graph = TransitionGraph.load(run / "graph.npz")
+    assert graph.check_valid() == []
+    assert graph.num_transitions == (100 if case == "atari" else 300)
+    assert json.loads((run / "config.json").read_text())["total_timesteps"] == 300
+    capsys.readouterr()
+    assert command(script, *resume) == 0  # the larger total is remembered
+    assert "is finished" in capsys.readouterr().out
+
+
+@all_scripts
+@pytest.mark.parametrize("flag", ["--learning-rate", "--seed"])
+def test_flags_that_resume_cannot_honour_are_refused(case, flag, finished, capsys):
+    script, run = finished(case)
+    capsys.readouterr()
+    assert command(script, "--resume", str(run), flag, "7") == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert flag in err
+    assert "7" in err
+
+
+def test_a_total_below_the_steps_done(finished, capsys):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    assert command(script, "--resume", str(run), "--total-timesteps", "100") == 2
+    assert ">= 240" in capsys.readouterr().err
+
+
+def test_two_processes_cannot_go_on_with_one_run(finished, capsys):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    config = json.loads((run / "config.json").read_text())
+    other = run_directory.RunDirectory(run, config, script.METRICS, resume_step=240)
+    assert command(script, "--resume", str(run)) == 2
+    assert "another process" in capsys.readouterr().err
+    other.close()
+
+
+def test_ctrl_c_in_the_video_leaves_a_finished_run(tmp_path, monkeypatch):
+    script, flags = CASES["minigrid"]
+
+    def record(*_):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(script, "record_video", record)
+    flags = [*flags, "--total-timesteps", "50", "--capture-video", "--run-dir", str(tmp_path)]
+    assert command(script, *flags) == 0
+    assert not json.loads((only_run(tmp_path) / "result.json").read_text())["interrupted"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Damage
+# --------------------------------------------------------------------------------------------------
+
+
+def is_refused(script, run, capsys, *words):
+    """One line on stderr, status 2, and nothing in the folder is changed."""
+    tables = [(run / name).read_bytes() for name in ("metrics.csv", "evaluations.csv")]
+    capsys.readouterr()
+    assert command(script, "--resume", str(run)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    for word in ("cannot resume", *words):
+        assert word in err
+    assert [(run / name).read_bytes() for name in ("metrics.csv", "evaluations.csv")] == tables
+
+
+@all_scripts
+@pytest.mark.parametrize("name", ["state.json", "tensors.pt", "arrays.npz", "graph.npz"])
+def test_a_damaged_checkpoint_is_refused(case, name, finished, capsys):
+    script, run = finished(case)
+    (run / "result.json").unlink()
+    path = run / "checkpoint" / name
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    is_refused(script, run, capsys)
+    for share in (0.1, 0.5, 0.99):
+        path.write_bytes(whole[: int(share * len(whole))])
+        is_refused(script, run, capsys)
+    if name != "state.json":  # one bit in the middle of the largest member
+        with zipfile.ZipFile(io.BytesIO(whole)) as file:
+            member = max(file.infolist(), key=lambda member: member.file_size)
+        bytes_ = bytearray(whole)
+        bytes_[member.header_offset + 200 + member.file_size // 2] ^= 16
+        path.write_bytes(bytes_)
+        is_refused(script, run, capsys)
+    path.unlink()
+    is_refused(script, run, capsys)
+
+
+@all_scripts
+def test_what_is_whole_but_not_of_this_code_is_refused(case, finished, capsys):
+    script, run = finished(case)
+    (run / "result.json").unlink()
+    path = run / "checkpoint" / "state.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"format_version": 1}))
+    is_refused(script, run, capsys, "format 2, got 1")
+    other = whole["environment"] | {"actions": []}
+    path.write_text(json.dumps(whole | {"environment": other}))
+    is_refused(script, run, capsys, "environment")
+    path.write_text(json.dumps(whole | {"node": whole["node"] + 1}))
+    is_refused(script, run, capsys, "environment")
+
+
+def test_a_checkpoint_runs_no_code(finished, capsys, tmp_path):
+    """A pickle that would write a file when loaded, in each place where a pickle could be."""
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+
+    class Trap:
+        def __reduce__(self):
+            return (Path.write_text, (tmp_path / "trapped", "ha"))
+
+    folder = run / "checkpoint"
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    state = json.loads(whole["state.json"])
+    torch.save({"online": Trap()}, folder / "tensors.pt")
+    checksum = run_directory.zlib.crc32((folder / "tensors.pt").read_bytes())
+    (folder / "state.json").write_text(json.dumps(state | {"tensors_crc32": checksum}))
+    is_refused(script, run, capsys)
+    for name in ("tensors.pt", "state.json"):
+        (folder / name).write_bytes(whole[name])
+    for name in ("arrays.npz", "graph.npz"):
+        np.savez(folder / name, place=np.array([Trap()], object), format_version=np.int64(2))
+        is_refused(script, run, capsys)
+        (folder / name).write_bytes(whole[name])
+    assert not (tmp_path / "trapped").exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# Full disk
+# --------------------------------------------------------------------------------------------------
+
+
+def without_progress(err):
+    return [line for line in err.splitlines() if line and "step/s" not in line]
+
+
+WRITES = {
+    "a row of metrics.csv": (run_directory._Table, "write"),
+    "TensorBoard": (run_directory.RunDirectory, "flush"),
+    "the folder of the checkpoint": (Path, "mkdir"),
+    "its tensors": (Path, "write_bytes"),
+    "its arrays": (np, "savez"),
+    "its state": (Path, "write_text"),
+    "sync": (os, "fsync"),
+    "rename": (Path, "rename"),
+    "model.pt, result.json": (Path, "replace"),
+}
+
+
+@pytest.mark.parametrize("place", WRITES)
+def test_a_disk_that_fills_up_ends_a_run_with_one_line(place, undisturbed, tmp_path, capsys):
+    script, flags = CASES["minigrid"]
+    owner, name = WRITES[place]
+    write, saves, save = getattr(owner, name), [], script.save
+
+    def full(*args, **options):
+        if saves:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "save", lambda *args: (save(*args), saves.append(True)))
+        patch.setattr(owner, name, full)
+        flags = [*flags, "--checkpoint-frequency", "60", "--run-dir", str(tmp_path)]
+        assert command(script, *flags) == 1
+    run = only_run(tmp_path)
+    (line,) = without_progress(capsys.readouterr().err)
+    assert "No space left on device" in line
+    assert str(run) in line
+    assert not (run / "checkpoint.new").exists() or place == "rename"
+    assert command(script, "--resume", str(run)) == 0
+    assert left_behind(run) == undisturbed("minigrid")[1]
+
+
+def test_a_file_system_that_takes_no_more_bytes(tmp_path):
+    """The same with real writes, of which each is cut short in the middle of a file."""
+    script, flags = CASES["minigrid"]
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+
+    done = subprocess.run(
+        [sys.executable, script.__file__, *flags, "--run-dir", str(tmp_path)],
+        preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = without_progress(done.stderr)
+    assert "File too large" in line

@@ -1,0 +1,82 @@
+"""LeafTable: what it returns is always the value of the state that has the id now."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from conftest import scaled
+
+from gbcore import LeafTable, TransitionGraph
+from gbcore.leaf_table import CHUNK
+
+
+def value_of(obs):
+    """Two numbers that no other observation has. [n, 2] -> float32 [n, 2]"""
+    assert len(obs) == CHUNK
+    number = obs[:, 0].astype(np.float32)
+    return np.stack([number, -number], axis=1)
+
+
+def observation(number):
+    return np.array([number, 0], np.int64)
+
+
+@pytest.mark.parametrize("ahead", [0, 1_500])  # also where the table has to grow
+def test_a_reused_id_never_has_the_value_of_its_former_state(ahead):
+    """Nobody tells the table what was freed: a value is kept with the generation of its id."""
+    rng = np.random.default_rng(0)
+    graph = TransitionGraph(2, (2,), np.int64)
+    table = LeafTable(graph, value_of)
+    for number in range(ahead):
+        graph.node(observation(-1 - number))
+    ring, states_of_id = deque(), {}
+    for number in range(scaled(4_000, 800)):
+        row = graph.node(observation(number)), 0, 0.0, graph.node(observation(number + 1)), False
+        graph.add(*row)
+        ring.append(row)
+        states_of_id.setdefault(row[3], set()).add(number + 1)
+        if len(ring) > 20:
+            graph.remove(*ring.popleft())
+        if rng.random() < 0.5:
+            nodes = np.unique([row[3] for row in ring])
+            some = nodes[rng.random(len(nodes)) < 0.7]
+            expected = graph.observations_of(some)[:, 0]
+            np.testing.assert_array_equal(table.values(some)[:, 0], expected)
+    assert min(len(states) for states in states_of_id.values()) > 10, "ids were given out again"
+    assert table.num_evaluated < 2 * len(states_of_id) * max(map(len, states_of_id.values()))
+
+
+def test_written_values_go_with_their_state():
+    graph = TransitionGraph(2, (2,), np.int64)
+    table = LeafTable(graph, value_of)
+    a, b = graph.node(observation(5)), graph.node(observation(6))
+    graph.add(a, 0, 0.0, b, False)
+    table.write(np.array([a, b]), np.array([1, 0]), np.array([50.0, 60.0], np.float32))
+    np.testing.assert_array_equal(table.values(np.array([a, b])), [[5, 50], [60, -6]])
+    assert set(graph.remove(a, 0, 0.0, b, False)) == {a, b}
+    again = [graph.node(observation(k)) for k in (8, 9)]
+    assert set(again) == {a, b}
+    np.testing.assert_array_equal(table.values(np.array(again)), [[8, -8], [9, -9]])
+
+
+def test_state_and_restore(tmp_path):
+    graph = TransitionGraph(2, (2,), np.int64)
+    table = LeafTable(graph, value_of)
+    nodes = [graph.node(observation(k)) for k in range(50)]
+    for k in range(49):
+        graph.add(nodes[k], 0, 0.0, nodes[k + 1], False)
+    graph.remove(nodes[0], 0, 0.0, nodes[1], False)  # frees an id, which is given out again
+    graph.add(nodes[1], 1, 0.0, graph.node(observation(99)), False)
+    table.write(np.array(nodes[3:5]), np.array([0, 1]), np.array([7.0, 8.0], np.float32))
+    table.values(np.array([0, 10]))
+    graph.save(tmp_path / "graph.npz")
+    loaded = TransitionGraph.load(tmp_path / "graph.npz")
+    other = LeafTable(loaded, value_of)
+    other.restore(table.state())
+    np.testing.assert_array_equal(other.known, table.known)
+    assert np.flatnonzero(other.known).tolist() == [0, 3, 4, 10]
+    np.testing.assert_array_equal(other.values(np.arange(50)), table.values(np.arange(50)))
+    with pytest.raises(ValueError, match="float64"):
+        other.restore(table.state() | {"q": np.zeros((50, 2))})
+    with pytest.raises(ValueError, match=r"\(49,\)"):
+        other.restore(table.state() | {"known": np.zeros(49, np.bool_)})
