@@ -34,7 +34,7 @@ def summary(scores):
 
 
 def verdict(mean, paper_mean, paper_std, digits=2):
-    """"inside", "above" or "below" the paper's mean +- std, which are rounded to some digits."""
+    """ "inside", "above" or "below" the paper's mean +- std, which are rounded to some digits."""
     rounding = 0.5 * 10**-digits
     if mean > paper_mean + paper_std + rounding + 1e-12:
         return "above"
@@ -141,7 +141,7 @@ def band(curves, window=5):
 def support(estimate):
     """What an interval of a difference says about its being > 0."""
     if np.isnan(estimate.low):
-        return "one seed, no interval"
+        return "open"
     if estimate.low > 0:
         return "supported"
     if estimate.high < 0:
