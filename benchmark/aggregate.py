@@ -141,7 +141,7 @@ def band(curves, window=5):
 def support(estimate):
     """What an interval of a difference says about its being > 0."""
     if np.isnan(estimate.low):
-        return "one seed, no interval"
+        return "open"
     if estimate.low > 0:
         return "supported"
     if estimate.high < 0:

@@ -45,6 +45,9 @@ def draw_summary(path, panels):
         axis.set_title(title, fontsize=10)
         axis.set_ylabel(label)
         bare(axis)
+    for axis, (_, label, _) in zip(axes[0], panels, strict=True):  # one scale per kind of score
+        alike = [a for a, (_, other, _) in zip(axes[0], panels, strict=True) if other == label]
+        axis.set_ylim(top=max(a.get_ylim()[1] for a in alike))
     axes[0, 0].plot([], [], "D", markerfacecolor="white", color="black", label="the paper")
     axes[0, 0].legend(frameon=False, loc="upper left")
     save(figure, path)

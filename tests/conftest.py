@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from another folder
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "benchmark"))
 
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 

@@ -1,0 +1,675 @@
+"""Write docs/report.md, its pictures and the README's results from benchmark/results/*.csv alone.
+
+    pip install -r requirements-sweep.txt
+    python benchmark/report.py
+
+Every number and every judgement in the report is computed from the rows that are there, also
+where the grid is not complete yet.
+"""
+
+import csv
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from run_records import ROOT, SUITES, Records
+
+try:
+    import aggregate
+    import report_figures
+except ImportError as missing:
+    print(f"error: no {missing.name}: pip install -r requirements-sweep.txt", file=sys.stderr)
+    sys.exit(2)
+
+PAPER = Path(__file__).resolve().parent / "paper"
+BEGIN, END = "<!-- results: python benchmark/report.py -->", "<!-- end of results -->"
+
+# Columns of the tables: (backup, variant) of the rows -> name.
+COLUMNS = {
+    ("one-step", ""): "one-step",
+    ("n-step", ""): "n-step",
+    ("tree", ""): "tree",
+    ("graph", ""): "graph",
+    ("graph-mixed", ""): "graph-mixed",
+    ("graph", "breadth=0"): "graph, breadth 0",
+    ("graph", "persist_targets=True"): "graph, persistent",
+}
+OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
+
+
+@dataclass
+class Args:
+    results_dir: Path = ROOT / "benchmark" / "results"
+    """where the rows are"""
+    out: Path = ROOT / "docs" / "report.md"
+    """the report; its pictures lie beside it"""
+    readme: Path | None = ROOT / "README.md"
+    """the file whose results between two markers are replaced"""
+
+
+def fail(message):
+    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Protocol:
+    """The rows of one suite and one episode seeding, and what the paper has for it."""
+
+    suite: str
+    episode_seed: str
+    title: str
+    tasks: list
+    cells: dict  # column -> task -> {seed: row}; a row is a dict with numbers, and its curve
+    paper: dict  # column -> task -> (mean, std)
+    scales: dict  # task -> (score that counts as 0, score that counts as 1)
+    metric: str  # what the normalised scores are
+
+    @property
+    def slug(self):
+        return "_".join(filter(None, (self.suite.replace("-", "_"), self.episode_seed)))
+
+    @property
+    def columns(self):
+        """Those of the paper, and those that have rows."""
+        return [c for c in COLUMNS.values() if c in OF_THE_PAPER or c in self.cells]
+
+    def scores(self, column):
+        """task -> {seed: score}."""
+        cells = self.cells.get(column, {})
+        return {t: {s: r["score"] for s, r in seeds.items()} for t, seeds in cells.items()}
+
+    def matrix(self, column, tasks=None, normalised=True):
+        """Scores [runs, tasks]; None until every task has a run."""
+        tasks = tasks or self.tasks
+        scales = self.scales if normalised else dict.fromkeys(tasks, (0.0, 1.0))
+        return aggregate.score_matrix(self.scores(column), tasks, scales)
+
+
+TITLES = {
+    ("minigrid", ""): "MiniGrid",
+    ("minatar", "fixed"): "MinAtar, fixed episode seeds",
+    ("minatar", "fresh"): "MinAtar, fresh episodes",
+    ("minatar-1m", "fixed"): "MinAtar, 1,000,000 steps, fixed episode seeds",
+    ("minatar-1m", "fresh"): "MinAtar, 1,000,000 steps, fresh episodes",
+    ("atari100k", ""): "Atari 100K",
+}
+
+
+def read_table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_paper():
+    """suite -> column -> task -> (mean, std)."""
+    found = {}
+    for row in read_table(PAPER / "paper_results.csv"):
+        if row["metric"] != "raw_score":
+            columns = found.setdefault(row["suite"], {})
+            cell = float(row["mean"]), float(row["std"])
+            columns.setdefault(row["backup"], {})[row["task"]] = cell
+    return found
+
+
+def read_protocols(results_dir):
+    """Every protocol that has rows, and the number of rows that no column shows."""
+    records, paper, found, left_out = Records(results_dir), read_paper(), {}, 0
+    human = {
+        row["game"]: (float(row["random"]), float(row["human"]))
+        for row in read_table(PAPER / "atari_reference_scores.csv")
+    }
+    for suite in SUITES:
+        rows, curves = records.rows(suite), records.curves(suite)
+        for key, text in rows.items():
+            column = COLUMNS.get((key.backup, key.variant))
+            if column is None:
+                left_out += 1
+                continue
+            protocol = found.setdefault(
+                (suite, key.episode_seed), new_protocol(suite, key.episode_seed, paper, human)
+            )
+            row = {name: number(text[name]) for name in (
+                "score", "steps", "novel_state_ratio", "states", "first_reward_step")}  # fmt: skip
+            row |= {"commit": text["commit"], "curve": curves.get(key, {})}
+            if suite == "atari100k":  # the paper's tables are in percent of human
+                low, high = human[key.task]
+                row["score"] = 100 * (row["score"] - low) / (high - low)
+            seeds = protocol.cells.setdefault(column, {}).setdefault(key.task, {})
+            seeds[key.seed] = row
+    return [found[key] for key in TITLES if key in found], left_out
+
+
+def new_protocol(suite, episode_seed, paper, human):
+    numbers = paper[suite]
+    tasks = list(numbers["graph"])
+    if suite == "minigrid":
+        scales, metric = dict.fromkeys(tasks, (0.0, 1.0)), "return"
+    elif suite == "atari100k":
+        scales, metric = dict.fromkeys(tasks, (0.0, 100.0)), "human-normalised score"
+    else:
+        best = {t: max(numbers[b][t][0] for b in OF_THE_PAPER) for t in tasks}
+        scales, metric = {t: (0.0, best[t]) for t in tasks}, "score / the paper's best"
+    return Protocol(suite, episode_seed, TITLES[suite, episode_seed], tasks, {}, numbers, scales,
+                    metric)  # fmt: skip
+
+
+def number(text):
+    """A float; None of an empty field."""
+    return float(text) if text else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Words and tables
+# --------------------------------------------------------------------------------------------------
+
+
+def markdown(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def short(value):
+    """Two decimals; no minus sign before zero."""
+    return f"{round(value, 2) + 0.0:.2f}"
+
+
+def interval(estimate):
+    """0.58 [0.40, 0.71]."""
+    if estimate is None:
+        return "-"
+    if np.isnan(estimate.low):
+        return short(estimate.value)  # of one seed
+    return f"{short(estimate.value)} [{short(estimate.low)}, {short(estimate.high)}]"
+
+
+def short_task(task):
+    return task.removeprefix("MiniGrid-").removesuffix("-v0")
+
+
+def count(n, noun):
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def cell_text(summary):
+    """0.38 ± 0.47 (5); of one seed 0.96 (1)."""
+    if summary is None:
+        return "-"
+    spread = f" ± {short(summary.std)}" if summary.number > 1 else ""
+    return f"{short(summary.mean)}{spread} ({summary.number})"
+
+
+def cell_summary(protocol, column, task):
+    return aggregate.summary(protocol.scores(column).get(task, {}).values())
+
+
+def cell_verdict(protocol, column, task):
+    """inside, above, below; None without runs or without the paper's number."""
+    ours, paper = cell_summary(protocol, column, task), paper_cell(protocol, column, task)
+    return aggregate.verdict(ours.mean, *paper) if ours and paper else None
+
+
+def paper_cell(protocol, column, task):
+    return protocol.paper.get(column, {}).get(task)
+
+
+def seeds_text(protocol):
+    """5 seeds; 1 to 5 seeds; with what is missing of the paper's grid."""
+    numbers = [len(protocol.scores(c).get(t, ())) for c in OF_THE_PAPER for t in protocol.tasks]
+    low, high = min(numbers), max(numbers)
+    text = count(high, "seed") if low == high else f"{low} to {high} seeds"
+    return f"{text} per task and backup"
+
+
+def task_table(protocol):
+    """Ours beside the paper's, one row per task and backup of the paper."""
+    header = ["task", *(c for c in protocol.columns)]
+    rows = []
+    for task in protocol.tasks:
+        if not any(task in cells for cells in protocol.cells.values()):
+            continue
+        ours, theirs = [f"**{short_task(task)}**"], ["paper"]
+        for column in protocol.columns:
+            cell, paper = cell_summary(protocol, column, task), paper_cell(protocol, column, task)
+            verdict = cell_verdict(protocol, column, task)
+            ours.append(cell_text(cell) + (f", {verdict}" if verdict else ""))
+            theirs.append("" if paper is None else f"{short(paper[0])} ± {short(paper[1])}")
+        rows += [ours, theirs]
+    return markdown(header, rows)
+
+
+def summary_rows(protocol):
+    """Per backup: mean, median over tasks, ours and the paper's, and the interquartile mean."""
+    rows = []
+    for column in protocol.columns:
+        raw = protocol.matrix(column, normalised=False)
+        means = None if raw is None else raw.mean(axis=0)
+        paper = [paper_cell(protocol, column, task) for task in protocol.tasks]
+        paper = None if None in paper else [mean for mean, _ in paper]
+        rows.append([
+            column,
+            "-" if raw is None else str(len(raw)),
+            "-" if means is None else short(means.mean()),
+            "" if paper is None else short(np.mean(paper)),
+            "-" if means is None else short(np.median(means)),
+            "" if paper is None else short(np.median(paper)),
+            interval(estimate(aggregate.mean, protocol.matrix(column))),
+            interval(estimate(aggregate.interquartile_mean, protocol.matrix(column))),
+        ])  # fmt: skip
+    return rows
+
+
+SUMMARY_HEADER = ["backup", "seeds", "mean of tasks", "paper", "median of tasks", "paper",
+                  "normalised mean [95%]", "normalised IQM [95%]"]  # fmt: skip
+
+
+def estimate(statistic, *matrices):
+    """None until every matrix is there."""
+    if any(matrix is None for matrix in matrices):
+        return None
+    return aggregate.estimate(statistic, *matrices)
+
+
+def improvement_table(protocol):
+    """P(graph > other), and the difference of the normalised means."""
+    rows = []
+    graph = protocol.matrix("graph")
+    for column in protocol.columns:
+        if column != "graph":
+            other = protocol.matrix(column)
+            rows.append([
+                column,
+                interval(estimate(aggregate.probability_of_improvement, graph, other)),
+                interval(estimate(aggregate.difference, graph, other)),
+            ])  # fmt: skip
+    return markdown(["graph against", "P(improvement) [95%]", "normalised mean, difference [95%]"],
+                    rows)  # fmt: skip
+
+
+def order_claims(protocol):
+    """A sentence per pair of neighbours in the paper's order of means."""
+    for better, worse in (("graph", "tree"), ("tree", "n-step"), ("graph", "n-step"),
+                          ("graph", "one-step"), ("tree", "one-step")):  # fmt: skip
+        theirs = [
+            np.mean([paper_cell(protocol, c, task)[0] for task in protocol.tasks])
+            for c in (better, worse)
+        ]
+        claim = (
+            f"**{better} > {worse}** in the mean (paper: {short(theirs[0])} and {short(theirs[1])})"
+        )
+        pair = [protocol.matrix(c, normalised=False) for c in (better, worse)]
+        raw = estimate(aggregate.difference, *pair)
+        if raw is None:
+            yield f"- {claim}: not enough runs yet."
+            continue
+        text = (f"{short(pair[0].mean())} and {short(pair[1].mean())}, difference "
+                f"{interval(raw)}: {aggregate.support(raw)}")  # fmt: skip
+        scaled = estimate(aggregate.difference, protocol.matrix(better), protocol.matrix(worse))
+        if any(scale != (0.0, 1.0) for scale in protocol.scales.values()):
+            text += f"; of normalised scores {interval(scaled)}: {aggregate.support(scaled)}"
+        fewest = min(map(len, pair))
+        yield f"- {claim}: {text} ({count(fewest, 'seed')})."
+
+
+def freeway_claim(protocol):
+    """Is graph's lead over tree mostly freeway's?"""
+    others = [task for task in protocol.tasks if task != "freeway"]
+    tasks = ["freeway", *others]
+    pair = [protocol.matrix(c, tasks, normalised=False) for c in ("graph", "tree")]
+    claim = "**Freeway as the main contributor** to graph's lead over tree"
+    paper = [
+        paper_cell(protocol, "graph", t)[0] - paper_cell(protocol, "tree", t)[0] for t in tasks
+    ]
+    claim += f" (paper: {paper[0]:+.2f} in Freeway, {sum(paper[1:]):+.2f} in the other four)"
+    if any(matrix is None for matrix in pair):
+        return f"- {claim}: not enough runs yet."
+
+    def gain(x, y):
+        return x.mean(axis=0) - y.mean(axis=0)
+
+    freeway = aggregate.estimate(lambda x, y: gain(x, y)[0], *pair)
+    rest = aggregate.estimate(lambda x, y: gain(x, y)[1:].sum(), *pair)
+    lead = aggregate.estimate(lambda x, y: gain(x, y)[0] - gain(x, y)[1:].sum(), *pair)
+    judged = aggregate.support(lead)
+    if judged == "supported" and not freeway.low > 0:
+        judged = "undecided"
+    return (
+        f"- {claim}: {interval(freeway)} in Freeway, {interval(rest)} in the other four; "
+        f"the first less the second {interval(lead)}: {judged} "
+        f"({count(min(map(len, pair)), 'seed')})."
+    )
+
+
+def verdict_counts(protocol, cells):
+    verdicts = [cell_verdict(protocol, *cell) for cell in cells]
+    return {name: verdicts.count(name) for name in ("inside", "above", "below")}
+
+
+def shown_verdicts(protocol):
+    """One sentence: how many cells of the paper's table agree."""
+    cells = [(c, t) for c in OF_THE_PAPER for t in protocol.tasks if cell_summary(protocol, c, t)]
+    counts = verdict_counts(protocol, cells)
+    return (
+        f"Of {len(cells)} means, {counts['inside']} lie inside the paper's mean ± std, "
+        f"{counts['above']} above and {counts['below']} below."
+    )
+
+
+def shortfall_table(protocol):
+    """For every graph cell below the paper, what its runs lacked. None if there is no such cell."""
+    rows = []
+    for column in (c for c in protocol.columns if c.startswith("graph")):
+        for task in protocol.tasks:
+            paper = paper_cell(protocol, "graph", task)
+            cell = protocol.cells.get(column, {}).get(task, {})
+            ours = cell_summary(protocol, column, task)
+            if paper is None or ours is None or aggregate.verdict(ours.mean, *paper) != "below":
+                continue
+            found = list(cell.values())
+            why = aggregate.shortfall(found, [row["curve"] for row in found], paper[0])
+            rows.append([
+                short_task(task), column, f"{short(ours.mean)} ({ours.number})", short(paper[0]),
+                str(why.no_reward), str(why.never_learned), str(why.lost), str(why.fine),
+                "-" if np.isnan(why.first_reward) else f"{why.first_reward:,.0f}",
+                f"{why.states:,.0f}",
+            ])  # fmt: skip
+    header = ["task", "backup", "ours", "paper", "no reward met", "met, not learned",
+              "learned, lost", "at the paper's mean", "first reward at step", "states"]  # fmt: skip
+    return markdown(header, rows) if rows else None
+
+
+def comparison(fixed, fresh):
+    """Which episode seeding of MinAtar reproduces the paper, and what changes under the other."""
+    both = [
+        (c, t) for c in OF_THE_PAPER for t in fixed.tasks
+        if cell_summary(fixed, c, t) and cell_summary(fresh, c, t)
+    ]  # fmt: skip
+    if not both:
+        return "No cell has runs under both yet."
+    rows, distances = [], {}
+    for protocol in (fixed, fresh):
+        counts = verdict_counts(protocol, both)
+        distances[protocol.title] = np.mean([
+            abs(cell_summary(protocol, c, t).mean - paper_cell(protocol, c, t)[0])
+            / protocol.scales[t][1] for c, t in both
+        ])  # fmt: skip
+        ratio = novel_ratio(protocol)
+        rows.append([
+            protocol.title.removeprefix("MinAtar, "),
+            *(str(counts[name]) for name in ("inside", "above", "below")),
+            short(distances[protocol.title]), "-" if ratio is None else f"{ratio:.3f}",
+        ])  # fmt: skip
+    header = ["MinAtar", "inside the paper's ± std", "above", "below",
+              "mean distance (normalised)", "novel state ratio, graph (paper: 0.298)"]  # fmt: skip
+    nearer = min(distances, key=distances.get).removeprefix("MinAtar, ")
+    fewest = min(cell_summary(p, c, t).number for p in (fixed, fresh) for c, t in both)
+    text = (
+        f"On the {count(len(both), 'cell')} (task and backup) that have runs under both, the means "
+        f"under **{nearer}** are nearer to the paper's ({count(fewest, 'seed')} at least)."
+    )
+    same = [task for task in fixed.tasks if same_runs(fixed, fresh, task)]
+    if same:
+        text += (
+            f" Every run of {', '.join(same)} is the same under both, evaluation by evaluation: "
+            "re-seeding the game changes nothing there."
+        )
+    changes = []
+    for column in fixed.columns:
+        pair = fresh.matrix(column), fixed.matrix(column)
+        per_task = [
+            estimate(aggregate.difference, *(
+                p.matrix(column, [task], normalised=False) for p in (fresh, fixed)))
+            for task in fixed.tasks
+        ]  # fmt: skip
+        whole = estimate(aggregate.difference, *pair)
+        if whole is not None or any(per_task):
+            changes.append([column, *map(interval, per_task), interval(whole)])
+    table = markdown(["fresh - fixed", *fixed.tasks, "normalised mean"], changes)
+    return f"{text}\n\n{markdown(header, rows)}\n\nWhat changes from fixed to fresh:\n\n{table}"
+
+
+def same_runs(one, other, task):
+    """Whether all runs of a task that both have, and there are some, have equal curves."""
+    pairs = [
+        (row["curve"], other.cells[column][task][seed]["curve"])
+        for column, cells in one.cells.items()
+        for seed, row in cells.get(task, {}).items()
+        if seed in other.cells.get(column, {}).get(task, {})
+    ]
+    return bool(pairs) and all(a == b for a, b in pairs)
+
+
+def novel_ratio(protocol):
+    """Mean over tasks of graph's novel state ratio; None until every task has a run."""
+    cells = protocol.cells.get("graph", {})
+    if any(task not in cells for task in protocol.tasks):
+        return None
+    return np.mean([
+        np.mean([row["novel_state_ratio"] for row in cells[task].values()])
+        for task in protocol.tasks
+    ])  # fmt: skip
+
+
+def ratio_table(protocols):
+    paper = {"minigrid": "0.006", "minatar": "0.298", "atari100k": "0.927"}
+    rows = []
+    for protocol in protocols:
+        by_task = []
+        for task in protocol.tasks:
+            cell = protocol.cells.get("graph", {}).get(task, {}).values()
+            if cell:
+                mean = np.mean([row["novel_state_ratio"] for row in cell])
+                by_task.append(f"{short_task(task)} {mean:.3f}")
+        ratio = novel_ratio(protocol)
+        rows.append([
+            protocol.title, "-" if ratio is None else f"{ratio:.3f}",
+            paper.get(protocol.suite, "-"), ", ".join(by_task) or "-",
+        ])  # fmt: skip
+    return markdown(["graph", "mean of tasks", "paper", "by task"], rows)
+
+
+# --------------------------------------------------------------------------------------------------
+# Pictures
+# --------------------------------------------------------------------------------------------------
+
+
+def summary_panel(protocol):
+    backups = {}
+    for column in protocol.columns:
+        paper = [
+            (paper_cell(protocol, column, t)[0] - protocol.scales[t][0])
+            / (protocol.scales[t][1] - protocol.scales[t][0])
+            for t in protocol.tasks if paper_cell(protocol, column, t)
+        ]  # fmt: skip
+        backups[column] = (
+            estimate(aggregate.mean, protocol.matrix(column)),
+            np.mean(paper) if paper else None,
+        )
+    return protocol.title.replace(", ", ",\n", 1), f"mean {protocol.metric}", backups
+
+
+def curves_of(protocol):
+    tasks = {}
+    for task in protocol.tasks:
+        found = {}
+        for column in protocol.columns:
+            rows = protocol.cells.get(column, {}).get(task, {}).values()
+            curves = [row["curve"] for row in rows if row["curve"]]
+            if curves:
+                found[column] = (*aggregate.band(curves), len(curves))
+        if found:
+            tasks[short_task(task)] = found
+    return tasks
+
+
+def profile_panel(protocol):
+    """None until two backups have two runs of every task."""
+    matrices = {c: protocol.matrix(c) for c in protocol.columns}
+    matrices = {c: m for c, m in matrices.items() if m is not None and len(m) > 1}
+    if len(matrices) < 2:
+        return None
+    top = max(1.0, max(np.quantile(m, 0.97) for m in matrices.values()))
+    thresholds = np.linspace(0, top, 60)
+    found = aggregate.profiles(matrices, thresholds)
+    return protocol.title, protocol.metric, thresholds, found
+
+
+# --------------------------------------------------------------------------------------------------
+# The report
+# --------------------------------------------------------------------------------------------------
+
+HOW = """\
+How to read it: a score is the mean over the last 10% of a run's evaluations; a cell is the mean ±
+the standard deviation over seeds (of the population, as the paper's), and the number of seeds.
+*Inside*, *above* and *below* compare our mean with the paper's mean ± std, with half a unit of its
+last digit for rounding. Intervals are 95% percentile intervals of a bootstrap over seeds,
+stratified by task ([rliable](https://github.com/google-research/rliable), 5,000 samples); from less
+than five seeds they are too narrow, and one seed gives none. Where tasks have different numbers of
+seeds, statistics over tasks use as many as all of them have. *Supported* and *contradicted* mean
+that the interval of a X
+
+MiniGrid's returns are taken as they are. MinAtar's are divided by the highest mean in the paper's
+table for the game, so that 1 is the paper's best backup there. (The paper divides by the scores of
+a DQN after 5,000,000 steps, which it does not print.) Means of raw MinAtar scores, as in the
+paper's summary, are shown too; Freeway and Space Invaders make most of them.
+`graph, breadth 0` is `--breadth 0`, every transition; `graph, persistent` is `--persist-targets`,
+nested values that stay until the next target network."""
+
+
+def section(protocol, folder):
+    """Tables and pictures of one protocol."""
+    yield f"## {protocol.title}"
+    yield f"{seeds_text(protocol).capitalize()}. {shown_verdicts(protocol)}"
+    yield task_table(protocol)
+    yield markdown(SUMMARY_HEADER, summary_rows(protocol))
+    yield improvement_table(protocol)
+    curves = curves_of(protocol)
+    if curves:
+        name = f"report_{protocol.slug}_curves.png"
+        report_figures.draw_curves(folder / name, curves, "mean return of 3 episodes")
+        yield f"![Learning curves, {protocol.title}]({name})"
+        yield "Mean of the seeds and its standard error, over five evaluations."
+    if protocol.suite == "atari100k":
+        return
+    short_of = shortfall_table(protocol)
+    if short_of is None:
+        yield "No mean of a graph backup lies below the paper's mean ± std of `graph`."
+        return
+    yield "### Where graph is below the paper"
+    yield (
+        "Runs by what they lacked. *No reward met*: exploration. *Met, not learned*: propagation "
+        "or fitting; no mean of five evaluations reached the paper's mean. *Learned, lost*: "
+        "fitting; one did, the score does not. Where `graph, persistent`, whose propagation has "
+        "no bound, is as far below, propagation is not what was missing."
+    )
+    yield short_of
+
+
+def atari_line(protocols):
+    found = [p for p in protocols if p.suite == "atari100k"]
+    if not found:
+        return "Atari 100K: no run of 100,000 steps has been made, so there are no numbers."
+    games = {task for cells in found[0].cells.values() for task in cells}
+    return f"Atari 100K: {len(games)} of 26 games, {seeds_text(found[0])}."
+
+
+def report(protocols, left_out, folder):
+    """The report's Markdown; draws its pictures into the folder."""
+    runs = [r for p in protocols for tasks in p.cells.values() for seeds in tasks.values()
+            for r in seeds.values()]  # fmt: skip
+    commits = sorted({row["commit"] for row in runs})
+    yield "# Does it reproduce?"
+    yield (
+        "Written by `python benchmark/report.py` from `benchmark/results/*.csv`: "
+        f"{count(len(runs), 'run')}, made by the code at {', '.join(commits) or '-'}."
+        + (f" {count(left_out, 'row')} with other flags: not shown." if left_out else "")
+    )
+    yield HOW
+    yield "## In short"
+    yield summary_text(protocols, folder)
+    by_name = {(p.suite, p.episode_seed): p for p in protocols}
+    yield "## The paper's claims"
+    for protocol in protocols:
+        if protocol.suite not in ("minatar", "minigrid"):
+            continue
+        yield f"**{protocol.title}**, {seeds_text(protocol)}:"
+        lines = list(order_claims(protocol))
+        if protocol.suite == "minatar":
+            lines.append(freeway_claim(protocol))
+        yield "\n".join(lines)
+    yield "## Which episode seeding reproduces the paper's MinAtar"
+    pair = [by_name.get(("minatar", name)) for name in ("fixed", "fresh")]
+    yield comparison(*pair) if all(pair) else "Only one of the two has been run."
+    for protocol in protocols:
+        yield from section(protocol, folder)
+    panels = [p for p in map(profile_panel, protocols) if p]
+    if panels:
+        report_figures.draw_profiles(folder / "report_profiles.png", panels)
+        yield "## Performance profiles"
+        yield "![Share of runs above each normalised score](report_profiles.png)"
+    yield "## Novel state ratio"
+    yield ratio_table(protocols)
+    yield "## Atari"
+    yield atari_line(protocols)
+
+
+def summary_text(protocols, folder):
+    """Tables and the picture that the README shows, too."""
+    parts = []
+    shown = [p for p in protocols if p.suite in ("minigrid", "minatar")]
+    if shown:
+        report_figures.draw_summary(
+            folder / "report_summary.png", [summary_panel(p) for p in shown]
+        )
+        parts.append("![Mean scores of every backup, ours and the paper's](report_summary.png)")
+        parts.append(
+            "Bars: mean over tasks, with its 95% interval from two seeds on; diamonds: the paper. "
+            "MinAtar's scores are divided by the best mean that the paper has for the game."
+        )
+    rows = []
+    for protocol in protocols:
+        for row in summary_rows(protocol):
+            rows.append([protocol.title, *row[:4], row[-1]])
+    parts.append(markdown(["suite", "backup", "seeds", "mean of tasks", "paper",
+                           "normalised IQM [95%]"], rows))  # fmt: skip
+    parts.append("\n".join(f"- {p.title}, {seeds_text(p)}: {shown_verdicts(p)}" for p in protocols))
+    parts.append(atari_line(protocols))
+    return "\n\n".join(parts)
+
+
+def replace_results(readme, text):
+    """The README with new results between its markers."""
+    content = readme.read_text()
+    if content.count(BEGIN) != 1 or content.count(END) != 1:
+        raise ValueError(f"{readme} has no {BEGIN!r} and {END!r} to write between")
+    head, rest = content.split(BEGIN)
+    _, tail = rest.split(END)
+    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+
+
+def main():
+    args = tyro.cli(Args)
+    try:
+        protocols, left_out = read_protocols(args.results_dir)
+        if not protocols:
+            fail(f"no rows in {args.results_dir}; benchmark/sweep.py makes them")
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        parts = report(protocols, left_out, args.out.parent)
+        args.out.write_text("\n\n".join(parts) + "\n")
+        if args.readme is not None:
+            text = summary_text(protocols, args.out.parent).replace("](report_", "](docs/report_")
+            args.readme.write_text(replace_results(args.readme, text))
+    except (OSError, ValueError, KeyError) as error:
+        fail(error)
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""benchmark/aggregate.py against numbers worked out by hand, and what benchmark/report.py says."""
+
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import JIT
+
+pytest.importorskip("rliable")
+
+import aggregate
+import report
+from run_records import Key, Records
+
+ROOT = Path(__file__).resolve().parents[1]
+# Nothing here depends on it, so once is enough.
+pytestmark = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
+
+
+@pytest.fixture(autouse=True)
+def few_repetitions(monkeypatch):
+    monkeypatch.setattr(aggregate, "REPETITIONS", 200)
+
+
+# --------------------------------------------------------------------------------------------------
+# By hand
+# --------------------------------------------------------------------------------------------------
+
+
+def test_summary_has_the_deviation_of_the_population():
+    # The paper's LavaCrossing cell, 0.38 +- 0.47, is two of five seeds at 0.96.
+    ours = aggregate.summary([0.96, 0.96, 0.0, 0.0, 0.0])
+    assert (round(ours.mean, 2), round(ours.std, 2), ours.number) == (0.38, 0.47, 5)
+    assert aggregate.summary([]) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [(0.38, "inside"), (0.85, "inside"), (0.86, "above"), (-0.09, "inside"), (-0.1, "below")],
+)
+def test_verdict(mean, expected):
+    assert aggregate.verdict(mean, 0.38, 0.47) == expected
+
+
+def test_verdict_grants_the_paper_its_rounding():
+    # 0.96 +- 0.00 in print; 0.9613 rounds to it.
+    assert aggregate.verdict(0.9613, 0.96, 0.0) == "inside"
+    assert aggregate.verdict(0.9652, 0.96, 0.0) == "above"
+    assert aggregate.verdict(0.955, 0.96, 0.0) == "inside"
+    assert aggregate.verdict(0.954, 0.96, 0.0) == "below"
+
+
+def test_score_matrix_scales_tasks_and_takes_as_many_seeds_as_all_have():
+    table = {"a": {3: 30.0, 1: 10.0, 2: 20.0}, "b": {5: 5.0, 4: 3.0}}
+    matrix = aggregate.score_matrix(table, ["a", "b"], {"a": (10.0, 20.0), "b": (1.0, 5.0)})
+    np.testing.assert_array_equal(matrix, [[0.0, 0.5], [1.0, 1.0]])
+    assert aggregate.score_matrix({"a": {1: 1.0}}, ["a", "b"], {}) is None
+
+
+def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
+    matrix = np.array([[100.0, 2.0], [3.0, 4.0], [5.0, -50.0], [1.0, 0.0]])
+    # In order: -50 0 | 1 2 3 4 | 5 100
+    assert aggregate.interquartile_mean(matrix) == 2.5
+    assert aggregate.mean(matrix) == pytest.approx(65 / 8)
+
+
+def test_probability_of_improvement_counts_a_tie_as_half():
+    one, other = np.array([[1.0, 5.0], [2.0, 5.0]]), np.array([[0.0, 5.0], [2.0, 5.0]])
+    # First task: 1 > 0, 1 < 2, 2 > 0, 2 = 2: 2.5 of 4. Second: all ties.
+    assert aggregate.probability_of_improvement(one, other) == pytest.approx((0.625 + 0.5) / 2)
+    assert aggregate.difference(one, other) == pytest.approx((1.5 - 1.0) / 2)
+
+
+def test_an_interval_is_stratified_reproducible_and_leaves_the_generator_alone():
+    np.random.seed(5)  # noqa: NPY002
+    expected = np.random.get_state()[1].copy()  # noqa: NPY002
+    # Tasks differ by 100, seeds do not differ: resampling over tasks would show.
+    flat = aggregate.estimate(aggregate.mean, np.array([[0.0, 100.0], [0.0, 100.0]]))
+    assert flat == (50.0, 50.0, 50.0, 2)
+    spread = np.array([[0.0, 100.0], [1.0, 101.0], [2.0, 102.0]])
+    one, two = (aggregate.estimate(aggregate.mean, spread) for _ in range(2))
+    assert one == two
+    assert 50 <= one.low < one.value == 51 < one.high <= 52
+    assert (np.random.get_state()[1] == expected).all()  # noqa: NPY002
+
+
+def test_one_seed_has_no_interval():
+    single = aggregate.estimate(aggregate.difference, np.array([[2.0]]), np.array([[1.0], [1.0]]))
+    assert single.value == 1.0
+    assert math.isnan(single.low)
+    assert math.isnan(single.high)
+    assert aggregate.support(single) == "open"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.1, 0.2, "supported"), (-0.2, -0.1, "contradicted"), (-0.1, 0.1, "undecided"),
+     (0.0, 0.1, "undecided")],
+)  # fmt: skip
+def test_support(low, high, expected):
+    assert aggregate.support(aggregate.Estimate(0.0, low, high, 5)) == expected
+
+
+def test_band_is_the_mean_and_standard_error_of_running_means():
+    curves = [{1: 0.0, 2: 2.0, 3: 4.0}, {1: 2.0, 2: 4.0, 3: 12.0, 4: 99.0}]
+    steps, mean, error = aggregate.band(curves, window=2)
+    assert steps.tolist() == [1, 2, 3]
+    assert mean.tolist() == [1.0, 2.0, 5.5]  # of (0, 1, 3) and (2, 3, 8)
+    np.testing.assert_allclose(error, np.array([1.0, 1.0, 2.5]) / np.sqrt(2))
+
+
+def test_shortfall_sorts_runs_by_the_stage_that_failed():
+    def row(score, first):
+        return {"score": score, "first_reward_step": first, "states": 10}
+
+    rows = [row(0, None), row(0.2, 100), row(0.3, 300), row(0.9, 50)]
+    curves = [{1: 0}, {1: 0.4, 2: 0.2}, {1: 0.8, 2: 0.8}, {1: 0.9}]
+    assert aggregate.shortfall(rows, curves, 0.5) == (1, 1, 1, 1, 100.0, 10.0)
+
+
+def test_profiles_are_shares_of_runs_above():
+    matrix = np.array([[0.0, 1.0], [0.5, 1.0]])
+    ((values, interval),) = aggregate.profiles({"x": matrix}, np.array([0.25, 0.75])).values()
+    assert values.tolist() == [0.75, 0.5]
+    assert interval.shape == (2, 2)
+
+
+# --------------------------------------------------------------------------------------------------
+# What the report says
+# --------------------------------------------------------------------------------------------------
+
+MINIGRID = list(report.read_paper()["minigrid"]["graph"])
+MINATAR = list(report.read_paper()["minatar"]["graph"])
+
+
+def write_rows(folder, scores, tasks, suite="minigrid", episode_seed="", seeds=3):
+    """Rows of made-up runs. scores: (backup, variant) -> score of a seed and a task."""
+    found = {}
+    for (backup, variant), score_of in scores.items():
+        for task in tasks:
+            for seed in range(1, seeds + 1):
+                score = score_of(seed, task)
+                row = {
+                    "score": score, "steps": 100_000, "wall_seconds": 9, "steps_per_second": 9,
+                    "novel_state_ratio": 0.25, "states": 40, "first_reward_step": "",
+                    "commit": "abc1234",
+                }  # fmt: skip
+                key = Key(suite, task, backup, variant, episode_seed, seed)
+                found[key] = (row, {1000: 0.0, 2000: score})
+    Records(folder).add(found)
+
+
+def make_report(tmp_path, monkeypatch):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    words = ["report.py", "--results-dir", tmp_path, "--out", tmp_path / "docs" / "report.md",
+             "--readme", readme]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", list(map(str, words)))
+    report.main()
+    return (tmp_path / "docs" / "report.md").read_text(), readme.read_text()
+
+
+def claim(text, name):
+    (line,) = re.findall(rf"^- \*\*{re.escape(name)}.*$", text, re.MULTILINE)
+    return line
+
+
+def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
+    scores = {
+        ("graph", ""): lambda seed, _: 0.5 + 0.01 * seed,
+        ("tree", ""): lambda seed, _: 0.2 + 0.01 * seed,
+        ("n-step", ""): lambda seed, _: 0.7 + 0.01 * seed,
+        ("one-step", ""): lambda seed, _: 0.52 + 0.1 * (seed - 2),
+    }
+    write_rows(tmp_path, scores, MINIGRID)
+    text, readme = make_report(tmp_path, monkeypatch)
+    assert "0.52 and 0.22, difference 0.30 [" in claim(text, "graph > tree")
+    assert claim(text, "graph > tree").endswith("supported (3 seeds).")
+    assert claim(text, "tree > n-step").endswith("contradicted (3 seeds).")
+    assert claim(text, "graph > one-step").endswith("undecided (3 seeds).")
+    assert "| MiniGrid | graph | 3 | 0.52 | 0.58 |" in text
+    assert "Atari 100K: no run" in text
+    assert "60 runs, made by the code at abc1234" in text
+    # graph is below the paper in Empty-8x8 (0.96 +- 0) alone; no run met a reward.
+    assert "| Empty-8x8 | graph | 0.52 (3) | 0.96 | 3 | 0 | 0 | 0 | - | 40 |" in text
+    assert readme.startswith("before\n")
+    assert readme.endswith("after\n")
+    assert "| MiniGrid | graph | 3 | 0.52 | 0.58 |" in readme
+    assert "old" not in readme
+    for picture in re.findall(r"\]\((\w+\.png)\)", text):
+        assert (tmp_path / "docs" / picture).stat().st_size > 5_000
+    assert "report_profiles.png" in text
+
+
+def test_a_partial_grid_says_what_is_missing(tmp_path, monkeypatch):
+    write_rows(tmp_path, {("graph", ""): lambda *_: 0.96}, MINIGRID[:2], seeds=2)
+    write_rows(tmp_path, {("tree", "gamma=0.5"): lambda *_: 0.1}, MINIGRID[:1], seeds=1)
+    text, _ = make_report(tmp_path, monkeypatch)
+    assert claim(text, "graph > tree").endswith("not enough runs yet.")
+    assert "0 to 2 seeds per task and backup" in text.lower()
+    assert "| MiniGrid | graph | - | - | 0.58 | - |" in text
+    assert "| - | - | - | 0.96 ± 0.00 (2), above |" in text
+    assert "1 row with other flags: not shown" in text
+    assert "Only one of the two has been run." not in text.split("## MiniGrid")[1]
+
+
+def test_both_episode_seedings_are_compared(tmp_path, monkeypatch):
+    paper = report.read_paper()["minatar"]
+
+    def near(shift):
+        return {
+            (backup, ""): lambda seed, task, b=backup: paper[b][task][0] + shift + 0.001 * seed
+            for backup in report.OF_THE_PAPER
+        }
+
+    write_rows(tmp_path, near(0.0), MINATAR, "minatar", "fixed")
+    write_rows(tmp_path, near(-0.5), MINATAR, "minatar", "fresh")
+    text, _ = make_report(tmp_path, monkeypatch)
+    assert "under **fixed episode seeds** are nearer" in text
+    assert "| fixed episode seeds | 20 | 0 | 0 | 0.00 | 0.250 |" in text
+    fixed, fresh = re.findall(r"^- \*\*Freeway as the main.*$", text, re.MULTILINE)
+    assert "(paper: +29.82 in Freeway, -1.96 in the other four)" in fixed
+    assert "29.82 [29.82, 29.82] in Freeway, -1.96 [-1.96, -1.96] in the other four" in fixed
+    assert fixed.endswith("supported (3 seeds).")
+    assert fresh.endswith("supported (3 seeds).")  # both lost 0.5 alike
+    assert "is the same under both" not in text
+
+
+def test_no_rows_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        make_report(tmp_path, monkeypatch)
+    assert stopped.value.code == 2
+    assert "no rows" in capsys.readouterr().err
+
+
+def test_the_committed_report_is_of_the_committed_rows():
+    text = (ROOT / "docs" / "report.md").read_text()
+    protocols, _ = report.read_protocols(ROOT / "benchmark" / "results")
+    number = sum(
+        len(seeds) for p in protocols for tasks in p.cells.values() for seeds in tasks.values()
+    )
+    assert f"{number} runs, made by the code at" in text
+    for protocol in protocols:
+        assert report.task_table(protocol) in text
+    shown = (ROOT / "README.md").read_text().split(report.BEGIN)[1].split(report.END)[0]
+    assert shown.strip().replace("](docs/", "](") in text

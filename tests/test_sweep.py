@@ -1,0 +1,330 @@
+"""benchmark/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import run_records
+import sweep
+import tyro
+from conftest import JIT
+from run_records import Records, finished_runs, flags_of, key_of, measurements
+from torch.utils.tensorboard import SummaryWriter
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Nothing here depends on it, so once is enough.
+pytestmark = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
+
+
+def make_run(
+    folder, suite="minigrid", finished=True, returns=(0.0, 0.5, 1.0), rewarded_at=(), **flags
+):
+    """A run's folder as a script leaves it: two evaluation episodes around each mean return."""
+    folder.mkdir(parents=True)
+    config = flags_of(suite, **flags)
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = ["global_step,episode,episodic_return,episodic_length"]
+    for i, mean in enumerate(returns, 1):
+        lines += [f"{1000 * i},0,{mean - 0.25},7", f"{1000 * i},1,{mean + 0.25},7"]
+    (folder / "evaluations.csv").write_text("\n".join(lines) + "\n")
+    (folder / "metrics.csv").write_text("global_step,graph/nodes\n500,11\n1000,23\n")
+    result = {
+        "script": run_records.SUITES[suite].script, "env_id": config["env_id"],
+        "score": returns[-1] if finished else None, "steps": config["total_timesteps"],
+        "interrupted": not finished, "sps": 123.456, "training_seconds": 60.0,
+        "wall_seconds": 45.0, "novel_state_ratio": 0.25, "versions": {"commit": "abc1234"},
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(result))
+    events = SummaryWriter(folder)
+    events.add_scalar("charts/episodic_return", 0.0, 5)
+    for step in rewarded_at:
+        events.add_scalar("charts/episodic_return", 0.9, step)
+    events.close()
+
+
+def run_sweep(*words, **options):
+    return subprocess.run(
+        [sys.executable, ROOT / "benchmark" / "sweep.py", *map(str, words)],
+        capture_output=True, text=True, check=False, cwd=ROOT, **options,
+    )  # fmt: skip
+
+
+def in_process(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["sweep.py", *map(str, words)])
+    sweep.main()
+
+
+# --------------------------------------------------------------------------------------------------
+# What identifies a run
+# --------------------------------------------------------------------------------------------------
+
+
+def key(suite="minigrid", **flags):
+    return key_of(suite, flags_of(suite, **{"env_id": "DoorKey-6x6"} | flags))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"run_dir": "elsewhere", "threads": 4, "save_model": False, "checkpoint_frequency": 7},
+        {"env_id": "MiniGrid-DoorKey-6x6-v0"},
+        {"buffer_size": 100_000},  # 0 stands for the number of steps
+    ],
+)
+def test_where_and_how_a_run_is_computed_does_not_matter(flags):
+    if "buffer_size" in flags:
+        flags["total_timesteps"] = 100_000
+    assert key(**flags) == key()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"seed": 2}, {"backup": "tree"}, {"breadth": 0}, {"depth": 10}, {"persist_targets": True},
+        {"learning_rate": 1e-4}, {"eval_episodes": 4}, {"total_timesteps": 5_000},
+        {"env_id": "Empty-8x8"},
+    ],
+)  # fmt: skip
+def test_every_flag_that_can_change_a_result_makes_another_run(flags):
+    assert key(**flags) != key()
+
+
+def test_flags_that_a_backup_does_not_read_do_not_matter():
+    assert key(backup="tree", breadth=0) == key(backup="tree")
+    assert key(backup="tree", depth=3) != key(backup="tree")
+    assert key(backup="one-step", depth=3) == key(backup="one-step")
+
+
+def test_the_episode_seed_of_minatar_is_part_of_the_key():
+    fresh, fixed = (key("minatar", env_id="Freeway", episode_seed=s) for s in ("fresh", "fixed"))
+    assert (fresh.episode_seed, fixed.episode_seed) == ("fresh", "fixed")
+    assert fresh.variant == fixed.variant == ""
+    assert fresh.task == "freeway"
+
+
+# --------------------------------------------------------------------------------------------------
+# Collecting
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_row_holds_what_the_run_measured(tmp_path):
+    make_run(tmp_path / "run", env_id="Empty-8x8", seed=3, breadth=0, rewarded_at=(40, 90))
+    found = finished_runs(tmp_path, ["minigrid"])
+    (found_key,) = found
+    assert found_key == ("minigrid", "MiniGrid-Empty-8x8-v0", "graph", "breadth=0", "", 3)
+    row, curve = measurements(found[found_key])
+    assert curve == {1000: 0.0, 2000: 0.5, 3000: 1.0}
+    assert row == {
+        "score": 1.0, "steps": 100_000, "wall_seconds": 60.0, "steps_per_second": 123.5,
+        "novel_state_ratio": 0.25, "states": 23, "first_reward_step": 40, "commit": "abc1234",
+    }  # fmt: skip
+
+
+def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(tmp_path, monkeypatch):
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    flags = ("--collect-only", "--run-dir", runs, "--results-dir", results)
+    make_run(runs / "a", env_id="Empty-8x8", seed=1)
+    make_run(runs / "again", env_id="Empty-8x8", seed=1, run_dir="x")  # the same run
+    make_run(runs / "half", env_id="Empty-8x8", seed=2, finished=False)
+    make_run(runs / "nested" / "b", "minatar", env_id="freeway", episode_seed="fixed")
+    make_run(runs / "long", "minatar-1m", env_id="freeway")
+    make_run(runs / "short", env_id="Empty-8x8", seed=3, total_timesteps=500)  # of no suite
+    in_process(monkeypatch, *flags)
+    first = {path.name: path.read_bytes() for path in results.iterdir()}
+    assert {path.stem for path in results.glob("*.csv")} == {
+        "minigrid", "minigrid_curves", "minatar", "minatar_curves", "minatar-1m",
+        "minatar-1m_curves",
+    }  # fmt: skip
+    assert len(Records(results).keys()) == 3
+    in_process(monkeypatch, *flags)
+    assert {path.name: path.read_bytes() for path in results.iterdir()} == first
+    shutil.rmtree(runs)
+    make_run(runs / "c", env_id="Empty-8x8", seed=4, returns=(0.5, 0.5))
+    in_process(monkeypatch, *flags)
+    curves = Records(results).curves("minigrid")
+    assert [key.seed for key in curves] == [1, 4]
+    assert list(curves.values()) == [{1000: 0, 2000: 0.5, 3000: 1}, {1000: 0.5, 2000: 0.5}]
+
+
+def test_rows_made_with_other_defaults_are_refused(tmp_path, monkeypatch, capsys):
+    results = tmp_path / "results"
+    make_run(tmp_path / "runs" / "a", env_id="Empty-8x8")
+    flags = ("--collect-only", "--run-dir", tmp_path / "runs", "--results-dir", results)
+    in_process(monkeypatch, *flags)
+    defaults = json.loads((results / "defaults.json").read_text())
+    defaults["gb_dqn_minigrid"]["gamma"] = 0.9
+    (results / "defaults.json").write_text(json.dumps(defaults))
+    with pytest.raises(SystemExit) as stopped:
+        in_process(monkeypatch, *flags)
+    assert stopped.value.code == 2
+    assert "--gamma 0.95" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------
+# The grid
+# --------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_prints_what_is_not_finished_and_needs_no_ray(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    make_run(tmp_path / "runs" / "a", "minatar", env_id="Freeway", backup="graph", breadth=0)
+    words = (
+        "--suites", "minatar", "--tasks", "freeway", "--seeds", 1, 2, "--backups", "tree", "graph",
+        "--variants", "default", "breadth=0", "--run-dir", tmp_path / "runs",
+        "--results-dir", tmp_path / "results", "--dry-run",
+    )  # fmt: skip
+    in_process(monkeypatch, *words)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 3 - 1
+    assert sum("--breadth 0" in line for line in lines) == 1
+    assert all(line.startswith("python gb_dqn_minatar.py --env-id freeway") for line in lines)
+    assert "--seed 2" in lines[-1]
+    assert not (tmp_path / "results").exists()
+    in_process(monkeypatch, *words, "--episode-seeds", "fresh", "fixed")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 11
+    assert sum("--episode-seed fixed" in line for line in lines) == 6
+
+
+def test_every_printed_command_is_the_run_that_it_stands_for(tmp_path):
+    args = sweep.Args(
+        suites=("minatar", "atari100k"), tasks=("freeway",), seeds=(7,), run_dir=tmp_path,
+        episode_seeds=("fixed",), variants=("depth=3 breadth=0",), gpus_per_run=0,
+    )  # fmt: skip
+    for run in sweep.make_grid(args).values():
+        script, *words = run.command
+        parsed = tyro.cli(run_records.script_of(run.key.suite).Args, args=words)
+        assert script == f"{run_records.SUITES[run.key.suite].script}.py"
+        assert key_of(run.key.suite, vars(parsed)) == run.key
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "--suites"),
+        (("--suites", "minigird"), "minigird"),
+        (("--suites", "minigrid", "--tasks", "Pong"), "pong"),
+        (("--suites", "minigrid", "--backups", "grph"), "grph"),
+        (("--suites", "minigrid", "--overrides", "dept=3"), "dept"),
+        (("--suites", "minigrid", "--overrides", "depth=deep"), "depth"),
+        (("--suites", "minigrid", "--overrides", "depth"), "name=value"),
+        (("--suites", "minigrid", "--variants", "persist_targets=2"), "persist_targets"),
+        (("--suites", "minigrid", "--seeds", "-1"), "--seeds"),
+        (("--suites", "minigrid", "--threads", "0"), "--threads"),
+        (("--suites", "minigrid", "--gpus-per-run", "-1"), "--gpus-per-run"),
+        (("--collect-only", "--run-dir", "/no/such/folder"), "--run-dir"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(words, named, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        in_process(monkeypatch, *words)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+
+
+# --------------------------------------------------------------------------------------------------
+# Kills
+# --------------------------------------------------------------------------------------------------
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def test_a_tethered_process_ends_with_its_parent():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess, sys, os; print(subprocess.Popen([sys.executable,"
+         f" {str(ROOT / 'benchmark' / 'tether.py')!r}, str(os.getpid()), 'sleep', '100'],"
+         " start_new_session=True).pid, flush=True); import time; time.sleep(100)"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    child = int(parent.stdout.readline())
+    wait_until(lambda: b"sleep" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[:1])
+    assert alive(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: not alive(child))
+
+
+def processes_of(run_dir):
+    """Ids of the processes of scripts that write below run_dir -> their parents."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+            status = path.with_name("stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if "gb_dqn_minigrid.py" in words and any(word.startswith(str(run_dir)) for word in words):
+            found[int(path.parent.name)] = int(status[1])
+    return found
+
+
+def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path):
+    pytest.importorskip("ray")
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    # Nothing is learned: 120,000 steps take seconds, of which a checkpoint keeps 5,000 at most.
+    words = (
+        "--suites", "minigrid", "--tasks", "Empty-8x8", "--backups", "graph", "--seeds", 1, 2,
+        "--overrides", "total_timesteps=120000", "learning_starts=1000000", "eval_frequency=0",
+        "--checkpoint-frequency", 5_000, "--workers", 2, "--run-dir", runs,
+        "--results-dir", results,
+    )  # fmt: skip
+
+    def start():
+        return subprocess.Popen(
+            [sys.executable, ROOT / "benchmark" / "sweep.py", *map(str, words)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+
+    def checkpoints():
+        return len(list(runs.glob("*/*/checkpoint/state.json")))
+
+    first = start()
+    wait_until(lambda: checkpoints() == 2)
+    first.kill()  # SIGKILL: the sweep itself can do nothing
+    first.communicate()
+    wait_until(lambda: not processes_of(runs))
+
+    second = start()
+    parents = wait_until(lambda: processes_of(runs))
+    os.kill(next(iter(parents.values())), signal.SIGKILL)  # a Ray worker
+    out, err = second.communicate(timeout=150)
+    assert second.returncode == 0, out + err
+    assert out.count("try again") == 1
+    assert out.count("went on from step") == 2
+    assert "2 of 2 runs are finished" in out
+    assert not processes_of(runs)
+    with (results / "minigrid.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["seed"], row["steps"]) for row in rows] == [("1", "120000"), ("2", "120000")]
+    assert len(list(runs.glob("*/*/config.json"))) == 2  # resumed, not begun anew
+    assert not list(runs.glob("*/*/checkpoint"))
+
+    # Nothing is computed again, even without the folders.
+    shutil.rmtree(runs)
+    third = run_sweep(*words)
+    assert third.returncode == 0, third.stderr
+    assert "all 2 runs are finished" in third.stdout
+    assert not runs.exists()
