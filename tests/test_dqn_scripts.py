@@ -457,24 +457,6 @@ def test_ctrl_c_leaves_a_result(script, task, tmp_path, monkeypatch):
     assert not result["interrupted"]
 
 
-@both
-@pytest.mark.parametrize("flags", ["graph", "graph --persist-targets", "n-step"])
-def test_resume_goes_on_from_the_checkpoint(script, task, flags, tmp_path, monkeypatch):
-    command(
-        monkeypatch, script, "--env-id", task, "--backup", *flags.split(), *SMALL,
-        "--checkpoint-frequency", "40", "--run-dir", str(tmp_path),
-    )  # fmt: skip
-    run = only_run(tmp_path)
-    before = read_metrics(run)
-    command(monkeypatch, script, "--resume", str(run))
-    after = read_metrics(run)
-    assert [row["global_step"] for row in after] == ["10", "20", "30", "40", "50", "60"]
-    assert after[:4] == before[:4]
-    graph = TransitionGraph.load(run / "graph.npz")
-    assert graph.num_transitions == 60
-    assert graph.check_valid() == []
-
-
 @pytest.mark.parametrize(
     ("script", "name", "expected"),
     [

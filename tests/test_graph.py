@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from naive import NaiveGraph
 
+from benchmark import bounded_memory, random_operations
 from gbcore import TransitionGraph, q_targets
 
 BIG = 2**40
@@ -279,6 +280,27 @@ def nbytes(thing, seen=None):
     else:
         parts = getattr(thing, "__dict__", {}).values()
     return sum(nbytes(part, seen) for part in parts)
+
+
+@pytest.mark.parametrize("options", [[], ["--frame-stack"]])
+def test_random_operations_against_dictionaries(options, monkeypatch, capsys):
+    """The small version of benchmark/random_operations.py: many checks, a small graph."""
+    command = ["--operations", str(scaled(30_000, 6_000)), "--states", "300", "--wave", "4000"]
+    command += ["--check-frequency", "1500", *options]
+    monkeypatch.setattr(sys, "argv", ["random_operations.py", *command])
+    random_operations.main()
+    assert "no difference" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [[], ["--frame-stack"]])
+def test_nothing_is_stale_in_a_replay_that_forgets(options, monkeypatch, capsys):
+    """The small version of benchmark/bounded_memory.py."""
+    command = ["--steps", str(scaled(30_000, 4_000)), "--capacity", "500", *options]
+    command += ["--report-frequency", "2000"]
+    monkeypatch.setattr(sys, "argv", ["bounded_memory.py", *command])
+    with pytest.raises(SystemExit) as end:
+        bounded_memory.main()
+    assert not end.value.code, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("frame_stack", [False, True])

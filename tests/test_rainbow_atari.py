@@ -379,22 +379,6 @@ def test_same_seed_same_metrics(tmp_path, backup):
     assert graph.check_valid() == []
 
 
-def test_resume_goes_on_from_the_checkpoint(tmp_path):
-    flags = ["--env-id", "Pong", *SMALL, "--eval-epsilon", "1", "--run-dir", str(tmp_path)]
-    done = command(*flags, "--total-timesteps", "60", "--checkpoint-frequency", "40")
-    assert done.returncode == 0, done.stderr
-    run = only_run(tmp_path)
-    before = read_metrics(run)
-    done = command("--resume", str(run))
-    assert done.returncode == 0, done.stderr
-    after = read_metrics(run)
-    assert [row["global_step"] for row in after] == ["10", "20", "30", "40", "50", "60"]
-    assert after[:4] == before[:4]
-    graph = TransitionGraph.load(run / "graph.npz")
-    assert graph.num_transitions == 60
-    assert graph.check_valid() == []
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

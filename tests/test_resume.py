@@ -1,6 +1,5 @@
 """--resume in all scripts: the same run as one that was never interrupted, or one clear line."""
 
-import csv
 import errno
 import io
 import json
@@ -21,6 +20,7 @@ from conftest import JIT
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
+from benchmark.kill_and_resume import left_behind
 from gbcore import TransitionGraph, run_directory
 
 pytestmark = pytest.mark.skipif(not JIT, reason="files are the same without compiled kernels")
@@ -74,35 +74,6 @@ def command(script, *flags):
 def only_run(folder):
     (run,) = folder.iterdir()
     return run
-
-
-def left_behind(run):
-    """All that a run leaves, times aside: what must not depend on interruptions."""
-    with (run / "metrics.csv").open() as file:
-        metrics = list(csv.DictReader(file))
-    for row in metrics:
-        row.pop("charts/SPS")
-    state = json.loads((run / "checkpoint" / "state.json").read_text())
-    state["logged"].pop()
-    for name in ("training_seconds", "tensors_crc32"):  # torch.save writes no canonical form
-        state.pop(name)
-    result = json.loads((run / "result.json").read_text())
-    for name in ("sps", "training_seconds", "wall_seconds"):
-        result.pop(name)
-    weights = torch.load(run / "model.pt", weights_only=True)
-    with np.load(run / "checkpoint" / "arrays.npz") as file:
-        replay = {name: array.tobytes() for name, array in file.items()}
-    with np.load(run / "checkpoint" / "graph.npz") as file:
-        graph = {name: array.tobytes() for name, array in file.items()}
-    return {
-        "metrics": metrics,
-        "evaluations": (run / "evaluations.csv").read_text(),
-        "state": state,
-        "result": result,
-        "weights": {name: tensor.numpy().tobytes() for name, tensor in weights.items()},
-        "replay": replay,
-        "graph": graph,
-    }
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +183,16 @@ def test_a_restored_environment_goes_on_the_same(case, name):
             break
         np.testing.assert_array_equal(moved[0], again[0])
         assert moved[1:] == again[1:]
+
+
+def test_killed_and_resumed():
+    """The small version of benchmark/kill_and_resume.py."""
+    command = [sys.executable, "benchmark/kill_and_resume.py", "--kills", "2", "--steps", "500"]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 kills" in done.stdout
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+"""Memory and time per step of a replay that forgets: millions of transitions, a small capacity.
+
+python benchmark/bounded_memory.py --out benchmark/results/bounded_memory.csv
+
+The environment is synthetic and never repeats itself for long: a random walk over a line without
+end, with random numbers of 16 bits in view. Replay, graph and leaf values are those of the scripts;
+the network is a stand-in that reads its observation, so that a leaf value of another state shows.
+"""
+
+import csv
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gb_dqn_minatar import Replay  # noqa: E402
+from gbcore import LeafTable, TransitionGraph, q_targets  # noqa: E402
+
+NUM_ACTIONS = 6
+WINDOW = 1_000  # steps; of their CPU times the median is taken: others may use the machine
+
+
+@dataclass
+class Args:
+    steps: int = 5_000_000
+    """transitions"""
+    capacity: int = 100_000
+    """of the replay"""
+    report_frequency: int = 1_000_000
+    """transitions between two rows"""
+    frame_stack: bool = False
+    """observations are stacks of 4 frames, each stored once, as in Atari"""
+    seed: int = 0
+    """of everything random"""
+    out: str | None = None
+    """CSV file to write"""
+
+
+class Walk:
+    """Observations that drift: a state is seen a few times, and then never again."""
+
+    def __init__(self, rng, frame_stack):
+        self.rng, self.frame_stack, self.shape = (
+            rng,
+            frame_stack,
+            (4, 8, 8) if frame_stack else (64,),
+        )
+        self.place, self.frames = 0, [self.frame(0)] * 4
+
+    def frame(self, number):
+        """uint8 [8, 8] that differs for each number."""
+        frame = np.zeros(8, np.int64)
+        frame[0], frame[1] = number, number * 7919 % 65_537
+        return frame.view(np.uint8).reshape(8, 8)
+
+    def step(self, action):
+        """Observation, reward, terminated."""
+        self.place += int(self.rng.integers(-2, 4)) + action % 2
+        noise = int(self.rng.integers(4))
+        frame = self.frame(4 * self.place + noise)
+        self.frames = [*self.frames[1:], frame]
+        terminated = bool(self.rng.random() < 0.01)
+        return self.obs(), float(noise == 0), terminated
+
+    def obs(self):
+        return np.stack(self.frames) if self.frame_stack else self.frames[-1].reshape(64)
+
+
+def resident_mb():
+    """Memory of this process now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
+
+def values(obs):
+    """A stand-in for a network: float32 [n, NUM_ACTIONS], from the newest frame."""
+    numbers = np.ascontiguousarray(obs.reshape(len(obs), -1)[:, -64:]).view(np.int64)[:, 1]
+    return (numbers[:, None] + np.arange(NUM_ACTIONS)).astype(np.float32)
+
+
+def main():
+    args = tyro.cli(Args)
+    rng = np.random.default_rng(args.seed)
+    env = Walk(rng, args.frame_stack)
+    graph = TransitionGraph(
+        NUM_ACTIONS, env.shape, frame_stack=args.frame_stack, capacity=2 * args.capacity + 2
+    )
+    replay, leaves = Replay(graph, args.capacity), LeafTable(graph, values)
+    node, starts_episode = graph.node(env.obs()), True
+    at_start = resident_mb()
+    rows, windows = [], []
+    begin = time.process_time()
+    for step in range(1, args.steps + 1):
+        action = int(rng.integers(NUM_ACTIONS))
+        obs, reward, terminated = env.step(action)
+        next_node = graph.node(obs)
+        replay.add(node, action, reward, next_node, terminated, starts_episode)
+        node, starts_episode = next_node, terminated
+        if step % 8 == 0 and replay.size >= 32:
+            batch = replay.sample(32, rng)
+            subgraphs = graph.expand(batch.nodes, batch.actions, 5, 20, rng)
+            q_targets(subgraphs, leaves.values(subgraphs.nodes), 0.99)
+        if step % 32_000 == 0:
+            leaves.forget_all()  # a new target network
+        if step % WINDOW == 0:
+            windows.append((time.process_time() - begin) / WINDOW)
+            begin = time.process_time()
+        if step % args.report_frequency == 0:
+            memory = resident_mb()
+            known = np.flatnonzero(leaves.known)
+            stale = (leaves.values(known) != values(graph.observations_of(known))).any(axis=1).sum()
+            rows.append(
+                {
+                    "transitions": step,
+                    "resident_mb": round(memory, 1),
+                    "above_start_mb": round(memory - at_start, 1),
+                    "us_per_step": round(1e6 * float(np.median(windows)), 2),
+                    "nodes": graph.num_nodes,
+                    "edges": graph.num_edges,
+                    "ids": graph.num_ids,
+                    "ids_given_out": graph.num_ids + int(graph.generations.sum()),
+                    "frames": graph.num_frames if args.frame_stack else 0,
+                    "stale_leaf_values": int(stale),
+                    "problems": len(graph.check_valid()),
+                }
+            )
+            print(", ".join(f"{name} {value:,}" for name, value in rows[-1].items()), flush=True)
+            windows, begin = [], time.process_time()
+    for name in ("resident_mb", "above_start_mb", "us_per_step"):
+        column = [row[name] for row in rows]
+        print(f"{name}: {min(column)} to {max(column)} ({max(column) / min(column) - 1:+.1%})")
+    if args.out:
+        with open(args.out, "w", newline="") as file:
+            table = csv.DictWriter(file, rows[0], lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+    sys.exit(any(row["problems"] or row["stale_leaf_values"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
