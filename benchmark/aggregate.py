@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from rliable import library, metrics
 
-REPETITIONS = 5_000  # of the bootstrap
+REPETITIONS = 2_000  # of the bootstrap
 SIGNIFICANCE = 0.95
 
 

@@ -530,7 +530,7 @@ How to read it: a score is the mean over the last 10% of a run's evaluations; a 
 the standard deviation over seeds (of the population, as the paper's), and the number of seeds.
 *Inside*, *above* and *below* compare our mean with the paper's mean ± std, with half a unit of its
 last digit for rounding. Intervals are 95% percentile intervals of a bootstrap over seeds,
-stratified by task ([rliable](https://github.com/google-research/rliable), 5,000 samples); from less
+stratified by task ([rliable](https://github.com/google-research/rliable), 2,000 samples); from less
 than five seeds they are too narrow, and one seed gives none. Where tasks have different numbers of
 seeds, statistics over tasks use as many as all of them have. *Supported* and *contradicted* mean
 that the interval of a X
@@ -580,8 +580,8 @@ def atari_line(protocols):
     return f"Atari 100K: {len(games)} of 26 games, {seeds_text(found[0])}."
 
 
-def report(protocols, left_out, folder):
-    """The report's Markdown; draws its pictures into the folder."""
+def report(protocols, left_out, folder, in_short):
+    """The report's Markdown, in parts; draws its pictures into the folder."""
     runs = [r for p in protocols for tasks in p.cells.values() for seeds in tasks.values()
             for r in seeds.values()]  # fmt: skip
     commits = sorted({row["commit"] for row in runs})
@@ -593,7 +593,7 @@ def report(protocols, left_out, folder):
     )
     yield HOW
     yield "## In short"
-    yield summary_text(protocols, folder)
+    yield in_short
     by_name = {(p.suite, p.episode_seed): p for p in protocols}
     yield "## The paper's claims"
     for protocol in protocols:
@@ -661,10 +661,11 @@ def main():
         if not protocols:
             fail(f"no rows in {args.results_dir}; benchmark/sweep.py makes them")
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        parts = report(protocols, left_out, args.out.parent)
+        in_short = summary_text(protocols, args.out.parent)
+        parts = report(protocols, left_out, args.out.parent, in_short)
         args.out.write_text("\n\n".join(parts) + "\n")
         if args.readme is not None:
-            text = summary_text(protocols, args.out.parent).replace("](report_", "](docs/report_")
+            text = in_short.replace("](report_", "](docs/report_")
             args.readme.write_text(replace_results(args.readme, text))
     except (OSError, ValueError, KeyError) as error:
         fail(error)

@@ -104,5 +104,5 @@ def draw_profiles(path, panels):
         axis.set_ylim(0, 1.02)
         bare(axis)
     axes[0, 0].set_ylabel("share of runs above")
-    axes[0, -1].legend(frameon=False, fontsize=9)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right", frameon=False)
     save(figure, path)

@@ -19,6 +19,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -84,7 +85,7 @@ class Args:
     gpus_per_run: float = 0.0
     """GPUs of each run, also a part of one; 0 = none"""
     address: str | None = None
-    """a Ray cluster to run on, as in auto or ray://host:10001; none = this machine"""
+    """a Ray cluster to run on, as in auto or 10.0.0.1:6379; none = this machine"""
 
     dry_run: bool = False
     """print the commands of what is not finished, and run nothing (without Ray)"""
@@ -467,6 +468,12 @@ def start_ray(args):
             "include_dashboard": False,
             "object_store_memory": 100 * 2**20,  # rows alone go through it
         }
+    host, colon, port = (args.address or "").rpartition(":")
+    if colon and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()  # Ray tries for minutes
+        except OSError as error:
+            fail(f"no Ray at --address {args.address}: {error}")
     try:
         ray.init(address=args.address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
