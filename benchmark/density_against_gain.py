@@ -168,22 +168,26 @@ def draw(rows, lines, path):
 
     figure, axis = plt.subplots(figsize=(8.2, 4.6))
     axis.axhline(0, color="#adb5bd", linewidth=1)
-    seen = set()
+    seen, names = set(), defaultdict(list)
     for row in rows:
         if not np.isfinite(row["relative_gain"]):
             continue
         suite, fixed = row["suite"], row["episode_seed"] == "fixed"
         label = suite + (", fixed episode seeds" if fixed else "")
+        colour = COLOURS.get(suite, "#212529")
+        x, y = row["novel_state_ratio"], row["relative_gain"]
         axis.scatter(
-            row["novel_state_ratio"], row["relative_gain"], s=34, marker="s" if fixed else "o",
-            color=COLOURS.get(suite, "#212529"), label=None if label in seen else label,
-            facecolor="none" if fixed else None,
+            x, y, s=34, marker="s" if fixed else "o", edgecolor=colour,
+            facecolor="none" if fixed else colour, label="" if label in seen else label,
         )  # fmt: skip
         seen.add(label)
-        name = row["task"].removeprefix("MiniGrid-").removesuffix("-v0")
+        task = row["task"].removeprefix("MiniGrid-").removesuffix("-v0")
+        names[round(x, 2), round(y, 1)].append((task, x, y))
+    for same in names.values():  # one label for points that coincide
+        text = "\n".join(dict.fromkeys(task for task, _, _ in same))
         axis.annotate(
-            name, (row["novel_state_ratio"], row["relative_gain"]), (5, 4), fontsize=7,
-            textcoords="offset points", color="#5c636a",
+            text, same[0][1:], (6, 0), fontsize=7, va="center", textcoords="offset points",
+            color="#5c636a",
         )  # fmt: skip
     axis.set(xlim=(-0.03, 1.03), ylim=(-1.1, 1.15), xlabel="novel state ratio (graph runs)")
     axis.set_ylabel("(graph - tree) / max(graph, tree)")

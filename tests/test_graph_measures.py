@@ -154,7 +154,7 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
     run = play.record(*play.stream(suite, name, rng), 400, name)
     assert run.graph.num_transitions == len(run.replay["node"]) == 400
     assert run.replay["cut"][-1]
-    found = would_it_help.measure(run, 3, 10, 0.99, 50, rng)
+    found = would_it_help.measure(run, 3, 10, 0.99, 20, rng)
     failing, _, text = would_it_help.judge(found)
     assert text.startswith(verdict)
     assert (found["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
@@ -336,14 +336,14 @@ def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
 
 
 def test_estimates_of_exact_backups_do_not_vary_under_one_target_network():
-    data = stability.fixed_data("MiniGrid-Empty-5x5-v0", 1, 300)
+    data = stability.fixed_data("MiniGrid-Empty-5x5-v0", 1, 150)
     last = {
-        variant: list(stability.estimates(data, variant, 10**6, 150, 75, seed=1))[-1]
+        variant: list(stability.estimates(data, variant, 10**6, 60, 60, seed=1))[-1]
         for variant in ("one-step", "n-step", "graph, all transitions")
     }
     assert last["one-step"][2] < 1e-7
     assert last["graph, all transitions"][2] < 1e-7
-    assert last["n-step"][2] > 1e-3  # the trajectory of the sample decides
+    assert last["n-step"][2] > 1e-4  # the trajectory of the sample decides
     q = stability.optimal_values(recorded_rows(CROSSING).graph, 0.5)
     assert q[:2, 0].tolist() == [0.25, 0.5]  # of 0 and 1, by the action that reaches the end
 
