@@ -135,7 +135,8 @@ def main():
             windows, begin = [], time.process_time()
     for name in ("resident_mb", "above_start_mb", "us_per_step"):
         column = [row[name] for row in rows]
-        print(f"{name}: {min(column)} to {max(column)} ({max(column) / min(column) - 1:+.1%})")
+        growth = f" ({max(column) / min(column) - 1:+.1%})" if min(column) > 0 else ""
+        print(f"{name}: {min(column)} to {max(column)}{growth}")
     if args.out:
         with open(args.out, "w", newline="") as file:
             table = csv.DictWriter(file, rows[0], lineterminator="\n")
