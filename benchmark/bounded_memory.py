@@ -107,8 +107,6 @@ def main():
             batch = replay.sample(32, rng)
             subgraphs = graph.expand(batch.nodes, batch.actions, 5, 20, rng)
             q_targets(subgraphs, leaves.values(subgraphs.nodes), 0.99)
-        if step % 32_000 == 0:
-            leaves.forget_all()  # a new target network
         if step % WINDOW == 0:
             windows.append((time.process_time() - begin) / WINDOW)
             begin = time.process_time()
@@ -133,6 +131,8 @@ def main():
             )
             print(", ".join(f"{name} {value:,}" for name, value in rows[-1].items()), flush=True)
             windows, begin = [], time.process_time()
+        if step % 32_000 == 0:
+            leaves.forget_all()  # a new target network
     for name in ("resident_mb", "above_start_mb", "us_per_step"):
         column = [row[name] for row in rows]
         growth = f" ({max(column) / min(column) - 1:+.1%})" if min(column) > 0 else ""
