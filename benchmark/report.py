@@ -294,7 +294,7 @@ def improvement_table(protocol):
 
 
 def order_claims(protocol):
-    """A sentence per pair of neighbours in the paper's order of means."""
+    """A sentence per pair of backups that the paper's means order."""
     for better, worse in (("graph", "tree"), ("tree", "n-step"), ("graph", "n-step"),
                           ("graph", "one-step"), ("tree", "one-step")):  # fmt: skip
         theirs = [
@@ -525,15 +525,16 @@ def profile_panel(protocol):
 # The report
 # --------------------------------------------------------------------------------------------------
 
-HOW = """\
+HOW = f"""\
 How to read it: a score is the mean over the last 10% of a run's evaluations; a cell is the mean ±
 the standard deviation over seeds (of the population, as the paper's), and the number of seeds.
 *Inside*, *above* and *below* compare our mean with the paper's mean ± std, with half a unit of its
 last digit for rounding. Intervals are 95% percentile intervals of a bootstrap over seeds,
-stratified by task ([rliable](https://github.com/google-research/rliable), 2,000 samples); from less
-than five seeds they are too narrow, and one seed gives none. Where tasks have different numbers of
-seeds, statistics over tasks use as many as all of them have. *Supported* and *contradicted* mean
-that the interval of a X
+stratified by task ([rliable](https://github.com/google-research/rliable),
+{aggregate.REPETITIONS:,} samples); from less than five seeds they are too narrow, and one seed
+gives none. Where tasks have different numbers of seeds, statistics over tasks use as many as all of
+them have. A claim is *supported* if the interval of the difference lies above 0, *contradicted* if
+it lies below, *undecided* if 0 is in it, and *open* while there is none.
 
 MiniGrid's returns are taken as they are. MinAtar's are divided by the highest mean in the paper's
 table for the game, so that 1 is the paper's best backup there. (The paper divides by the scores of
@@ -604,9 +605,10 @@ def report(protocols, left_out, folder, in_short):
         if protocol.suite == "minatar":
             lines.append(freeway_claim(protocol))
         yield "\n".join(lines)
-    yield "## Which episode seeding reproduces the paper's MinAtar"
     pair = [by_name.get(("minatar", name)) for name in ("fixed", "fresh")]
-    yield comparison(*pair) if all(pair) else "Only one of the two has been run."
+    if any(pair):
+        yield "## Which episode seeding reproduces the paper's MinAtar"
+        yield comparison(*pair) if all(pair) else "Only one of the two has been run."
     for protocol in protocols:
         yield from section(protocol, folder)
     panels = [p for p in map(profile_panel, protocols) if p]

@@ -204,7 +204,9 @@ def test_a_partial_grid_says_what_is_missing(tmp_path, monkeypatch):
     assert "| MiniGrid | graph | - | - | 0.58 | - |" in text
     assert "| - | - | - | 0.96 ± 0.00 (2), above |" in text
     assert "1 row with other flags: not shown" in text
-    assert "Only one of the two has been run." not in text.split("## MiniGrid")[1]
+    assert "episode seeding" not in text
+    write_rows(tmp_path, {("graph", ""): lambda *_: 1.0}, MINATAR[:1], "minatar", "fresh")
+    assert "Only one of the two has been run." in make_report(tmp_path, monkeypatch)[0]
 
 
 def test_both_episode_seedings_are_compared(tmp_path, monkeypatch):
@@ -243,6 +245,7 @@ def test_the_committed_report_is_of_the_committed_rows():
         len(seeds) for p in protocols for tasks in p.cells.values() for seeds in tasks.values()
     )
     assert f"{number} runs, made by the code at" in text
+    assert report.HOW in text
     for protocol in protocols:
         assert report.task_table(protocol) in text
     shown = (ROOT / "README.md").read_text().split(report.BEGIN)[1].split(report.END)[0]
