@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import fcntl
 import io
 import json
@@ -37,7 +38,7 @@ class RunDirectory:
         wandb_options: arguments of wandb.init where the run is tracked there, else None.
 
     Every method raises OSError where the folder cannot be written to, as the constructor does; it
-    also does so while another process writes there.
+    also does so while another process writes there, or for a table of other columns.
     """
 
     def __init__(
@@ -138,10 +139,15 @@ class _Table:
     def __init__(self, path, columns, last_step):
         kept = []
         if last_step is not None and path.exists():
-            text = path.read_text()
+            text = path.read_text(errors="replace")
             whole = text[: text.rfind("\n") + 1]  # a full disk may have cut the last row
-            rows = csv.DictReader(io.StringIO(whole, newline=""))
-            kept = [row for row in rows if _is_until(row, last_step)]
+            header, *rows = csv.reader(io.StringIO(whole, newline="")) if whole else [columns]
+            if tuple(header) != tuple(columns):
+                raise OSError(errno.EINVAL, f"{path.name} has other columns than this version's")
+            kept = [
+                dict(zip(columns, row, strict=True)) for row in rows
+                if len(row) == len(columns) and row[0].isdigit() and int(row[0]) <= last_step
+            ]  # fmt: skip
         self._columns = columns
         with _replacing(path) as new:
             header = dict(zip(columns, columns, strict=True))
@@ -160,10 +166,6 @@ class _Table:
         line = io.StringIO(newline="")
         csv.DictWriter(line, self._columns, lineterminator="\n").writerow(row)
         return line.getvalue()
-
-
-def _is_until(row, step):
-    return row["global_step"].isdigit() and int(row["global_step"]) <= step
 
 
 @contextlib.contextmanager

@@ -345,6 +345,22 @@ def test_what_is_whole_but_not_of_this_code_is_refused(case, finished, capsys):
     is_refused(script, run, capsys, "environment")
 
 
+def test_damaged_rows_are_left_out_and_other_columns_refused(finished, undisturbed, capsys):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    path = run / "metrics.csv"
+    header, *rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, rows[0], "45,1,2\n", rows[0][:-1] + ",9\n", "x\n", *rows[1:]]))
+    assert command(script, "--resume", str(run)) == 0
+    assert left_behind(run) == undisturbed("minigrid")[1]
+    (run / "result.json").unlink()
+    path.write_text("global_step,other\n30,1\n")
+    capsys.readouterr()
+    assert command(script, "--resume", str(run)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "metrics.csv has other columns" in line
+
+
 def test_a_checkpoint_runs_no_code(finished, capsys, tmp_path):
     """A pickle that would write a file when loaded, in each place where a pickle could be."""
     script, run = finished("minigrid")
