@@ -3,11 +3,9 @@
 python benchmark/atari_checkpoint.py
 """
 
-import resource
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
+from resident import Peak, resident_mb
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -31,31 +30,6 @@ class Args:
     """checkpoints to write"""
     folder: str | None = None
     """where; default: the folder for temporary files"""
-
-
-def resident_mb():
-    """Memory of this process now."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
-
-
-class Peak:
-    """The most memory that this process has while the block runs, in MB."""
-
-    def __enter__(self):
-        self.mb, self._over = resident_mb(), False
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def _watch(self):
-        while not self._over:
-            self.mb = max(self.mb, resident_mb())
-            time.sleep(0.002)
-
-    def __exit__(self, *_):
-        self._over = True
-        self._thread.join()
 
 
 def filled(args):

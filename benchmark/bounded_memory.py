@@ -7,8 +7,6 @@ end, with random numbers of 16 bits in view. Replay, graph and leaf values are t
 the network is a stand-in that reads its observation, so that a leaf value of another state shows.
 """
 
-import csv
-import resource
 import sys
 import time
 from dataclasses import dataclass
@@ -16,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from output import fail, write_rows
+from resident import resident_mb
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -47,11 +47,8 @@ class Walk:
     """Observations that drift: a state is seen a few times, and then never again."""
 
     def __init__(self, rng, frame_stack):
-        self.rng, self.frame_stack, self.shape = (
-            rng,
-            frame_stack,
-            (4, 8, 8) if frame_stack else (64,),
-        )
+        self.rng, self.frame_stack = rng, frame_stack
+        self.shape = (4, 8, 8) if frame_stack else (64,)
         self.place, self.frames = 0, [self.frame(0)] * 4
 
     def frame(self, number):
@@ -73,12 +70,6 @@ class Walk:
         return np.stack(self.frames) if self.frame_stack else self.frames[-1].reshape(64)
 
 
-def resident_mb():
-    """Memory of this process now."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
-
-
 def values(obs):
     """A stand-in for a network: float32 [n, NUM_ACTIONS], from the newest frame."""
     numbers = np.ascontiguousarray(obs.reshape(len(obs), -1)[:, -64:]).view(np.int64)[:, 1]
@@ -87,6 +78,9 @@ def values(obs):
 
 def main():
     args = tyro.cli(Args)
+    if not 1 <= args.report_frequency <= args.steps:
+        got = f"{args.report_frequency} and {args.steps}"
+        fail(f"require 1 <= --report-frequency <= --steps, got {got}")
     rng = np.random.default_rng(args.seed)
     env = Walk(rng, args.frame_stack)
     graph = TransitionGraph(
@@ -138,10 +132,7 @@ def main():
         growth = f" ({max(column) / min(column) - 1:+.1%})" if min(column) > 0 else ""
         print(f"{name}: {min(column)} to {max(column)}{growth}")
     if args.out:
-        with open(args.out, "w", newline="") as file:
-            table = csv.DictWriter(file, rows[0], lineterminator="\n")
-            table.writeheader()
-            table.writerows(rows)
+        write_rows(args.out, rows[0], rows)
     sys.exit(any(row["problems"] or row["stale_leaf_values"] for row in rows))
 
 

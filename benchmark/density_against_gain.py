@@ -22,6 +22,7 @@ import matplotlib
 import numpy as np
 import recorded
 import tyro
+from output import write_figure, write_rows
 
 from gb_rainbow_atari import REFERENCE_SCORES
 
@@ -195,7 +196,7 @@ def draw(rows, lines, path):
     axis.legend(fontsize=8, loc="lower right")
     axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    write_figure(figure, path)
 
 
 def main():
@@ -215,13 +216,7 @@ def main():
         correlations(rows, scores, ratios, args.repetitions, np.random.default_rng(args.seed))
     )
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow(
-                    {n: f"{v:.4g}" if isinstance(v, float) else v for n, v in row.items()}
-                )
+        write_rows(args.csv, COLUMNS, rows)
     if args.out:
         draw(rows, lines, args.out)
     print("| suite | task | episode seeds | seeds | novel state ratio | graph | tree | gain |")

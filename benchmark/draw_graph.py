@@ -28,6 +28,7 @@ import numpy as np
 import recorded
 import tyro
 from matplotlib.path import Path as Outline
+from output import write_figure
 
 from gbcore.interner import Interner
 
@@ -283,10 +284,7 @@ def draw_picture(layout, values, args, title, path):
     bar.outline.set_visible(False)
     axis.set_title(title, fontsize=12)
     figure.subplots_adjust(left=0.01, right=0.99, top=0.95, bottom=0.05)
-    try:
-        figure.savefig(path, dpi=args.dpi)
-    except OSError as error:
-        recorded.fail(f"cannot write {path}: {error.strerror}")
+    write_figure(figure, path, args.dpi)
     plt.close(figure)
 
 

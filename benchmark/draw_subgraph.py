@@ -17,6 +17,7 @@ import matplotlib
 import numpy as np
 import recorded
 import tyro
+from output import write_figure
 
 from gbcore import pair_q_values
 
@@ -204,10 +205,7 @@ def draw(nested, names, root_state, gamma, title, path):
     axis.set_ylim(-tallest / 2 - 1.2, tallest / 2 + 0.6)
     axis.axis("off")
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        recorded.fail(f"cannot write {path}: {error.strerror}")
+    write_figure(figure, path)
     plt.close(figure)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
+from output import fail
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -160,6 +161,8 @@ def has_checkpoint(run):
 
 def main():
     args = tyro.cli(Args)
+    if args.script not in FLAGS:
+        fail(f"--script must be one of {', '.join(FLAGS)}, got {args.script!r}")
     rng = np.random.default_rng(args.seed)
     flags = FLAGS[args.script] + (["--total-timesteps", str(args.steps)] if args.steps else [])
     moments = rng.permutation(np.resize(rng.permutation(MOMENTS), args.kills)).tolist()

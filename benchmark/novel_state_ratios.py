@@ -17,6 +17,7 @@ import measures
 import numpy as np
 import recorded
 import tyro
+from output import write_rows
 
 PAPER = {"MiniGrid": 0.006, "MinAtar": 0.298, "Atari": 0.927}
 GROUPS = {"gb_dqn_minigrid": "MiniGrid", "gb_dqn_minatar": "MinAtar", "gb_rainbow_atari": "Atari"}
@@ -99,12 +100,7 @@ def main():
         rows = [row_of(path) for path in args.runs]
         rows.sort(key=lambda row: tuple(str(row[name]) for name in COLUMNS))
         if args.csv:
-            with args.csv.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                writer.writeheader()
-                for row in rows:
-                    short = {n: f"{v:.6g}" if isinstance(v, float) else v for n, v in row.items()}
-                    writer.writerow(short)
+            write_rows(args.csv, COLUMNS, rows)
     elif args.csv:
         try:
             with args.csv.open(newline="") as file:

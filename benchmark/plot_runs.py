@@ -5,7 +5,6 @@ python benchmark/plot_runs.py benchmark/results/krull_graph_1 --out docs/krull.p
 
 import csv
 import json
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
+from output import fail, write_figure
 
 
 @dataclass
@@ -46,8 +46,7 @@ def main():
             config = json.loads((run / "config.json").read_text())
             steps, means, errors = read_curve(run)
         except (OSError, ValueError, KeyError) as error:
-            print(f"error: {run} is no run: {error}", file=sys.stderr)
-            sys.exit(2)
+            fail(f"{run} is no run: {error}")
         label = f"{config['env_id']}, {config['backup']}, seed {config['seed']}"
         axis.errorbar(steps, means, errors, label=label, marker="o", markersize=4, capsize=2)
     if args.random_score is not None:
@@ -57,7 +56,7 @@ def main():
     axis.legend()
     axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(args.out, dpi=110)
+    write_figure(figure, args.out)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from output import fail
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -32,12 +33,6 @@ ACTIONS = {
     "gb_dqn_minigrid": ("left", "right", "forward", "pickup", "drop", "toggle", "done"),
     "gb_dqn_minatar": ("no-op", "left", "up", "right", "down", "fire"),
 }
-
-
-def fail(message):
-    """One line on stderr, exit status 2."""
-    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-    sys.exit(2)
 
 
 @dataclass

@@ -8,20 +8,19 @@ where the grid is not complete yet.
 """
 
 import csv
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tyro
+from output import fail
 from run_records import ROOT, SUITES, Records
 
 try:
     import aggregate
     import report_figures
 except ImportError as missing:
-    print(f"error: no {missing.name}: pip install -r requirements-sweep.txt", file=sys.stderr)
-    sys.exit(2)
+    fail(f"no {missing.name}: pip install -r requirements-sweep.txt")
 
 PAPER = Path(__file__).resolve().parent / "paper"
 BEGIN, END = "<!-- results: python benchmark/report.py -->", "<!-- end of results -->"
@@ -47,11 +46,6 @@ class Args:
     """the report; its pictures lie beside it"""
     readme: Path | None = ROOT / "README.md"
     """the file whose results between two markers are replaced"""
-
-
-def fail(message):
-    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-    sys.exit(2)
 
 
 # --------------------------------------------------------------------------------------------------

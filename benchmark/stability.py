@@ -6,8 +6,8 @@
 (s, a) is sampled its target is one more estimate. Of the last 10 estimates of each pair: their mean
 and standard deviation, averaged over the pairs that have 10, as optimisation goes on. The paper
 does not say how often the target network was updated, and its own MiniGrid setting, every 8,000
-steps, is longer than its curves: so several intervals are tried. The line q* is the mean over the
-same pairs by value iteration on the data.
+steps, is longer than its curves: so several intervals are tried. The line q* is the mean over all
+pairs of the data, by value iteration on them; at first not all pairs have 10 estimates.
 """
 
 import csv
@@ -22,6 +22,7 @@ import play
 import recorded
 import torch
 import tyro
+from output import write_figure, write_rows
 from tqdm import tqdm
 
 import gb_dqn_minigrid as script
@@ -60,7 +61,7 @@ class Args:
 
 
 def fixed_data(task, seed, transitions):
-    """`Recorded` random transitions, and exact values of the data's pairs: [num_ids, A]."""
+    """`Recorded` random transitions."""
     rng = np.random.default_rng(seed)
     rows = play.stream("minigrid", task, rng, seed=seed)
     return play.record(*rows, transitions, task)
@@ -144,7 +145,7 @@ COLOURS = {"one-step": "#868e96", "n-step": "#e8590c", "tree": "#2b8a3e", "graph
            "graph, all transitions": "#9c36b5"}  # fmt: skip
 
 
-def draw(rows, task, path):
+def draw(rows, path):
     """Means above, standard deviations below; a column for each interval."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -182,7 +183,7 @@ def draw(rows, task, path):
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=6, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.94))
-    figure.savefig(path, dpi=110)
+    write_figure(figure, path)
 
 
 def summary(rows):
@@ -230,22 +231,18 @@ def main():
     if not args.intervals or min(args.intervals) < 1:
         recorded.fail(f"--intervals must be >= 1, got {args.intervals}")
     torch.set_num_threads(1)
-    task = script.task_of(args.env_id)
     if args.draw:
         rows = read_rows(args.draw)
     else:
+        task = script.task_of(args.env_id)
+        script.check_task(task)
         rows = compute(args, task)
         if not rows:
             recorded.fail("no pair has 10 estimates yet: require more --updates")
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            table.writeheader()
-            for row in rows:
-                short = {n: f"{v:.6g}" if isinstance(v, float) else v for n, v in row.items()}
-                table.writerow(short)
+        write_rows(args.csv, COLUMNS, rows)
     if args.out:
-        draw(rows, task, args.out)
+        draw(rows, args.out)
     print(summary(rows))
 
 
