@@ -1,4 +1,3 @@
-# ruff: noqa: E402  (the path comes first)
 """benchmark/: what is read from runs, measured on graphs, laid out and drawn."""
 
 import json
@@ -8,21 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmark"))
-
 import density_against_gain
 import draw_subgraph
 import measures
+import numpy as np
 import play
+import pytest
 import recorded
 import stability
 import would_it_help
 
 from gbcore import TransitionGraph
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def recorded_rows(rows, num_actions=2):

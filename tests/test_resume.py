@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import JIT
+from kill_and_resume import left_behind
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
-from benchmark.kill_and_resume import left_behind
 from gbcore import TransitionGraph, run_directory
 
 pytestmark = pytest.mark.skipif(not JIT, reason="files are the same without compiled kernels")

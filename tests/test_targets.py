@@ -255,17 +255,16 @@ def test_double_is_the_policy_that_puts_all_mass_on_the_online_argmax(case, dept
 
 @settings(max_examples=scaled(40, 10))
 @given(cases(), depths)
-def test_double_with_the_target_network_is_greedy_at_depth_one_only(case, depth):
-    """One backup deep the two rules agree; nested, greedy looks at nested values and is above."""
+def test_double_with_the_target_network_is_at_most_greedy(case, depth):
+    """One backup deep the two rules agree; nested, greedy looks at nested values."""
     case.selector_q = case.leaf_q
     sub = case.expand(case.pairs, 1)
     greedy, double = case.q_targets(sub, "greedy"), case.q_targets(sub, "double")
     np.testing.assert_allclose(double, greedy, rtol=0, atol=TOLERANCE)
     sub = case.expand(case.pairs, depth)
     greedy = case.q_targets(sub, "greedy")
-    for name in ("double", "policy", "behaviour"):
-        if name != "behaviour":  # an unseen action may be better or worse than what was done
-            assert (case.q_targets(sub, name) <= greedy + TOLERANCE).all()
+    for name in ("double", "policy"):
+        assert (case.q_targets(sub, name) <= greedy + TOLERANCE).all()
 
 
 @settings(max_examples=scaled(40, 10))
