@@ -548,7 +548,8 @@ def section(protocol, folder):
     curves = curves_of(protocol)
     if curves:
         name = f"report_{protocol.slug}_curves.png"
-        report_figures.draw_curves(folder / name, curves, "mean return of 3 episodes")
+        episodes = "an evaluation" if protocol.suite == "atari100k" else "3 episodes"
+        report_figures.draw_curves(folder / name, curves, f"mean return of {episodes}")
         yield f"![Learning curves, {protocol.title}]({name})"
         yield "Mean of the seeds and its standard error, over five evaluations."
     if protocol.suite == "atari100k":
@@ -590,10 +591,10 @@ def report(protocols, left_out, folder, in_short):
     yield "## In short"
     yield in_short
     by_name = {(p.suite, p.episode_seed): p for p in protocols}
-    yield "## The paper's claims"
-    for protocol in protocols:
-        if protocol.suite not in ("minatar", "minigrid"):
-            continue
+    claimed = [p for p in protocols if p.suite != "minatar-1m"]
+    if claimed:
+        yield "## The paper's claims"
+    for protocol in claimed:
         yield f"**{protocol.title}**, {seeds_text(protocol)}:"
         lines = list(order_claims(protocol))
         if protocol.suite == "minatar":

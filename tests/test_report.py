@@ -13,7 +13,7 @@ pytest.importorskip("rliable")
 
 import aggregate
 import report
-from run_records import Key, Records
+from run_records import Key, Records, script_of
 
 ROOT = Path(__file__).resolve().parents[1]
 # Nothing here depends on it, so once is enough.
@@ -134,6 +134,12 @@ def test_profiles_are_shares_of_runs_above():
 
 MINIGRID = list(report.read_paper()["minigrid"]["graph"])
 MINATAR = list(report.read_paper()["minatar"]["graph"])
+
+
+def test_the_reference_scores_are_those_of_the_script():
+    rows = report.read_table(report.PAPER / "atari_reference_scores.csv")
+    found = {row["game"]: (float(row["random"]), float(row["human"])) for row in rows}
+    assert found == script_of("atari100k").REFERENCE_SCORES
 
 
 def write_rows(folder, scores, tasks, suite="minigrid", episode_seed="", seeds=3):
