@@ -7,7 +7,8 @@ from gbcore.frontier_kernels import CELLS_GIVEN, HEAP_SIZE, STACK_SIZE, PlanArra
 from gbcore.interner import check_array
 from gbcore.kernels import EMPTY, NO_ROOM
 
-MEMORY = 10_000  # steps over which a finding rate is taken
+MEMORY = 10_000  # steps over which a rate is taken
+WORTHWHILE = 1e-3  # states found per planned step
 
 
 class FrontierPlanner:
@@ -266,20 +267,23 @@ class FrontierEpisodes:
 
     The share of the next episode is
 
-        share * max(0, 1 - r / r_planned)
+        share * max(0, 1 - r / r_planned) * min(1, r_planned / WORTHWHILE)
 
     with the rates r at which steps lately (see MEMORY) found states that were never acted in:
-    r_planned of planned steps, r of all others. It is 0 where planned steps find no more
-    than others do, as where every state is new anyway, and where nothing untried can be reached
-    from the start. A rate is (found + 1) / (steps + 1): without recent steps it is high, so that
-    the planner is given a try again.
+    r_planned of planned steps, r of all others. So it is small where planned steps find no more
+    than others do, as where every state is new anyway, and where they find next to nothing. It is
+    0 where nothing untried can be reached from the start. A rate is (found + 1) / (steps + 1):
+    without recent steps it is high, so that the planner is given a try again.
 
     In a frontier episode, too, a step is left alone where nothing untried can be reached.
 
     Args:
         planner: the FrontierPlanner.
         share: of the episodes at most, in [0, 1].
-        budget: edges that the planner reads per step at most.
+        budget: edges that the planner reads per step at most, see its `plan`.
+
+    Raises:
+        ValueError: for a share or budget out of range.
     """
 
     METRICS = (
@@ -300,9 +304,10 @@ class FrontierEpisodes:
 
     def begin(self, node, rng):
         """An episode starts in a node: decide what it is. One draw is taken from rng."""
-        left_alone, planned = (self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)
-        self.share = self.most * max(0.0, 1.0 - float(left_alone / planned))
+        self.planner.plan(self.budget)
         self.start_value = float(self.planner.values[node])
+        left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
+        self.share = self.most * max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
         if self.start_value == 0 and self.planner.num_waiting == 0:
             self.share = 0.0
         self.is_frontier = bool(rng.random() < self.share)
@@ -329,7 +334,7 @@ class FrontierEpisodes:
             "frontier/untried": self.planner.num_untried(),
             "frontier/share": self.share,
             "frontier/start_value": self.start_value,
-            "frontier/waiting": self.planner.num_waiting,
+            "frontier/waiting": self.planner.num_waiting,  # the last step included
             "frontier/states_per_1000": 1000 * found / steps if steps else None,
         }
 
