@@ -35,6 +35,7 @@ ATARI = [
     "--train-frequency", "6", "--log-frequency", "30", "--eval-frequency", "100", "--threads", "1",
     "--eval-episodes", "1", "--eval-epsilon", "1", "--exploration-steps", "1000", "--no-cuda",
 ]  # fmt: skip
+# So small a budget that changes wait in every checkpoint.
 FRONTIER = ["--exploration", "frontier", "--frontier-share", "0.9", "--frontier-budget", "3"]
 CASES = {
     "minigrid": (gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", *DQN]),
@@ -47,8 +48,6 @@ CASES = {
         gb_dqn_minatar,
         ["--env-id", "breakout", "--episode-seed", "fixed", "--backup", "tree", *DQN],
     ),
-    "atari": (gb_rainbow_atari, ["--env-id", "Breakout", "--buffer-size", "100", *ATARI]),
-    # So small a budget that changes wait in every checkpoint.
     "minigrid, frontier": (
         gb_dqn_minigrid,
         ["--env-id", "LavaCrossingS9N1", "--buffer-size", "90", *FRONTIER, *DQN],
@@ -57,7 +56,10 @@ CASES = {
         gb_dqn_minatar,
         ["--env-id", "breakout", "--frontier-prior", "1", *FRONTIER, *DQN],
     ),
-    "atari, frontier": (gb_rainbow_atari, ["--env-id", "Breakout", *FRONTIER, *ATARI]),
+    "atari": (
+        gb_rainbow_atari,
+        ["--env-id", "Breakout", "--buffer-size", "100", *FRONTIER, *ATARI],
+    ),
 }
 all_scripts = pytest.mark.parametrize("case", ["minigrid", "minatar", "atari"])
 
