@@ -28,7 +28,14 @@ import tyro
 from minatar import Environment
 from tqdm import tqdm
 
-from gbcore import LeafTable, TransitionGraph, pair_q_values, trajectory_subgraphs
+from gbcore import (
+    FrontierEpisodes,
+    FrontierPlanner,
+    LeafTable,
+    TransitionGraph,
+    pair_q_values,
+    trajectory_subgraphs,
+)
 from gbcore.run_directory import (
     RunDirectory,
     StopSignal,
@@ -49,6 +56,8 @@ BACKUPS = {
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 MAX_STEPS = 5_000  # of an episode
+
+EXPLORATIONS = ("epsilon-greedy", "frontier")
 
 
 @dataclass
@@ -104,6 +113,19 @@ class Args:
     end_e: float = 0.02
     """epsilon from then on"""
 
+    exploration: Annotated[str, tyro.conf.arg(metavar="{epsilon-greedy,frontier}")] = (
+        "epsilon-greedy"
+    )
+    """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
+    frontier_share: float = 0.5
+    """share of these episodes at most; it falls as they find no more than the others"""
+    frontier_gamma: float = 0.95
+    """discount of the way there"""
+    frontier_prior: float = 0.0
+    """observations of the unknown that a pair tried before is credited with"""
+    frontier_budget: int = 2_000
+    """edges of the graph that the planner reads per step at most"""
+
     backup: Annotated[str, tyro.conf.arg(metavar="{one-step,n-step,tree,graph,graph-mixed}")] = (
         "graph"
     )
@@ -158,19 +180,21 @@ def check_args(args):
     positive = (
         "total_timesteps", "learning_rate", "adam_eps", "batch_size", "depth",
         "target_network_frequency", "train_frequency", "updates_per_train", "eval_episodes",
-        "log_frequency",
+        "log_frequency", "frontier_budget",
     )  # fmt: skip
     not_negative = (
         "breadth", "seed", "threads", "buffer_size", "learning_starts", "eval_frequency",
-        "checkpoint_frequency",
+        "checkpoint_frequency", "frontier_prior",
     )  # fmt: skip
-    shares = ("gamma", "start_e", "end_e", "eval_epsilon")
+    shares = ("gamma", "start_e", "end_e", "eval_epsilon", "frontier_share", "frontier_gamma")
     if args.backup not in BACKUPS:
         nearest = difflib.get_close_matches(args.backup, BACKUPS, n=1, cutoff=0.0)[0]
         choices = ", ".join(BACKUPS)
         fail(f"unknown --backup {args.backup!r}; nearest: {nearest} (one of {choices})")
     if args.episode_seed not in ("fresh", "fixed"):
         fail(f"--episode-seed must be fresh or fixed, got {args.episode_seed!r}")
+    if args.exploration not in EXPLORATIONS:
+        fail(f"--exploration must be {' or '.join(EXPLORATIONS)}, got {args.exploration!r}")
     for name in positive:
         if not getattr(args, name) > 0:
             fail(f"--{name.replace('_', '-')} must be > 0, got {getattr(args, name)}")
@@ -180,6 +204,10 @@ def check_args(args):
     for name in shares:
         if not 0 <= getattr(args, name) <= 1:
             fail(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
+    if not 0 < args.frontier_gamma < 1:
+        fail(f"--frontier-gamma must be in (0, 1), got {args.frontier_gamma}")
+    if not args.frontier_prior < float("inf"):
+        fail(f"--frontier-prior must be finite, got {args.frontier_prior}")
     if buffer_size < args.batch_size:
         flag = "--buffer-size" if args.buffer_size else "--total-timesteps"
         fail(f"{flag} {buffer_size} is smaller than --batch-size {args.batch_size}")
@@ -418,8 +446,9 @@ class Replay:
 
     COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
 
-    def __init__(self, graph, capacity):
+    def __init__(self, graph, capacity, frontier=None):
         self.graph, self.capacity = graph, capacity
+        self.frontier = frontier  # hears of every change of the graph
         self.node = np.zeros(capacity, np.int64)
         self.action = np.zeros(capacity, np.int64)
         self.reward = np.zeros(capacity, np.float64)
@@ -433,10 +462,14 @@ class Replay:
         """Append a transition, to the graph as well; the oldest one leaves both when it is full."""
         i, last = self.position, self.position - 1
         self.graph.add(node, action, reward, next_node, terminated)
+        if self.frontier is not None:
+            self.frontier.planner.changed(node, next_node)
         if self.size == self.capacity:
             self.graph.remove(
                 self.node[i], self.action[i], self.reward[i], self.next_node[i], self.terminated[i]
             )
+            if self.frontier is not None:
+                self.frontier.planner.changed(self.node[i], self.next_node[i])
         self.node[i], self.action[i], self.reward[i] = node, action, reward
         self.next_node[i], self.terminated[i] = next_node, terminated
         self.cut[i] = True
@@ -459,7 +492,8 @@ class Replay:
     def state(self):
         """Arrays that `restore` takes back."""
         columns = {name: getattr(self, name)[: self.size] for name in self.COLUMNS}
-        return columns | {"place": np.array([self.size, self.position])}
+        arrays = columns | {"place": np.array([self.size, self.position])}
+        return arrays if self.frontier is None else arrays | self.frontier.state()
 
     def restore(self, arrays):
         """Go on from what `state` returned. There may be more room than there was."""
@@ -468,6 +502,16 @@ class Replay:
             self.position = self.size
         for name in self.COLUMNS:
             getattr(self, name)[: self.size] = arrays[name]
+        if self.frontier is not None:
+            self.frontier.restore(arrays)
+
+
+def make_frontier(args, graph):
+    """What explores in a share of the episodes; None if they are all left as they are."""
+    if args.exploration != "frontier":
+        return None
+    planner = FrontierPlanner(graph, args.frontier_gamma, args.frontier_prior)
+    return FrontierEpisodes(planner, args.frontier_share, args.frontier_budget)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -593,7 +637,7 @@ def train(args, game, run, learner, rng, counters, env=None):
 
     env: what `restore` returned, in the state counters.node.
     """
-    replay, graph = learner.replay, learner.graph
+    replay, graph, frontier = learner.replay, learner.graph, learner.replay.frontier
     if env is None:
         env = make_envs(args, game, rng, 1)[0]
         counters.node = graph.node(env.reset())
@@ -606,11 +650,15 @@ def train(args, game, run, learner, rng, counters, env=None):
         if is_evaluation_due(args, counters):  # the signal came during it
             log_evaluation(args, game, run, learner, counters, stop)
         while counters.step < args.total_timesteps and not stop.asked:
-            # Act: epsilon-greedy, and at random before learning starts.
+            # Act: the way to what was never tried, in a frontier episode that knows one. Else
+            # epsilon-greedy, and at random before learning starts.
+            if frontier is not None and starts_episode:
+                frontier.begin(node, rng)
+            action = None if frontier is None else frontier.act(node, rng)
             epsilon = args.start_e if counters.step < args.learning_starts else args.end_e
-            if rng.random() < epsilon:
+            if action is None and rng.random() < epsilon:
                 action = int(rng.integers(env.num_actions))
-            else:
+            elif action is None:
                 action = int(learner.act(obs[None])[0])
             obs, reward, terminated, truncated = env.step(action)
             next_node = graph.node(obs)
@@ -660,7 +708,7 @@ def train(args, game, run, learner, rng, counters, env=None):
                     "graph/novel_state_ratio": graph.novel_state_ratio,
                     "graph/evaluated_per_update": evaluated / updates if updates else None,
                 }
-                run.log(step, metrics)
+                run.log(step, metrics if frontier is None else metrics | frontier.metrics())
                 shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
                 progress.set_postfix_str(
                     f"return {shown}, novel {graph.novel_state_ratio:.3f}", refresh=False
@@ -745,7 +793,8 @@ def restore(args, game, checkpoint, device):
     env = make_envs(args, game, np.random.default_rng(0), 1)[0]
     if graph.find(env.restore(state["environment"])) != counters.node:
         raise ValueError("the environment's versions play the episode under way otherwise")
-    replay = Replay(graph, args.buffer_size or args.total_timesteps)
+    capacity = args.buffer_size or args.total_timesteps
+    replay = Replay(graph, capacity, make_frontier(args, graph))
     replay.restore(arrays)
     learner = Learner(args, graph, replay, env.num_actions, device)
     learner.restore(tensors)
@@ -757,13 +806,13 @@ def restore(args, game, checkpoint, device):
     return learner, rng, counters, env
 
 
-def warm_up(obs, num_actions):
+def warm_up(args, obs, num_actions):
     """Compile every kernel on a toy graph, before the clock starts."""
     start = time.perf_counter()
     print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
     rng = np.random.default_rng(0)
     graph = TransitionGraph(num_actions, obs.shape, obs.dtype)
-    replay = Replay(graph, 3)
+    replay = Replay(graph, 3, make_frontier(args, graph))
     nodes = [graph.node(np.full_like(obs, i)) for i in range(2)]
     for i in range(4):
         replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False, False)
@@ -775,6 +824,11 @@ def warm_up(obs, num_actions):
         leaf_q = np.zeros((len(subgraphs.nodes), num_actions), np.float32)
         for rule in ("greedy", "behaviour"):
             pair_q_values(subgraphs, leaf_q, 0.5, rule)
+    if replay.frontier is not None:
+        replay.frontier.begin(nodes[0], rng)
+        replay.frontier.planner.plan()
+        replay.frontier.planner.act(nodes[0], rng)
+        replay.frontier.metrics()
     print(f"{time.perf_counter() - start:.1f} s")
 
 
@@ -814,7 +868,7 @@ def main():
         run = RunDirectory(
             args.resume or path,
             config,
-            METRICS,
+            METRICS + (FrontierEpisodes.METRICS if args.exploration == "frontier" else ()),
             resume_step=counters.step if args.resume else None,
             evaluated_step=counters.evaluated_step if args.resume else None,
             wandb_options=(
@@ -829,10 +883,11 @@ def main():
 
     toy = make_envs(args, game, np.random.default_rng(0), 1)[0]
     obs, num_actions = toy.reset(), toy.num_actions
-    warm_up(obs, num_actions)
+    warm_up(args, obs, num_actions)
     if not args.resume:
         graph = TransitionGraph(num_actions, obs.shape, obs.dtype, capacity=num_states)
-        learner = Learner(args, graph, Replay(graph, capacity), num_actions, device)
+        replay = Replay(graph, capacity, make_frontier(args, graph))
+        learner = Learner(args, graph, replay, num_actions, device)
     torch.set_flush_denormal(True)  # not before: NumPy's modules would warn as they are imported
     with writable(run):
         finished = train(args, game, run, learner, rng, counters, env)
@@ -848,6 +903,7 @@ def main():
             "script": script,
             "env_id": game,
             "backup": args.backup,
+            "exploration": args.exploration,
             "seed": args.seed,
             "score": score,
             "eval_episodes": args.eval_episodes,

@@ -30,6 +30,8 @@ from ale_py.vector_env import AtariVectorEnv
 from tqdm import tqdm
 
 from gbcore import (
+    FrontierEpisodes,
+    FrontierPlanner,
     Subgraphs,
     SumTree,
     TransitionGraph,
@@ -55,6 +57,8 @@ BACKUPS = {
     "graph": ("graph", "double"),
     "graph-mixed": ("graph", "behaviour"),
 }
+
+EXPLORATIONS = ("epsilon-greedy", "frontier")
 
 # Random and human scores of the 26 games of Atari 100K (Mnih et al. 2015; van Hasselt et al. 2016).
 REFERENCE_SCORES = {
@@ -148,6 +152,19 @@ class Args:
     noisy_std: float = 0.5
     """initial scale of the noisy layers"""
 
+    exploration: Annotated[str, tyro.conf.arg(metavar="{epsilon-greedy,frontier}")] = (
+        "epsilon-greedy"
+    )
+    """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
+    frontier_share: float = 0.5
+    """share of these episodes at most; it falls as they find no more than the others"""
+    frontier_gamma: float = 0.95
+    """discount of the way there"""
+    frontier_prior: float = 0.0
+    """observations of the unknown that a pair tried before is credited with"""
+    frontier_budget: int = 2_000
+    """edges of the graph that the planner reads per step at most"""
+
     backup: Annotated[str, tyro.conf.arg(metavar="{one-step,n-step,tree,graph,graph-mixed}")] = (
         "graph"
     )
@@ -213,17 +230,20 @@ def check_args(args):
     positive = (
         "total_timesteps", "learning_rate", "adam_eps", "max_grad_norm", "batch_size", "depth",
         "target_network_frequency", "train_frequency", "updates_per_train", "exploration_steps",
-        "eval_episodes", "eval_envs", "log_frequency",
+        "eval_episodes", "eval_envs", "log_frequency", "frontier_budget",
     )  # fmt: skip
     not_negative = (
         "breadth", "seed", "threads", "buffer_size", "learning_starts", "noisy_std",
         "eval_frequency", "checkpoint_frequency", "priority_exponent", "importance_exponent",
+        "frontier_prior",
     )  # fmt: skip
-    shares = ("gamma", "start_e", "end_e", "eval_epsilon")
+    shares = ("gamma", "start_e", "end_e", "eval_epsilon", "frontier_share", "frontier_gamma")
     if args.backup not in BACKUPS:
         nearest = difflib.get_close_matches(args.backup, BACKUPS, n=1, cutoff=0.0)[0]
         choices = ", ".join(BACKUPS)
         fail(f"unknown --backup {args.backup!r}; nearest: {nearest} (one of {choices})")
+    if args.exploration not in EXPLORATIONS:
+        fail(f"--exploration must be {' or '.join(EXPLORATIONS)}, got {args.exploration!r}")
     for name in positive:
         if not getattr(args, name) > 0:
             fail(f"--{name.replace('_', '-')} must be > 0, got {getattr(args, name)}")
@@ -233,6 +253,10 @@ def check_args(args):
     for name in shares:
         if not 0 <= getattr(args, name) <= 1:
             fail(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
+    if not 0 < args.frontier_gamma < 1:
+        fail(f"--frontier-gamma must be in (0, 1), got {args.frontier_gamma}")
+    if not args.frontier_prior < float("inf"):
+        fail(f"--frontier-prior must be finite, got {args.frontier_prior}")
     if buffer_size < args.batch_size:
         flag = "--buffer-size" if args.buffer_size else "--total-timesteps"
         fail(f"{flag} {buffer_size} is smaller than --batch-size {args.batch_size}")
@@ -545,8 +569,9 @@ class Replay:
 
     COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
 
-    def __init__(self, graph, capacity, priority_exponent):
+    def __init__(self, graph, capacity, priority_exponent, frontier=None):
         self.graph, self.capacity, self.priority_exponent = graph, capacity, priority_exponent
+        self.frontier = frontier  # hears of every change of the graph
         self.node = np.zeros(capacity, np.int64)
         self.action = np.zeros(capacity, np.int64)
         self.reward = np.zeros(capacity, np.float64)
@@ -562,10 +587,14 @@ class Replay:
         """Append a transition, to the graph as well; the oldest one leaves both when it is full."""
         i, last = self.position, self.position - 1
         self.graph.add(node, action, reward, next_node, terminated)
+        if self.frontier is not None:
+            self.frontier.planner.changed(node, next_node)
         if self.size == self.capacity:
             self.graph.remove(
                 self.node[i], self.action[i], self.reward[i], self.next_node[i], self.terminated[i]
             )
+            if self.frontier is not None:
+                self.frontier.planner.changed(self.node[i], self.next_node[i])
         self.node[i], self.action[i], self.reward[i] = node, action, reward
         self.next_node[i], self.terminated[i] = next_node, terminated
         self.cut[i] = True
@@ -598,7 +627,8 @@ class Replay:
         """Arrays that `restore` takes back."""
         columns = {name: getattr(self, name)[: self.size] for name in self.COLUMNS}
         place = np.array([self.size, self.position, self.max_priority])
-        return columns | {"priorities": self.priorities.priorities[: self.size], "place": place}
+        arrays = columns | {"priorities": self.priorities.priorities[: self.size], "place": place}
+        return arrays if self.frontier is None else arrays | self.frontier.state()
 
     def restore(self, arrays):
         """Go on from what `state` returned. There may be more room than there was."""
@@ -609,6 +639,16 @@ class Replay:
         for name in self.COLUMNS:
             getattr(self, name)[: self.size] = arrays[name]
         self.priorities.set(np.arange(self.size), arrays["priorities"])
+        if self.frontier is not None:
+            self.frontier.restore(arrays)
+
+
+def make_frontier(args, graph):
+    """What explores in a share of the episodes; None if they are all left as they are."""
+    if args.exploration != "frontier":
+        return None
+    planner = FrontierPlanner(graph, args.frontier_gamma, args.frontier_prior)
+    return FrontierEpisodes(planner, args.frontier_share, args.frontier_budget)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -869,7 +909,7 @@ def train(args, game, run, learner, rng, counters, env=None):
 
     env: what `restore` returned, in the state counters.node.
     """
-    replay, graph = learner.replay, learner.graph
+    replay, graph, frontier = learner.replay, learner.graph, learner.replay.frontier
     if env is None:
         env = Game(game)
         counters.node = learner.node(env.reset(draw_seed(rng))[0])
@@ -882,12 +922,16 @@ def train(args, game, run, learner, rng, counters, env=None):
         if is_evaluation_due(args, counters):  # the signal came during it
             log_evaluation(args, game, run, learner, counters, stop)
         while counters.step < args.total_timesteps and not stop.asked:
-            # Act: epsilon-greedy at first, noise in the weights throughout.
+            # Act: the way to what was never tried, in a frontier episode that knows one. Else
+            # epsilon-greedy at first, noise in the weights throughout.
+            if frontier is not None and starts_episode:
+                frontier.begin(node, rng)
+            action = None if frontier is None else frontier.act(node, rng)
             share = min(counters.step / args.exploration_steps, 1.0)
             epsilon = args.start_e + share * (args.end_e - args.start_e)
-            if rng.random() < epsilon:
+            if action is None and rng.random() < epsilon:
                 action = int(rng.integers(env.num_actions))
-            else:
+            elif action is None:
                 action = int(learner.act(obs, noisy=True)[0])
             moved = env.step(action)
             if moved is None:  # no transition: the action was ignored
@@ -949,7 +993,7 @@ def train(args, game, run, learner, rng, counters, env=None):
                     "graph/novel_state_ratio": graph.novel_state_ratio,
                     "graph/evaluated_per_update": evaluated / updates if updates else None,
                 }
-                run.log(step, metrics)
+                run.log(step, metrics if frontier is None else metrics | frontier.metrics())
                 shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
                 progress.set_postfix_str(
                     f"return {shown}, novel {graph.novel_state_ratio:.3f}", refresh=False
@@ -1030,7 +1074,8 @@ def restore(args, game, checkpoint, device):
     env = Game(game)
     if graph.find(env.restore(state["environment"])[0]) != counters.node:
         raise ValueError("the environment's versions play the episode under way otherwise")
-    replay = Replay(graph, args.buffer_size or args.total_timesteps, args.priority_exponent)
+    capacity = args.buffer_size or args.total_timesteps
+    replay = Replay(graph, capacity, args.priority_exponent, make_frontier(args, graph))
     replay.restore(arrays)
     learner = Learner(args, graph, replay, env.num_actions, device)
     learner.restore(tensors)
@@ -1053,13 +1098,13 @@ def keep_freed_memory():
         mallopt(m_trim_threshold, 2**30)
 
 
-def warm_up(num_actions):
+def warm_up(args, num_actions):
     """Compile every kernel on a toy graph, before the clock starts."""
     start = time.perf_counter()
     print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
     rng = np.random.default_rng(0)
     graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True)
-    replay = Replay(graph, 3, 1.0)
+    replay = Replay(graph, 3, 1.0, make_frontier(args, graph))
     nodes = [graph.node(np.full((4, 84, 84), i, np.uint8)) for i in range(2)]
     for i in range(4):
         replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False, False)
@@ -1070,6 +1115,11 @@ def warm_up(num_actions):
     ):
         for rule in ("double", "behaviour"):
             prune(subgraphs, rule, np.zeros_like)
+    if replay.frontier is not None:
+        replay.frontier.begin(nodes[0], rng)
+        replay.frontier.planner.plan()
+        replay.frontier.planner.act(nodes[0], rng)
+        replay.frontier.metrics()
     print(f"{time.perf_counter() - start:.1f} s")
 
 
@@ -1112,7 +1162,7 @@ def main():
         run = RunDirectory(
             args.resume or path,
             config,
-            METRICS,
+            METRICS + (FrontierEpisodes.METRICS if args.exploration == "frontier" else ()),
             resume_step=counters.step if args.resume else None,
             evaluated_step=counters.evaluated_step if args.resume else None,
             wandb_options=(
@@ -1126,11 +1176,11 @@ def main():
     print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
 
     num_actions = num_actions_of(game)
-    warm_up(num_actions)
+    warm_up(args, num_actions)
     torch.set_flush_denormal(True)  # sparse rewards fill Adam's moments with denormals
     if not args.resume:
         graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=num_states)
-        replay = Replay(graph, capacity, args.priority_exponent)
+        replay = Replay(graph, capacity, args.priority_exponent, make_frontier(args, graph))
         learner = Learner(args, graph, replay, num_actions, device)
     with writable(run):
         finished = train(args, game, run, learner, rng, counters, env)
@@ -1150,6 +1200,7 @@ def main():
             "script": script,
             "env_id": game,
             "backup": args.backup,
+            "exploration": args.exploration,
             "seed": args.seed,
             "score": score,
             "human_normalized_score": human,

@@ -121,8 +121,12 @@ def read_protocols(results_dir):
         for row in read_table(PAPER / "atari_reference_scores.csv")
     }
     for suite in SUITES:
+        if suite not in paper:
+            continue
         rows, curves = records.rows(suite), records.curves(suite)
         for key, text in rows.items():
+            if key.variant.startswith("exploration="):
+                continue  # shown by frontier_report.py
             column = COLUMNS.get((key.backup, key.variant))
             if column is None:
                 left_out += 1
@@ -641,14 +645,14 @@ def summary_text(protocols, folder):
     return "\n\n".join(parts)
 
 
-def replace_results(readme, text):
-    """The README with new results between its markers."""
-    content = readme.read_text()
-    if content.count(BEGIN) != 1 or content.count(END) != 1:
-        raise ValueError(f"{readme} has no {BEGIN!r} and {END!r} to write between")
-    head, rest = content.split(BEGIN)
-    _, tail = rest.split(END)
-    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+def replace_between(path, begin, end, text):
+    """Content of a file with a new text between two markers."""
+    content = path.read_text()
+    if content.count(begin) != 1 or content.count(end) != 1:
+        raise ValueError(f"{path} has no {begin!r} and {end!r} to write between")
+    head, rest = content.split(begin)
+    _, tail = rest.split(end)
+    return f"{head}{begin}\n{text}\n{end}{tail}"
 
 
 def main():
@@ -663,7 +667,7 @@ def main():
         args.out.write_text("\n\n".join(parts) + "\n")
         if args.readme is not None:
             text = in_short.replace("](report_", "](docs/report_")
-            args.readme.write_text(replace_results(args.readme, text))
+            args.readme.write_text(replace_between(args.readme, BEGIN, END, text))
     except (OSError, ValueError, KeyError) as error:
         fail(error)
     print(f"wrote {args.out}")

@@ -20,6 +20,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 
 MINIGRID = ("Empty-8x8", "DoorKey-6x6", "KeyCorridorS3R1", "SimpleCrossingS9N2", "LavaCrossingS9N2")
+MINIGRID_HARD = (
+    "KeyCorridorS3R3",
+    "MultiRoom-N4-S5",
+    "DoorKey-8x8",
+    "LavaCrossingS9N3",
+    "FourRooms",
+)
 MINATAR = ("seaquest", "breakout", "asterix", "freeway", "space_invaders")
 # The five on which the paper's backups differ most come first.
 ATARI100K = (
@@ -38,6 +45,7 @@ class Suite(NamedTuple):
 
 SUITES = {
     "minigrid": Suite("gb_dqn_minigrid", MINIGRID, 100_000),
+    "minigrid-hard": Suite("gb_dqn_minigrid", MINIGRID_HARD, 200_000),
     "minatar": Suite("gb_dqn_minatar", MINATAR, 100_000),
     "minatar-1m": Suite("gb_dqn_minatar", MINATAR, 1_000_000),
     "atari100k": Suite("gb_rainbow_atari", ATARI100K, 100_000),
@@ -107,6 +115,8 @@ def key_of(suite, config):
         idle.add("breadth")
     if backup == "one-step":
         idle.add("depth")
+    if config["exploration"] != "frontier":
+        idle |= {name for name in config if name.startswith("frontier_")}
     changed = [
         f"{name}={config[name]}"
         for name in sorted(normal)

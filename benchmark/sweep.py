@@ -3,6 +3,7 @@
     pip install -r requirements-sweep.txt
     python benchmark/sweep.py --suites minigrid --seeds 1 2 3 4 5
     python benchmark/sweep.py --suites minatar --episode-seeds fresh fixed --dry-run
+    python benchmark/sweep.py --suites minigrid-hard --variants default exploration=frontier
     python benchmark/sweep.py --suites atari100k --address auto --gpus-per-run 0.25
     python benchmark/sweep.py --collect-only --run-dir runs
 
@@ -47,19 +48,21 @@ from run_records import (
     script_of,
 )
 
+EXPLORATION = ("exploration", "frontier_")  # how its flags begin
 LOG = "log.txt"  # of a run: what the script printed
 
 
 @dataclass
 class Args:
     suites: tuple[str, ...] = ()
-    """minigrid, minatar, minatar-1m, atari100k; with --collect-only all of them by default"""
+    """minigrid, minigrid-hard, minatar, minatar-1m, atari100k; --collect-only: all by default"""
     tasks: tuple[str, ...] = ()
     """only these tasks of the suites"""
     backups: tuple[str, ...] = ("graph", "tree", "n-step", "one-step")
     """the backups; graph-mixed can be asked for"""
     variants: tuple[str, ...] = ("default",)
-    """settings of the graph backups, each run besides the others, as in: default breadth=0"""
+    """settings that are run besides each other, as in: default breadth=0 exploration=frontier;
+    only those of the exploration apply to backups other than the graph's"""
     episode_seeds: tuple[str, ...] = ("fresh",)
     """MinAtar's --episode-seed: fresh, fixed or both"""
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
@@ -176,8 +179,10 @@ def settings(args, suite):
     for episode_seed in args.episode_seeds if seeded else (None,):
         extra = {} if episode_seed is None else {"episode_seed": episode_seed}
         for backup in args.backups:
-            for variant in args.variants if backup.startswith("graph") else ("default",):
+            for variant in args.variants:
                 changed = {} if variant == "default" else overrides(suite, variant.split())
+                if not backup.startswith("graph"):
+                    changed = {n: v for n, v in changed.items() if n.startswith(EXPLORATION)}
                 yield common | extra | changed | {"backup": backup}
 
 

@@ -1,5 +1,6 @@
 """The transition graph of a replay, and nested Bellman targets over it (Jiang et al. 2022)."""
 
+from gbcore.frontier import FrontierEpisodes, FrontierPlanner
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
 from gbcore.kernels import Subgraphs
 from gbcore.leaf_table import LeafTable
@@ -7,6 +8,8 @@ from gbcore.sum_tree import SumTree
 from gbcore.targets import categorical_targets, pair_q_values, prune, q_targets
 
 __all__ = [
+    "FrontierEpisodes",
+    "FrontierPlanner",
     "LeafTable",
     "Subgraphs",
     "SumTree",

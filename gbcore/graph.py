@@ -130,6 +130,11 @@ class TransitionGraph:
         """Distinct states acted in / transitions: 1 without crossovers (paper, Analysis)."""
         return int(self._arrays.totals[TOTAL_SOURCES]) / max(self.num_transitions, 1)
 
+    @property
+    def arrays(self):
+        """The GraphArrays, as kernels read them; void after the next `node` or `add`."""
+        return self._arrays
+
     # ----------------------------------------------------------------------------------------------
     # Nodes
     # ----------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Every compiled loop of gbcore: NumPy arrays in, NumPy arrays out; no torch, no gymnasium.
+"""The compiled loops of gbcore: NumPy arrays in, NumPy arrays out; no torch, no gymnasium.
+
+Those of the frontier planner, which is optional, are in `frontier_kernels.py`.
 
 Arrays that belong together travel as one NamedTuple, which Numba takes apart at no cost. Kernels
 do not validate: the classes in `interner.py`, `graph.py`, `targets.py` and `sum_tree.py` do, before

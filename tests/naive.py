@@ -382,3 +382,32 @@ class NaiveSumTree:
             if target < cumulative:
                 return i
         raise AssertionError("unreachable with exact sums")
+
+
+# --- the frontier planner's values ---
+
+
+def frontier_values(graph, discount, prior):
+    """V(s) of every state of a NaiveGraph, by sweeps over all of them until nothing moves.
+
+    Q(s, a) = 1 if the pair was never tried, else
+    (prior + discount * sum_T f(T) (1 - done) V(s')) / (prior + c(s, a)).
+    """
+    values, moved = dict.fromkeys(graph.out, 1.0), 1.0
+    while moved > 1e-13:
+        new = {
+            state: max(frontier_action_value(graph, values, state, action, discount, prior)
+                       for action in range(graph.num_actions))
+            for state in graph.out
+        }  # fmt: skip
+        moved = max((abs(new[state] - values[state]) for state in new), default=0.0)
+        values = new
+    return values
+
+
+def frontier_action_value(graph, values, state, action, discount, prior):
+    transitions = graph.transitions(state, action)
+    if not transitions:
+        return 1.0
+    known = sum(f * values[s2] for (_, _, _, done, s2), f in transitions.items() if not done)
+    return (prior + discount * known) / (prior + sum(transitions.values()))

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import scaled
+from conftest import JIT, scaled
 from minigrid.wrappers import FullyObsWrapper
 
 import gb_dqn_minatar as minatar_script
@@ -40,7 +40,8 @@ def make_learner(script, task, **flags):
     env = script.make_envs(args, task, np.random.default_rng(0), 1)[0]
     obs = env.reset()
     graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype)
-    replay = script.Replay(graph, args.buffer_size or args.total_timesteps)
+    capacity = args.buffer_size or args.total_timesteps
+    replay = script.Replay(graph, capacity, script.make_frontier(args, graph))
     torch.manual_seed(args.seed)
     return script.Learner(args, graph, replay, env.num_actions, torch.device("cpu"))
 
@@ -49,7 +50,9 @@ def play(script, task, tmp_path, **flags):
     """A learner after a run without evaluations; random steps alone if nothing else is asked."""
     flags = {"eval_frequency": 0, "learning_starts": 10**6} | flags
     learner = make_learner(script, task, **flags)
-    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
+    frontier = learner.replay.frontier
+    metrics = script.METRICS if frontier is None else script.METRICS + frontier.METRICS
+    run = RunDirectory(tmp_path / "run", {}, metrics)
     rng = np.random.default_rng(learner.args.seed)
     assert script.train(learner.args, task, run, learner, rng, script.Counters())
     run.close()
@@ -109,6 +112,25 @@ def test_minigrid_observations_are_the_full_grid_in_a_fixed_layout():
                 done = terminated or truncated
     layouts = {minigrid_script.Task(name, seed).reset().tobytes() for seed in range(5)}
     assert len(layouts) > 1
+
+
+@pytest.mark.skipif(not JIT, reason="thousands of steps")
+def test_frontier_episodes_try_everything_and_ordinary_ones_do_not(tmp_path):
+    """Nothing is learned: what is found is exploration's alone."""
+    found = {}
+    for exploration in minigrid_script.EXPLORATIONS:
+        learner = play(
+            minigrid_script, "MiniGrid-LavaCrossingS9N2-v0", tmp_path / exploration,
+            total_timesteps=4_000, exploration=exploration,
+        )  # fmt: skip
+        found[exploration] = learner.graph.num_nodes
+    assert learner.replay.frontier.planner.check_valid() == []
+    assert learner.replay.reward.max() == 1.0
+    assert found["epsilon-greedy"] < 0.7 * found["frontier"]
+    with (tmp_path / "frontier" / "run" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert max(float(row["frontier/share"]) for row in rows) > 0.25
+    assert [float(rows[-1][f"frontier/{name}"]) for name in ("untried", "share")] == [0, 0]
 
 
 def test_minigrid_trains_on_success_and_reports_the_return_of_the_environment(tmp_path):
@@ -400,7 +422,13 @@ def only_run(folder):
 
 
 @both
-@pytest.mark.parametrize("flags", [*BACKUPS, "graph --persist-targets", "graph --buffer-size 20"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *BACKUPS, "graph --persist-targets", "graph --buffer-size 20",
+        "tree --exploration frontier --buffer-size 20",
+    ],
+)  # fmt: skip
 def test_same_seed_same_metrics(script, task, flags, tmp_path, monkeypatch):
     runs = []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -488,6 +516,11 @@ BAD = [
     (["--run-dir", "/proc/nowhere"], ["/proc/nowhere"]),
     (["--resume", "/nowhere"], ["/nowhere"]),
     (["--gamma", "nan"], ["--gamma", "nan"]),
+    (["--exploration", "curious"], ["--exploration", "frontier", "curious"]),
+    (["--frontier-share", "1.5"], ["--frontier-share", "1.5"]),
+    (["--frontier-gamma", "1"], ["--frontier-gamma", "1.0"]),
+    (["--frontier-prior", "inf"], ["--frontier-prior", "inf"]),
+    (["--frontier-budget", "0"], ["--frontier-budget", "0"]),
 ]
 BAD_INPUT = [(script, *case) for script in (minigrid_script, minatar_script) for case in BAD]
 BAD_INPUT += [

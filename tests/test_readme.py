@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+FRONTIER = (ROOT / "docs" / "frontier.md").read_text()
 
 
 def blocks(language):
@@ -25,8 +26,19 @@ def test_the_agent_of_the_readme_learns(tmp_path):
     assert found == best
 
 
+def test_the_agent_of_the_frontier_page_tries_everything_and_learns():
+    (snippet,) = re.findall(r"```python\n(.*?)```", FRONTIER, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "untried pairs: 0, states: 64 of 64" in done.stdout
+    found, best = map(float, re.findall(r"[01]\.\d+", done.stdout))
+    assert found == best
+
+
 def test_nothing_is_left_to_fill_in():
-    assert "@@" not in README
+    assert "@@" not in README + FRONTIER
 
 
 def test_ci_runs_the_readme_test_command():

@@ -12,6 +12,7 @@ from conftest import JIT
 pytest.importorskip("rliable")
 
 import aggregate
+import frontier_report
 import report
 from run_records import Key, Records, script_of
 
@@ -256,3 +257,80 @@ def test_the_committed_report_is_of_the_committed_rows():
         assert report.task_table(protocol) in text
     shown = (ROOT / "README.md").read_text().split(report.BEGIN)[1].split(report.END)[0]
     assert shown.strip().replace("](docs/", "](") in text
+
+
+# --------------------------------------------------------------------------------------------------
+# The tables of the frontier page
+# --------------------------------------------------------------------------------------------------
+
+
+def frontier_records(folder):
+    """Two seeds of one-step and graph on DoorKey: with the frontier, graph ends at 0.9 and 0.8."""
+    found = {}
+    for backup, variant, last in (
+        ("one-step", "", (0.0, 0.0)), ("graph", "", (0.9, 0.0)),
+        ("graph", "exploration=frontier", (0.9, 0.8)),
+        ("graph", "breadth=0 exploration=frontier", (0.1, 0.1)),  # not of this page
+    ):  # fmt: skip
+        for seed, score in enumerate(last, 1):
+            key = Key("minigrid", "MiniGrid-DoorKey-6x6-v0", backup, variant, "", seed)
+            curve = {1000 * i: score if i > 45 else 0.0 for i in range(1, 101)}
+            row = {"score": score, "steps": 100_000, "states": 10, "novel_state_ratio": 0.1,
+                   "first_reward_step": 700 if score else "", "commit": "abc"}  # fmt: skip
+            found[key] = (row, curve)
+    records = Records(folder)
+    records.add(found)
+    return records
+
+
+def table_rows(text, first):
+    """Cells of the rows that begin with a cell."""
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()]
+    return [row for row in rows if row and row[0] == first]
+
+
+def test_frontier_tables(tmp_path):
+    text = "\n".join(frontier_report.tables(frontier_records(tmp_path)))
+    assert "6 runs." in text
+    at_50, at_100, found = table_rows(text, "DoorKey-6x6")
+    assert at_50 == at_100  # the last evaluations until 50,000 are as good as the last of all
+    assert at_50[1:] == [
+        "0.00 [0.00, 0.00], 0 of 2", "0.45 [0.00, 0.90], 1 of 2", "0.85 [0.80, 0.90], 2 of 2"
+    ]  # fmt: skip
+    header, _ = table_rows(text, "task")[:2]
+    assert header[1:] == ["one-step, off", "graph, off", "graph, frontier"]
+    assert found[1:] == ["10", "1 of 4", "700", "10", "2 of 2", "700"]
+    (empty, *_) = table_rows(text, "Empty-8x8")
+    assert empty[1:] == ["-", "-", "-"]
+    # Of one task alone a difference can be told.
+    (change,) = table_rows(text, "frontier")
+    assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [-0.10, 0.90]"]
+    assert change[5:] == ["undecided", "2"]
+
+
+def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
+    frontier_records(tmp_path / "results")
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{frontier_report.BEGIN}\nold\n{frontier_report.END}\nafter\n")
+    words = ["--results-dir", str(tmp_path / "results"), "--out", str(page)]
+    monkeypatch.setattr(sys, "argv", ["frontier_report.py", *words])
+    frontier_report.main()
+    text = page.read_text()
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "0.85 [0.80, 0.90], 2 of 2" in text
+    words[1] = str(tmp_path / "nothing")
+    monkeypatch.setattr(sys, "argv", ["frontier_report.py", *words])
+    with pytest.raises(SystemExit) as stop:
+        frontier_report.main()
+    assert stop.value.code == 2
+    assert "no rows" in capsys.readouterr().err
+
+
+def test_score_at_a_step_is_that_of_a_run_that_ends_there():
+    curve = {1000 * i: float(i) for i in range(1, 101)}
+    assert frontier_report.score_at(curve, 100_000) == np.mean(range(91, 101))
+    assert frontier_report.score_at(curve, 50_000) == np.mean(range(46, 51))
+    assert frontier_report.score_at(curve, 101_000) is None
+    assert frontier_report.score_at({}, 10) is None

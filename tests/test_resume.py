@@ -35,6 +35,8 @@ ATARI = [
     "--train-frequency", "6", "--log-frequency", "30", "--eval-frequency", "100", "--threads", "1",
     "--eval-episodes", "1", "--eval-epsilon", "1", "--exploration-steps", "1000", "--no-cuda",
 ]  # fmt: skip
+# So small a budget that changes wait in every checkpoint.
+FRONTIER = ["--exploration", "frontier", "--frontier-share", "0.9", "--frontier-budget", "3"]
 CASES = {
     "minigrid": (gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", *DQN]),
     "minigrid, random environment": (
@@ -46,7 +48,18 @@ CASES = {
         gb_dqn_minatar,
         ["--env-id", "breakout", "--episode-seed", "fixed", "--backup", "tree", *DQN],
     ),
-    "atari": (gb_rainbow_atari, ["--env-id", "Breakout", "--buffer-size", "100", *ATARI]),
+    "minigrid, frontier": (
+        gb_dqn_minigrid,
+        ["--env-id", "LavaCrossingS9N1", "--buffer-size", "90", *FRONTIER, *DQN],
+    ),
+    "minatar, frontier": (
+        gb_dqn_minatar,
+        ["--env-id", "breakout", "--frontier-prior", "1", *FRONTIER, *DQN],
+    ),
+    "atari": (
+        gb_rainbow_atari,
+        ["--env-id", "Breakout", "--buffer-size", "100", *FRONTIER, *ATARI],
+    ),
 }
 all_scripts = pytest.mark.parametrize("case", ["minigrid", "minatar", "atari"])
 
@@ -250,7 +263,7 @@ def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
 
 
 @all_scripts
-@pytest.mark.parametrize("flag", ["--learning-rate", "--seed"])
+@pytest.mark.parametrize("flag", ["--learning-rate", "--seed", "--frontier-budget"])
 def test_flags_that_resume_cannot_honour_are_refused(case, flag, finished, capsys):
     script, run = finished(case)
     capsys.readouterr()

@@ -206,6 +206,24 @@ def test_every_printed_command_is_the_run_that_it_stands_for(tmp_path):
         assert key_of(run.key.suite, vars(parsed)) == run.key
 
 
+def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without_it():
+    args = sweep.Args(
+        suites=("minigrid-hard",), tasks=("FourRooms",), seeds=(1,), backups=("graph", "tree"),
+        variants=("default", "breadth=0", "breadth=0 exploration=frontier frontier_share=0.1"),
+    )  # fmt: skip
+    runs = {(run.key.backup, run.key.variant): run for run in sweep.make_grid(args).values()}
+    frontier = "exploration=frontier frontier_share=0.1"
+    assert set(runs) == {
+        ("graph", ""), ("graph", "breadth=0"), ("graph", f"breadth=0 {frontier}"),
+        ("tree", ""), ("tree", frontier),
+    }  # fmt: skip
+    command = " ".join(runs["tree", frontier].command)
+    assert "--exploration frontier --frontier-share 0.1" in command
+    assert "--total-timesteps 200000" in command
+    assert key(frontier_share=0.1) == key()
+    assert key(exploration="frontier", frontier_share=0.1) != key(exploration="frontier")
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

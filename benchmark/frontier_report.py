@@ -1,0 +1,220 @@
+"""Write the tables of docs/frontier.md from benchmark/results/*.csv: scores with and without.
+
+    pip install -r requirements-sweep.txt
+    python benchmark/sweep.py --suites minigrid minigrid-hard --backups one-step tree graph \\
+        --variants default exploration=frontier
+    python benchmark/sweep.py --suites minatar --backups graph \\
+        --variants default exploration=frontier
+    python benchmark/frontier_report.py
+
+Every number and every judgement is computed from the rows that are there.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from run_records import ROOT, SUITES, Records, script_of
+
+try:
+    import aggregate
+    from report import count, fail, interval, markdown, replace_between, short, short_task
+except ImportError as missing:
+    print(f"error: no {missing.name}: pip install -r requirements-sweep.txt", file=sys.stderr)
+    sys.exit(2)
+
+BEGIN, END = "<!-- tables: python benchmark/frontier_report.py -->", "<!-- end of tables -->"
+SOLVED = 0.9  # of the best evaluation that any run had on the same task and seed
+
+# (suite, episode seed) -> title, steps of the tables, backups.
+PARTS = {
+    ("minigrid", ""): ("MiniGrid", (50_000, 100_000), ("one-step", "tree", "graph")),
+    ("minigrid-hard", ""): (
+        "MiniGrid, harder tasks", (100_000, 200_000), ("one-step", "tree", "graph")
+    ),
+    ("minatar", "fresh"): ("MinAtar, fresh episodes", (100_000,), ("graph",)),
+    ("minatar", "fixed"): ("MinAtar, fixed episode seeds", (100_000,), ("graph",)),
+}  # fmt: skip
+
+
+@dataclass
+class Args:
+    results_dir: Path = ROOT / "benchmark" / "results"
+    """where the rows are"""
+    out: Path = ROOT / "docs" / "frontier.md"
+    """the file whose tables between two markers are replaced"""
+
+
+@dataclass
+class Run:
+    row: dict
+    curve: dict  # step -> mean return
+
+
+def read_part(records, suite, episode_seed):
+    """variant -> backup -> task -> {seed: Run}, of rows whose flags are the exploration's alone."""
+    curves, found = records.curves(suite), {}
+    for key, row in records.rows(suite).items():
+        flags = key.variant.split()
+        if key.episode_seed == episode_seed and all(
+            flag.startswith(("exploration=", "frontier_")) for flag in flags
+        ):
+            tasks = found.setdefault(key.variant, {}).setdefault(key.backup, {})
+            tasks.setdefault(key.task, {})[key.seed] = Run(row, curves.get(key, {}))
+    return found
+
+
+def label(variant):
+    """off; frontier; frontier, share 0.1."""
+    if not variant:
+        return "off"
+    flags = [flag.removeprefix("frontier_").replace("=", " ") for flag in variant.split()[1:]]
+    return ", ".join(["frontier", *flags])
+
+
+def score_at(curve, step):
+    """Mean over the last 10% of the evaluations until a step, as a run's score; None without."""
+    means = [mean for s, mean in sorted(curve.items()) if s <= step]
+    if not means or max(curve) < step:
+        return None
+    return float(np.mean(means[-max(1, round(len(means) / 10)) :]))
+
+
+def scores_at(runs, step):
+    """{seed: score} of {seed: Run}."""
+    scores = {seed: score_at(run.curve, step) for seed, run in runs.items()}
+    return {seed: score for seed, score in scores.items() if score is not None}
+
+
+def best_of(part):
+    """(task, seed) -> the best evaluation of any run."""
+    best = {}
+    for backups in part.values():
+        for tasks in backups.values():
+            for task, runs in tasks.items():
+                for seed, run in runs.items():
+                    top = max(run.curve.values(), default=0.0)
+                    best[task, seed] = max(best.get((task, seed), 0.0), top)
+    return best
+
+
+def cell_text(scores, best, task):
+    """0.58 [0.40, 0.71], 3 of 5: mean, interval, seeds solved."""
+    if not scores:
+        return "-"
+    matrix = np.array(list(scores.values()))[:, None]
+    solved = sum(s >= SOLVED * best[task, seed] > 0 for seed, s in scores.items())
+    return f"{interval(aggregate.estimate(aggregate.mean, matrix))}, {solved} of {len(scores)}"
+
+
+def score_table(part, tasks, backups, step):
+    """One row per task and the mean of all, one column per backup and variant."""
+    variants, best = sorted(part), best_of(part)
+    columns = [(b, v) for b in backups for v in variants if b in part[v]]
+    rows = []
+    for task in tasks:
+        cells = [
+            cell_text(scores_at(part[v][b].get(task, {}), step), best, task) for b, v in columns
+        ]
+        rows.append([short_task(task), *cells])
+    means = []
+    for backup, variant in columns:
+        matrix = score_matrix(part[variant][backup], tasks, step)
+        means.append(
+            "-" if matrix is None else interval(aggregate.estimate(aggregate.mean, matrix))
+        )
+    rows.append(["**mean of tasks**", *means])
+    return markdown(["task", *(f"{b}, {label(v)}" for b, v in columns)], rows)
+
+
+def score_matrix(tasks_of_runs, tasks, step):
+    table = {task: scores_at(tasks_of_runs.get(task, {}), step) for task in tasks}
+    return aggregate.score_matrix(table, tasks, dict.fromkeys(tasks, (0.0, 1.0)))
+
+
+def found_table(part, tasks):
+    """What exploration found, whatever the backup: states, and the first reward."""
+    variants, rows = sorted(part), []
+    for task in tasks:
+        cells = []
+        for variant in variants:
+            runs = [r.row for b in part[variant].values() for r in b.get(task, {}).values()]
+            rewarded = [float(r["first_reward_step"]) for r in runs if r["first_reward_step"]]
+            states = [float(r["states"]) for r in runs if r["states"]]
+            cells += [
+                f"{np.median(states):,.0f}" if states else "-",
+                f"{len(rewarded)} of {len(runs)}" if runs else "-",
+                f"{np.median(rewarded):,.0f}" if rewarded else "-",
+            ]
+        rows.append([short_task(task), *cells])
+    header = [f"{what}, {label(v)}" for v in variants
+              for what in ("states", "runs with a reward", "first reward at step")]  # fmt: skip
+    return markdown(["task", *header], rows)
+
+
+def difference_table(part, tasks, backup, step):
+    """Frontier - off per task, with its interval and what that says."""
+    rows = []
+    for variant in sorted(part):
+        if not variant or backup not in part[variant] or backup not in part.get("", {}):
+            continue
+        for task in tasks:
+            pair = [score_matrix(part[v][backup], [task], step) for v in (variant, "")]
+            if any(matrix is None for matrix in pair):
+                continue
+            change = aggregate.estimate(aggregate.difference, *pair)
+            judged = {"supported": "better", "contradicted": "worse"}.get(
+                aggregate.support(change), "undecided"
+            )
+            seeds = min(map(len, pair))
+            rows.append([label(variant), short_task(task), short(pair[1].mean()),
+                         short(pair[0].mean()), interval(change), judged, str(seeds)])  # fmt: skip
+    header = ["variant", "task", "off", "on", "on - off", "", "seeds"]
+    return markdown(header, rows) if rows else None
+
+
+def tables(records):
+    """The Markdown between the markers, in parts."""
+    for (suite, episode_seed), (title, steps, backups) in PARTS.items():
+        part = read_part(records, suite, episode_seed)
+        if not any(part):
+            continue  # nothing was explored with the frontier
+        tasks = suite_tasks(suite)
+        number = sum(len(runs) for b in part.values() for t in b.values() for runs in t.values())
+        yield f"### {title}"
+        yield f"{count(number, 'run')}."
+        for step in steps:
+            yield f"After {step:,} steps:"
+            yield score_table(part, tasks, backups, step)
+        yield "What was found:"
+        yield found_table(part, tasks)
+        for backup in backups:
+            changes = difference_table(part, tasks, backup, steps[-1])
+            if changes is not None:
+                yield f"The difference that it makes to `{backup}` after {steps[-1]:,} steps:"
+                yield changes
+
+
+def suite_tasks(suite):
+    """The suite's tasks as the rows name them."""
+    script = script_of(suite)
+    task_of = getattr(script, "task_of", None) or script.game_of
+    return [task_of(name) for name in SUITES[suite].tasks]
+
+
+def main():
+    args = tyro.cli(Args)
+    try:
+        parts = list(tables(Records(args.results_dir)))
+        if not parts:
+            fail(f"no rows with exploration=frontier in {args.results_dir}")
+        args.out.write_text(replace_between(args.out, BEGIN, END, "\n\n".join(parts)))
+    except (OSError, ValueError, KeyError) as error:
+        fail(error)
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    main()

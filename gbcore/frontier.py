@@ -1,0 +1,362 @@
+"""FrontierPlanner: the way to what was never tried. FrontierEpisodes: when to go there."""
+
+import numpy as np
+
+from gbcore import frontier_kernels
+from gbcore.frontier_kernels import CELLS_GIVEN, HEAP_SIZE, STACK_SIZE, PlanArrays
+from gbcore.interner import check_array
+from gbcore.kernels import EMPTY, NO_ROOM
+
+MEMORY = 10_000  # steps over which a rate is taken
+WORTHWHILE = 1e-3  # states found per planned step
+
+
+class FrontierPlanner:
+    """Values of a graph's states whose only reward is to try something for the first time.
+
+    With c(s, a) the count of a pair, f(T) those of its transitions, and V(s) = max_a Q(s, a):
+
+        Q(s, a) = 1                                                            if c(s, a) = 0
+        Q(s, a) = (prior + discount * sum_T f(T) (1 - done) V(s')) / (prior + c(s, a))    else
+
+    With prior 0 (the default) this is the expected discount ** (steps to an untried pair) of the
+    best policy on the graph. A prior counts as so many observations in which the pair led into the
+    unknown: what was tried seldom stays attractive, with a bonus that shrinks as 1 / count.
+
+    Values are kept up to date by prioritised sweeping: `changed` names a transition that changed,
+    `plan` follows the consequences through the predecessors, a bounded number of edges at a time.
+    The rest waits. Where nothing waits, every state satisfies the equation to within the tolerance.
+    The smallest slice is one state with its edges, outgoing and incoming.
+
+    Args:
+        graph: the TransitionGraph; what it holds already is planned over, too.
+        discount: of the way, in (0, 1).
+        prior: observations of the unknown that a tried pair is credited with, >= 0.
+        tolerance: relative change of a value that is not followed; (1 - discount) / 50 if None.
+
+    Raises:
+        ValueError: for a discount, prior or tolerance out of range.
+    """
+
+    def __init__(self, graph, discount=0.95, prior=0.0, tolerance=None):
+        if not 0 < discount < 1:
+            raise ValueError(f"Require 0 < discount < 1, got {discount}")
+        if not 0 <= prior < np.inf:
+            raise ValueError(f"Require a finite prior >= 0, got {prior}")
+        if tolerance is None:
+            tolerance = (1 - discount) / 50
+        if not 0 < tolerance < 1 - discount:
+            raise ValueError(f"Require 0 < tolerance < 1 - discount, got {tolerance}")
+        self.graph, self.discount, self.prior = graph, float(discount), float(prior)
+        self.tolerance = float(tolerance)
+        self._q = np.zeros(graph.num_actions)
+        self._clear()
+        while self._follow_graph() == NO_ROOM:
+            self._grow_cells()
+
+    def _clear(self):
+        room, num_cells = len(self.graph.arrays.degree), 1024
+        self._plan = PlanArrays(
+            value=np.ones(room),
+            first_in=np.full(room, EMPTY, np.int64),
+            first_out=np.full(room, EMPTY, np.int64),
+            cell_source=np.empty(num_cells, np.int64),
+            cell_target=np.empty(num_cells, np.int64),
+            next_in=np.empty(num_cells, np.int64),
+            previous_in=np.empty(num_cells, np.int64),
+            next_out=np.empty(num_cells, np.int64),
+            stack=np.empty(room, np.int64),
+            on_stack=np.zeros(room, np.bool_),
+            heap=np.empty(room, np.int64),
+            place=np.full(room, EMPTY, np.int64),
+            priority=np.zeros(room),
+            totals=np.array([0, EMPTY, 0, 0], np.int64),
+        )
+
+    # ----------------------------------------------------------------------------------------------
+    # Planning
+    # ----------------------------------------------------------------------------------------------
+
+    def changed(self, node, next_node):
+        """To be called after `graph.add` or `graph.remove` of a transition between these nodes."""
+        self._make_room()
+        while (
+            frontier_kernels.follow_change(self.graph.arrays, self._plan, node, next_node)
+            == NO_ROOM
+        ):
+            self._grow_cells()
+
+    def plan(self, budget=None):
+        """Bring values up to date, reading about so many edges; all that it takes if None.
+
+        Returns the number of edges that were read.
+        """
+        self._make_room()
+        return frontier_kernels.make_plan(
+            self.graph.arrays, self._plan, self.discount, self.prior, self.tolerance,
+            np.iinfo(np.int64).max if budget is None else budget, self._q,
+        )  # fmt: skip
+
+    @property
+    def num_waiting(self):
+        """Number of states that wait for a further `plan`."""
+        return int(self._plan.totals[STACK_SIZE] + self._plan.totals[HEAP_SIZE])
+
+    @property
+    def values(self):
+        """V(s) by node id: float64 [num_ids], a view, to be read only. 1 for ids not in use."""
+        self._make_room()
+        return self._plan.value[: self.graph.num_ids]
+
+    def action_values(self, node):
+        """Q(s, a) of a node: float64 [A]."""
+        self._make_room()
+        q = np.empty(self.graph.num_actions)
+        frontier_kernels.back_up_actions(
+            self.graph.arrays, self._plan.value, node, self.discount, self.prior, q
+        )
+        return q
+
+    def act(self, node, rng):
+        """A greedy action of a node, ties at random; None where nothing untried can be reached.
+
+        Args:
+            node: the id that `graph.node` returned for the state.
+            rng: np.random.Generator; one draw is taken from it unless the result is None.
+        """
+        q = self.action_values(node)
+        best = q.max()
+        if best < frontier_kernels.FLOOR:
+            return None
+        ties = np.flatnonzero(q >= best * (1 - self.tolerance))
+        return int(ties[rng.integers(len(ties))])
+
+    def num_untried(self):
+        """Number of pairs never tried, of all states that an episode went on from or could."""
+        scratch = np.empty(self.graph.num_ids, np.bool_)
+        return int(frontier_kernels.count_untried(self.graph.arrays, len(scratch), scratch))
+
+    # ----------------------------------------------------------------------------------------------
+    # Storage
+    # ----------------------------------------------------------------------------------------------
+
+    def state(self):
+        """Arrays that `restore` takes back, with the same further behaviour."""
+        self._make_room()
+        plan, n = self._plan, self.graph.num_ids
+        number = np.empty(n, np.int64)
+        source = np.empty(plan.totals[CELLS_GIVEN], np.int64)
+        source = source[: frontier_kernels.list_predecessors(plan, n, number, source)]
+        heap = plan.heap[: plan.totals[HEAP_SIZE]]
+        return {
+            "value": plan.value[:n],
+            "num_predecessors": number,
+            "predecessors": source,
+            "stack": plan.stack[: plan.totals[STACK_SIZE]],
+            "heap": heap,
+            "priority": plan.priority[heap],
+        }
+
+    def restore(self, saved):
+        """Go on with what `state` returned, of this graph or of one loaded from its file.
+
+        Raises:
+            KeyError: for an array that is missing.
+            ValueError: for arrays that do not belong to the graph.
+        """
+        n = self.graph.num_ids
+        number, source = saved["num_predecessors"], saved["predecessors"]
+        check_array("value", saved["value"], np.float64, (n,))
+        check_array("num_predecessors", number, np.int64, (n,))
+        for name in ("predecessors", "stack", "heap"):
+            check_array(name, saved[name], np.int64, (saved[name].size,))
+        check_array("priority", saved["priority"], np.float64, (saved["heap"].size,))
+        if not ((saved["value"] >= 0) & (saved["value"] <= 1)).all():
+            raise ValueError("Require values in [0, 1]")
+        for name in ("stack", "heap"):
+            nodes = saved[name]
+            if len(np.unique(nodes)) < len(nodes) or not ((nodes >= 0) & (nodes < n)).all():
+                raise ValueError(f"Require distinct nodes of the graph in the {name}")
+        if (number < 0).any() or number.sum() != len(source):
+            raise ValueError("Require as many predecessors as are counted")
+        pairs = np.stack([source, np.repeat(np.arange(n), number)], axis=1)
+        if not np.array_equal(pairs[np.lexsort(pairs.T[::-1])], self._linked_pairs()):
+            raise ValueError("Require the predecessors of the graph's states")
+
+        self._clear()
+        plan = self._plan
+        plan.value[:n] = saved["value"]
+        while len(self._plan.cell_source) < len(pairs):
+            self._grow_cells()
+        frontier_kernels.link_listed(self._plan, number, source)
+        plan.stack[: len(saved["stack"])] = saved["stack"]
+        plan.on_stack[saved["stack"]] = True
+        plan.totals[STACK_SIZE] = len(saved["stack"])
+        plan.heap[: len(saved["heap"])] = saved["heap"]
+        plan.place[saved["heap"]] = np.arange(len(saved["heap"]))
+        plan.priority[saved["heap"]] = saved["priority"]
+        plan.totals[HEAP_SIZE] = len(saved["heap"])
+
+    def check_valid(self):
+        """What is broken, one sentence each; empty if every invariant holds."""
+        state, problems = self.state(), []
+        n, totals = self.graph.num_ids, self._plan.totals
+        target = np.repeat(np.arange(n), state["num_predecessors"])
+        pairs = np.stack([state["predecessors"], target], axis=1)
+        if not np.array_equal(pairs[np.lexsort(pairs.T[::-1])], self._linked_pairs()):
+            problems.append("the predecessors are not those of the graph")
+        unused, cell = 0, totals[frontier_kernels.FREE_CELL]
+        while cell != EMPTY:
+            unused, cell = unused + 1, self._plan.next_in[cell]
+        if unused + len(pairs) != totals[CELLS_GIVEN]:
+            problems.append("a cell is neither in use nor free")
+        on_stack = np.flatnonzero(self._plan.on_stack)
+        if not np.array_equal(np.sort(state["stack"]), on_stack):
+            problems.append("the stack and its marks differ")
+        place = self._plan.place[state["heap"]]
+        if not np.array_equal(place, np.arange(len(place))) or (
+            np.count_nonzero(self._plan.place != EMPTY) != len(place)
+        ):
+            problems.append("the heap and its places differ")
+        if self.num_waiting == 0:
+            arrays, q = self.graph.arrays, self._q
+            live = arrays.in_degree[:n] >= 0
+            for node in np.flatnonzero(live & (arrays.degree[:n] > 0)):
+                value = self._plan.value[node]
+                backed_up = frontier_kernels.back_up_state(
+                    arrays, self._plan.value, node, self.discount, self.prior, q
+                )
+                if abs(backed_up - value) > self.tolerance * max(backed_up, value):
+                    problems.append(f"node {node}: value {value}, {backed_up} by its actions")
+        return problems
+
+    def _linked_pairs(self):
+        """Distinct (node, next node) of all transitions that go on, sorted: int64 [n, 2]."""
+        edges = self.graph.edges()
+        goes_on = ~edges["terminated"]
+        return np.unique(
+            np.stack([edges["source"][goes_on], edges["next"][goes_on]], axis=1), axis=0
+        )
+
+    def _follow_graph(self):
+        return frontier_kernels.follow_graph(self.graph.arrays, self._plan, self.graph.num_ids)
+
+    def _make_room(self):
+        old, room = self._plan, len(self.graph.arrays.degree)
+        if room == len(old.value):
+            return
+        more = room - len(old.value)
+        fills = {"value": 1.0, "first_in": EMPTY, "first_out": EMPTY, "place": EMPTY}
+        fills |= dict.fromkeys(("stack", "on_stack", "heap", "priority"), 0)
+        self._plan = old._replace(
+            **{
+                name: np.pad(getattr(old, name), (0, more), constant_values=fill)
+                for name, fill in fills.items()
+            }
+        )
+
+    def _grow_cells(self):
+        old = self._plan
+        names = ("cell_source", "cell_target", "next_in", "previous_in", "next_out")
+        more = len(old.cell_source)
+        self._plan = old._replace(**{name: np.pad(getattr(old, name), (0, more)) for name in names})
+
+
+class FrontierEpisodes:
+    """Lets a share of the episodes act on a FrontierPlanner; the other ones are left alone.
+
+    The share of the next episode is
+
+        share * max(0, 1 - r / r_planned) * min(1, r_planned / WORTHWHILE)
+
+    with the rates r at which steps lately (see MEMORY) found states that were never acted in:
+    r_planned of planned steps, r of all others. So it is small where planned steps find no more
+    than others do, as where every state is new anyway, and where they find next to nothing. It is
+    0 where nothing untried can be reached from the start. A rate is (found + 1) / (steps + 1):
+    without recent steps it is high, so that the planner is given a try again.
+
+    In a frontier episode, too, a step is left alone where nothing untried can be reached.
+
+    Args:
+        planner: the FrontierPlanner.
+        share: of the episodes at most, in [0, 1].
+        budget: edges that the planner reads per step at most, see its `plan`.
+
+    Raises:
+        ValueError: for a share or budget out of range.
+    """
+
+    METRICS = (
+        "frontier/untried", "frontier/share", "frontier/start_value", "frontier/waiting",
+        "frontier/states_per_1000",
+    )  # fmt: skip
+
+    def __init__(self, planner, share=0.5, budget=2_000):
+        if not 0 <= share <= 1:
+            raise ValueError(f"Require 0 <= share <= 1, got {share}")
+        if budget < 1:
+            raise ValueError(f"Require budget >= 1, got {budget}")
+        self.planner, self.most, self.budget = planner, float(share), int(budget)
+        self.share, self.start_value = 0.0, 1.0  # at the last start of an episode
+        self.is_frontier = self.is_planned = self.is_underway = False
+        self._lately = np.zeros((2, 2))  # steps left alone, planned x states found, steps
+        self._window = np.zeros(2)  # states found, steps since `metrics`
+
+    def begin(self, node, rng):
+        """An episode starts in a node: decide what it is. One draw is taken from rng."""
+        self.planner.plan(self.budget)
+        self.start_value = float(self.planner.values[node])
+        left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
+        self.share = self.most * max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
+        if self.start_value == 0 and self.planner.num_waiting == 0:
+            self.share = 0.0
+        self.is_frontier = bool(rng.random() < self.share)
+        self.is_underway = False
+
+    def act(self, node, rng):
+        """The planner's action, or None where the step is left alone. To be called every step."""
+        if self.is_underway:  # count the step that led here
+            is_new = self.planner.graph.arrays.degree[node] == 0
+            self._lately *= 1 - 1 / MEMORY
+            self._lately[int(self.is_planned)] += (is_new, 1)
+            self._window += (is_new, 1)
+        self.is_underway = True
+        self.planner.plan(self.budget)
+        action = self.planner.act(node, rng) if self.is_frontier else None
+        self.is_planned = action is not None
+        return action
+
+    def metrics(self):
+        """Values of METRICS, rates since the last call."""
+        found, steps = self._window.tolist()
+        self._window[:] = 0
+        return {
+            "frontier/untried": self.planner.num_untried(),
+            "frontier/share": self.share,
+            "frontier/start_value": self.start_value,
+            "frontier/waiting": self.planner.num_waiting,  # the last step included
+            "frontier/states_per_1000": 1000 * found / steps if steps else None,
+        }
+
+    def state(self):
+        """Arrays that `restore` takes back, those of the planner among them."""
+        numbers = [self.share, self.start_value, *self._lately.ravel(), *self._window]
+        flags = [self.is_frontier, self.is_planned, self.is_underway]
+        return {
+            "frontier_numbers": np.array(numbers),
+            "frontier_flags": np.array(flags),
+            **{f"frontier_{name}": array for name, array in self.planner.state().items()},
+        }
+
+    def restore(self, saved):
+        """Go on with what `state` returned. Raises as the planner's `restore`."""
+        numbers, flags = saved["frontier_numbers"], saved["frontier_flags"]
+        check_array("frontier_numbers", numbers, np.float64, (8,))
+        check_array("frontier_flags", flags, np.bool_, (3,))
+        self.share, self.start_value = numbers[:2].tolist()
+        self._lately[:], self._window[:] = numbers[2:6].reshape(2, 2), numbers[6:]
+        self.is_frontier, self.is_planned, self.is_underway = flags.tolist()
+        prefix = "frontier_"
+        self.planner.restore(
+            {name.removeprefix(prefix): a for name, a in saved.items() if name.startswith(prefix)}
+        )

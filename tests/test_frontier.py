@@ -1,0 +1,360 @@
+"""gbcore/frontier.py against value iteration on dictionaries; what it costs; what it does."""
+
+import numpy as np
+import pytest
+from conftest import raises_naming, scaled
+from naive import NaiveGraph, frontier_action_value, frontier_values
+
+from gbcore import FrontierEpisodes, FrontierPlanner, TransitionGraph
+from gbcore.frontier import MEMORY, WORTHWHILE
+
+
+class World:
+    """Transitions among integers, in a TransitionGraph with its planner and in a NaiveGraph."""
+
+    def __init__(self, num_actions, discount=0.9, prior=0.0, tolerance=None, capacity=4):
+        self.graph = TransitionGraph(num_actions, (1,), np.int64, capacity=capacity)
+        self.naive = NaiveGraph(num_actions, (1,), np.int64)
+        self.planner = FrontierPlanner(self.graph, discount, prior, tolerance)
+
+    def change(self, method, s, a, s2, done=False):
+        """`add` or `remove` a transition; a state is interned first, and may be forgotten after."""
+        observations = [np.array([i], np.int64) for i in (s, s2)]
+        ids, states = ([g.node(obs) for obs in observations] for g in (self.graph, self.naive))
+        getattr(self.graph, method)(ids[0], a, 0.0, ids[1], done)
+        getattr(self.naive, method)(states[0], a, 0.0, states[1], done)
+        self.planner.changed(*ids)
+
+    def add(self, *transition):
+        self.change("add", *transition)
+
+    def id(self, s):
+        return self.graph.find(np.array([s]))
+
+    def value(self, s):
+        return self.planner.values[self.id(s)]
+
+    def check(self, rtol):
+        """All values are those of the oracle."""
+        assert self.planner.check_valid() == []
+        planner = self.planner
+        values = frontier_values(self.naive, planner.discount, planner.prior)
+        for state, value in values.items():
+            node = self.graph.find(self.naive.observation[state])
+            np.testing.assert_allclose(planner.values[node], value, rtol, 1e-8)
+            expected = [
+                frontier_action_value(
+                    self.naive, values, state, action, planner.discount, planner.prior
+                )
+                for action in range(self.graph.num_actions)
+            ]
+            np.testing.assert_allclose(planner.action_values(node), expected, rtol, 1e-8)
+
+
+def random_world(seed, num_changes=200, check=None, **options):
+    """A ring of random transitions, stochastic and not, of which the oldest is forgotten."""
+    rng = np.random.default_rng(seed)
+    num_actions, num_states = int(rng.integers(1, 4)), int(rng.integers(1, 20))
+    discount, prior = float(rng.choice([0.5, 0.9, 0.95])), float(rng.choice([0, 0, 0.3, 2]))
+    world = World(num_actions, **{"discount": discount, "prior": prior} | options)
+    usual = rng.integers(num_states, size=(num_states, num_actions))
+    noise, ring, capacity = rng.choice([0, 0.2, 1]), [], int(rng.integers(5, 120))
+    for i in range(num_changes):
+        s, a = int(rng.integers(num_states)), int(rng.integers(num_actions))
+        s2 = int(rng.integers(num_states)) if rng.random() < noise else int(usual[s, a])
+        ring.append((s, a, s2, bool(rng.random() < 0.1)))
+        world.add(*ring[-1])
+        if len(ring) > capacity:
+            world.change("remove", *ring.pop(0))
+        world.planner.plan(int(rng.integers(1, 60)))
+        if check is not None and i % 50 == 49:
+            check(world)
+    return world
+
+
+# --------------------------------------------------------------------------------------------------
+# Values
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(scaled(40, 8)))
+def test_values_are_those_of_value_iteration(seed):
+    def check(world):
+        assert world.planner.check_valid() == []  # also while changes wait
+        world.planner.plan()
+        assert world.planner.num_waiting == 0
+        world.check(rtol=1e-7)
+
+    random_world(seed, check=check, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(scaled(20, 4)))
+def test_the_usual_tolerance_costs_little_accuracy(seed):
+    world = random_world(seed)
+    world.planner.plan()
+    world.check(rtol=1 / 20)  # (1 - discount) / 50 of a value, at every step of the way
+
+
+def test_the_value_is_discounted_by_the_way_to_an_untried_pair():
+    world = World(2)
+    for s in range(3):
+        world.add(s, 0, s + 1)
+        world.add(s, 1, s)
+    world.planner.plan()
+    assert [world.value(s) for s in range(4)] == pytest.approx([0.9**3, 0.9**2, 0.9, 1])
+
+
+def test_an_end_is_worth_nothing_even_where_its_state_has_untried_actions():
+    world = World(1)
+    world.add(0, 0, 1, True)
+    world.planner.plan()
+    assert world.value(0) == 0
+    world.add(0, 0, 1, False)  # it did not end this time
+    world.planner.plan()
+    assert world.value(0) == pytest.approx(0.45)
+
+
+def test_counts_are_probabilities_and_a_prior_is_so_many_observations_of_the_unknown():
+    for prior, expected in ((0.0, 0.9 * 3 / 4), (1.0, (1 + 0.9 * 3) / 5)):
+        world = World(1, prior=prior)
+        for _ in range(3):
+            world.add(0, 0, 1)
+        world.add(0, 0, 2, True)
+        world.planner.plan()
+        assert world.value(0) == pytest.approx(expected)
+
+
+def test_a_forgotten_pair_is_untried_again():
+    world = World(1)
+    world.add(0, 0, 1)
+    world.add(1, 0, 0)
+    world.planner.plan()
+    assert world.value(0) == world.value(1) == 0
+    world.change("remove", 1, 0, 0)
+    world.planner.plan()
+    assert (world.value(0), world.value(1)) == (pytest.approx(0.9), 1)
+
+
+def test_a_graph_that_is_there_already_is_planned_over():
+    world = random_world(3, tolerance=1e-10)
+    world.planner.plan()
+    late = FrontierPlanner(world.graph, world.planner.discount, world.planner.prior, 1e-10)
+    late.plan()
+    assert late.check_valid() == []
+    np.testing.assert_allclose(late.values, world.planner.values, rtol=1e-7, atol=1e-9)
+
+
+def test_untried_pairs_of_states_that_were_entered_are_counted():
+    world = World(3)
+    assert world.planner.num_untried() == 0
+    world.add(0, 0, 1)
+    world.add(0, 1, 2, True)  # nothing can be tried in 2
+    assert world.planner.num_untried() == 1 + 3
+    world.change("remove", 0, 0, 1)
+    assert world.planner.num_untried() == 2
+
+
+# --------------------------------------------------------------------------------------------------
+# Cost
+# --------------------------------------------------------------------------------------------------
+
+
+def test_states_that_hold_each_other_up_fall_at_once():
+    """A ring whose last untried pair is tried: discounts round it would take 400 turns."""
+    n = scaled(2000, 200)
+    world = World(1, discount=0.95, capacity=n)
+    for s in range(n):
+        world.add(s, 0, (s + 1) % n)
+        world.planner.plan(20)
+    assert world.planner.plan() <= 10 * n
+    assert not world.planner.values.any()
+
+
+def test_what_did_not_change_is_not_read():
+    n = scaled(5_000, 500)
+    world = World(2, capacity=n)
+    for s in range(n):
+        world.add(s, 0, s + 1)
+        world.add(s, 1, max(s - 1, 0))
+    world.planner.plan()
+    assert world.value(0) == pytest.approx(0 if 0.9**n < 1e-9 else 0.9**n)
+    world.add(n, 0, n)  # not the last untried pair of n
+    assert world.planner.plan() <= 2
+    world.add(5, 1, 4)  # seen before
+    assert world.planner.plan() <= 4
+
+
+def test_a_budget_bounds_the_edges_read_and_the_rest_waits():
+    rng = np.random.default_rng(0)
+    world = World(2, tolerance=1e-4)
+    for _ in range(scaled(300, 60)):
+        world.add(*rng.integers([40, 2, 40]).tolist())
+    edges = world.graph.edges()
+    both_ways = np.bincount(edges["source"]) + np.bincount(edges["next"])
+    slices = []
+    while world.planner.num_waiting:
+        slices.append(world.planner.plan(10))
+        assert 0 < slices[-1] < 10 + 1 + both_ways.max()  # the last state is read to its end
+    assert len(slices) > 5
+    world.check(rtol=1e-2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Acting
+# --------------------------------------------------------------------------------------------------
+
+
+def test_actions_are_greedy_and_ties_are_broken_at_random():
+    world = World(4)
+    for a, s2 in enumerate((1, 2, 0, 3)):
+        world.add(0, a, s2, a == 3)
+    world.planner.plan()
+    rng = np.random.default_rng(0)
+    drawn = {world.planner.act(world.id(0), rng) for _ in range(60)}
+    assert drawn == {0, 1}  # to 1 and 2, whose actions are untried; 2 stays, 3 ends
+    assert {world.planner.act(world.id(1), rng) for _ in range(100)} == {0, 1, 2, 3}
+
+
+def test_where_nothing_untried_is_left_there_is_no_action_and_no_draw():
+    world = World(1)
+    world.add(0, 0, 0)
+    world.planner.plan()
+    rng = np.random.default_rng(0)
+    assert world.planner.act(world.id(0), rng) is None
+    assert rng.bit_generator.state == np.random.default_rng(0).bit_generator.state
+
+
+def grid_world(episodes, rng, num_steps, size=6):
+    """Walk in a grid in which the last column ends an episode. Returns the share at each start."""
+    graph, shares, starts, at = episodes.planner.graph, [], True, 0
+    for _ in range(num_steps):
+        node = graph.node(np.array([at]))
+        if starts:
+            episodes.begin(node, rng)
+            shares.append(episodes.share)
+        action = episodes.act(node, rng)
+        if action is None:
+            action = int(rng.integers(4))
+        x, y = at % size, at // size
+        x, y = (x + (action == 0) - (action == 1), y + (action == 2) - (action == 3))
+        at = min(max(x, 0), size - 1) + size * min(max(y, 0), size - 1)
+        done = at % size == size - 1
+        next_node = graph.node(np.array([at]))
+        graph.add(node, action, 0.0, next_node, done)
+        episodes.planner.changed(node, next_node)
+        starts = done
+        at = 0 if done else at
+    return shares
+
+
+def test_the_share_falls_to_zero_when_everything_was_tried():
+    graph = TransitionGraph(4, (1,), np.int64)
+    episodes = FrontierEpisodes(FrontierPlanner(graph), share=1.0)
+    shares = grid_world(episodes, np.random.default_rng(0), 1_500)
+    assert max(shares) > 0.5
+    assert shares[-1] == 0
+    assert episodes.metrics()["frontier/untried"] == 0
+    assert graph.num_nodes == 36
+
+
+def test_no_share_no_planned_step():
+    graph = TransitionGraph(4, (1,), np.int64)
+    episodes = FrontierEpisodes(FrontierPlanner(graph), share=0.0)
+    assert set(grid_world(episodes, np.random.default_rng(0), 500)) == {0.0}
+
+
+def test_the_share_is_what_planned_steps_find_more_than_others():
+    graph = TransitionGraph(2, (1,), np.int64)
+    episodes, rng = FrontierEpisodes(FrontierPlanner(graph), share=0.5), np.random.default_rng(0)
+    node = graph.node(np.array([0]))
+    for found, steps, planned_found, planned_steps, expected in (
+        (0, 0, 0, 0, 0.0),
+        (99, 99, 99, 99, 0.0),  # everything is new, to all
+        (9, 99, 39, 99, 0.5 * (1 - 10 / 40)),
+        (39, 99, 9, 99, 0.0),
+        (0, 9_999, 0, 1_999, 0.5 * (1 - 2_000 / 10_000) * (1 / 2_000) / WORTHWHILE),
+    ):
+        episodes._lately[:] = [[found, steps], [planned_found, planned_steps]]
+        episodes.begin(node, rng)
+        assert episodes.share == pytest.approx(expected)
+
+
+def test_rates_are_of_the_last_steps():
+    graph = TransitionGraph(1, (1,), np.int64)
+    episodes, rng = FrontierEpisodes(FrontierPlanner(graph)), np.random.default_rng(0)
+    nodes = [graph.node(np.array([s])) for s in range(2)]
+    graph.add(nodes[0], 0, 0.0, nodes[1], False)
+    episodes.planner.changed(*nodes)
+    episodes.begin(nodes[0], rng)
+    for node in (nodes[0], nodes[1], nodes[0], nodes[0]):
+        episodes.act(node, rng)
+    keep = 1 - 1 / MEMORY  # of three steps the first found a state without actions
+    np.testing.assert_allclose(episodes._lately[0], [keep**2, 1 + keep + keep**2])
+    assert episodes.metrics()["frontier/states_per_1000"] == pytest.approx(1000 / 3)
+    assert episodes.metrics()["frontier/states_per_1000"] is None
+
+
+# --------------------------------------------------------------------------------------------------
+# Storage
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(scaled(10, 3)))
+def test_a_restored_planner_goes_on_the_same(seed, tmp_path):
+    world = random_world(seed, num_changes=150)
+    world.graph.save(tmp_path / "graph.npz")
+    np.savez(tmp_path / "planner.npz", **world.planner.state())
+    loaded = TransitionGraph.load(tmp_path / "graph.npz")
+    again = FrontierPlanner(loaded, world.planner.discount, world.planner.prior)
+    with np.load(tmp_path / "planner.npz") as file:
+        again.restore(dict(file))
+    assert again.check_valid() == []
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        nodes = [world.graph.node(rng.integers(30, size=1)) for _ in range(2)]
+        for graph, planner in ((world.graph, world.planner), (loaded, again)):
+            for node in nodes:
+                assert graph.node(world.graph.observations_of(node)) == node
+            graph.add(nodes[0], 0, 0.0, nodes[1], False)
+            planner.changed(*nodes)
+        budget = int(rng.integers(1, 20))
+        assert again.plan(budget) == world.planner.plan(budget)
+        assert again.values.tobytes() == world.planner.values.tobytes()
+
+
+DAMAGE = {
+    "value": lambda a: np.full_like(a, 2.0),
+    "num_predecessors": lambda a: a + 1,
+    "predecessors": lambda a: a[::-1] + 10**6,
+    "stack": lambda a: np.array([10**6]),
+    "heap": lambda a: np.array([-1]),
+    "priority": lambda a: np.zeros(99),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_arrays_of_another_graph_are_refused(name):
+    world = random_world(0)
+    state = world.planner.state()
+    with pytest.raises(ValueError, match="Require"):
+        world.planner.restore(state | {name: DAMAGE[name](state[name])})
+    with raises_naming(name):
+        world.planner.restore({key: a for key, a in state.items() if key != name})
+    world.planner.restore(state)
+    assert world.planner.check_valid() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [({"discount": 0}, 0), ({"discount": 1.0}, 1.0), ({"prior": -1}, -1),
+     ({"prior": np.inf}, "inf"), ({"tolerance": 0.2}, 0.2)],
+)  # fmt: skip
+def test_bad_arguments(arguments, value):
+    with raises_naming(value):
+        FrontierPlanner(TransitionGraph(1, (1,)), **arguments)
+
+
+@pytest.mark.parametrize(("arguments", "value"), [({"share": 1.5}, 1.5), ({"budget": 0}, 0)])
+def test_bad_arguments_of_episodes(arguments, value):
+    with raises_naming(value):
+        FrontierEpisodes(FrontierPlanner(TransitionGraph(1, (1,))), **arguments)
