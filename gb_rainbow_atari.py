@@ -469,7 +469,7 @@ class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, Eq. 10).
 
     The noisy weights are formed once for each draw of the noise: with batches of few states,
-    reading weights is what a forward pass costs.
+    reading weights is what a forward pass costs. With one state, forming them costs more than that: see `linear`.
     """
 
     def __init__(self, num_inputs, num_outputs, std):
@@ -480,14 +480,29 @@ class NoisyLinear(nn.Module):
         self.weight_std = nn.Parameter(torch.full((num_outputs, num_inputs), std * bound))
         self.bias_std = nn.Parameter(torch.full((num_outputs,), std * bound))
 
-    def sample(self):
-        """Weights and biases under one draw of the noise: the two arguments of F.linear."""
+    def noise(self):
+        """One draw of the two factors, [num_outputs] and [num_inputs]."""
         num_outputs, num_inputs = self.weight.shape
         noise = torch.randn(num_outputs + num_inputs, device=self.weight.device)
-        noise = noise.sign() * noise.abs().sqrt()
-        noise_out, noise_in = noise.split([num_outputs, num_inputs])
+        return (noise.sign() * noise.abs().sqrt()).split([num_outputs, num_inputs])
+
+    def sample(self):
+        """Weights and biases under one draw of the noise: the two arguments of F.linear."""
+        noise_out, noise_in = self.noise()
         weight = torch.addcmul(self.weight, self.weight_std, torch.outer(noise_out, noise_in))
         return weight, torch.addcmul(self.bias, self.bias_std, noise_out)
+
+    def sample_factors(self):
+        """The same draw for `linear`, with weights that are not formed."""
+        noise_out, noise_in = self.noise()
+        bias = torch.addcmul(self.bias, self.bias_std, noise_out)
+        return self.weight, bias, self.weight_std, noise_out, noise_in
+
+
+def linear(x, weight, bias, weight_std=None, noise_out=None, noise_in=None):
+    """F.linear; with factors, (W + S * (out in^T)) x as W x + out * (S (in * x))."""
+    y = F.linear(x, weight, bias)
+    return y if weight_std is None else y + noise_out * F.linear(x * noise_in, weight_std)
 
 
 class RainbowNetwork(nn.Module):
@@ -513,16 +528,22 @@ class RainbowNetwork(nn.Module):
         with torch.autocast(obs.device.type, dtype, enabled=dtype != torch.float32):
             return self.convolutions(x)
 
+    def layers(self):
+        return self.value_hidden, self.value, self.advantage_hidden, self.advantage
+
     def heads(self, noisy=True):
         """Weights of the four noisy layers: one draw for all states of a batch, or the means."""
-        layers = (self.value_hidden, self.value, self.advantage_hidden, self.advantage)
-        return [layer.sample() if noisy else (layer.weight, layer.bias) for layer in layers]
+        return [layer.sample() if noisy else (layer.weight, layer.bias) for layer in self.layers()]
+
+    def factored_heads(self):
+        """What `heads` draws, for one state or few: the same values but for rounding."""
+        return [layer.sample_factors() for layer in self.layers()]
 
     def log_pmf(self, features, heads):
         """[B, 3136] and what `heads` returned -> log probabilities [B, num_actions, n_atoms]."""
         value_hidden, value, advantage_hidden, advantage = heads
-        value = F.linear(F.relu(F.linear(features, *value_hidden)), *value)
-        advantage = F.linear(F.relu(F.linear(features, *advantage_hidden)), *advantage)
+        value = linear(F.relu(linear(features, *value_hidden)), *value)
+        advantage = linear(F.relu(linear(features, *advantage_hidden)), *advantage)
         advantage = advantage.view(-1, self.num_actions, self.n_atoms)
         logits = value[:, None] + advantage - advantage.mean(dim=1, keepdim=True)
         return logits.float().log_softmax(dim=-1)
@@ -692,7 +713,10 @@ class Learner:
     def act(self, obs, noisy=False):
         """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]."""
         obs = torch.from_numpy(obs).to(self.device)
-        pmf = self.online.log_pmf(self.online.features(obs), self.online.heads(noisy)).exp()
+        # Forming weights moves memory, which is scarce on a CPU, in fewer launches, a GPU's cost.
+        factored = noisy and self.device.type == "cpu"
+        heads = self.online.factored_heads() if factored else self.online.heads(noisy)
+        pmf = self.online.log_pmf(self.online.features(obs), heads).exp()
         return (pmf @ self.support).argmax(dim=1).cpu().numpy()
 
     def subgraphs(self, batch, rng):
