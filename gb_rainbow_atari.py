@@ -395,38 +395,47 @@ def evaluate(policy, game, seed, num_episodes, num_envs, epsilon, stop=None):
     """Returns and lengths of num_episodes full games, played in parallel environments.
 
     Each environment plays its share of the episodes from first to last, so that short games are
-    not over-represented. policy: uint8 [n, 4, 84, 84] -> actions [n]. None if stop, a StopSignal,
-    was asked.
+    not over-represented, and rests after that. policy: uint8 [n, 4, 84, 84] -> actions [n]. None if
+    stop, a StopSignal, was asked.
     """
     num_envs = min(num_envs, num_episodes)
     rng = np.random.default_rng(seed)
     # Consecutive seeds, the default, would play the same games for runs of neighbouring seeds.
     env_seeds = np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) >> 1
-    envs = make_envs(game, num_envs)
-    num_actions = envs.single_action_space.n
+    # A vector environment would step those that have finished as well: one for each, with a thread.
+    envs = [make_envs(game, 1, num_threads=1) for _ in range(num_envs)]
+    num_actions = envs[0].single_action_space.n
     quota = np.full(num_envs, num_episodes // num_envs)
     quota[: num_episodes % num_envs] += 1
     returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
     done = np.zeros(num_envs, np.bool_)
     finished = [[] for _ in range(num_envs)]
-    obs, _ = envs.reset(seed=env_seeds)
-    while quota.any():
-        if stop is not None and stop.asked:
-            envs.close()
-            return None
-        actions = policy(obs)
+    obs = [env.reset(seed=int(s))[0] for env, s in zip(envs, env_seeds, strict=True)]
+    obs = np.concatenate(obs)
+    while quota.any() and not (stop is not None and stop.asked):
+        playing = np.flatnonzero(quota)
+        actions = np.zeros(num_envs, np.int64)
+        actions[playing] = policy(obs[playing])
         explore = rng.random(num_envs) < epsilon
         actions[explore] = rng.integers(num_actions, size=explore.sum())
-        obs, reward, terminated, truncated, _ = envs.step(actions)
-        returns[~done] += reward[~done]  # after an end, this step was a reset
-        lengths[~done] += 1
-        done = (terminated | truncated) & ~done
-        for i in np.flatnonzero(done):
-            if quota[i]:
+        for i in playing:
+            envs[i].send(actions[i : i + 1])
+        for i in playing:
+            obs[i : i + 1], reward, terminated, truncated, _ = envs[i].recv()
+            if done[i]:  # after an end, this step was a reset
+                done[i] = False
+                continue
+            returns[i] += reward[0]
+            lengths[i] += 1
+            done[i] = terminated[0] or truncated[0]
+            if done[i]:
                 finished[i].append((float(returns[i]), int(lengths[i])))
                 quota[i] -= 1
-            returns[i], lengths[i] = 0.0, 0
-    envs.close()
+                returns[i], lengths[i] = 0.0, 0
+    for env in envs:
+        env.close()
+    if quota.any():
+        return None
     episodes = [episode for one_env in finished for episode in one_env]
     return [r for r, _ in episodes], [n for _, n in episodes]
 
@@ -469,7 +478,8 @@ class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, Eq. 10).
 
     The noisy weights are formed once for each draw of the noise: with batches of few states,
-    reading weights is what a forward pass costs. With one state, forming them costs more than that: see `linear`.
+    reading weights is what a forward pass costs. For one state forming them costs more: see
+    `linear`.
     """
 
     def __init__(self, num_inputs, num_outputs, std):
