@@ -27,8 +27,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-os.environ["TQDM_DISABLE"] = "1"
-
 import numpy as np
 import torch
 import tyro
@@ -474,6 +472,11 @@ def _ratio(value):
     return "" if value in (None, "") else f"{float(value):.2g}"
 
 
+def read_rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
 def write_rows(path, columns, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -506,6 +509,7 @@ def check_args(args):
 
 
 def main():
+    os.environ["TQDM_DISABLE"] = "1"  # read when the scripts are imported, which is later
     args = tyro.cli(Args)
     check_args(args)
     tasks = {
