@@ -469,7 +469,9 @@ def _short(value):
 
 
 def _ratio(value):
-    return "" if value in (None, "") else f"{float(value):.2g}"
+    if value in (None, ""):
+        return ""
+    return f"{float(value):.2f}" if float(value) >= 0.1 else f"{float(value):.2g}"
 
 
 def read_rows(path):
