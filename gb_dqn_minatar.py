@@ -680,8 +680,7 @@ def train(args, game, run, learner, rng, counters, env=None):
             if step > args.learning_starts and step % args.train_frequency == 0:
                 for _ in range(args.updates_per_train):
                     batch = replay.sample(args.batch_size, rng)
-                    subgraphs = learner.subgraphs(batch, rng)
-                    loss, q_values = learner.update(batch, subgraphs)
+                    loss, q_values = learner.update(batch, learner.subgraphs(batch, rng))
             if step % args.target_network_frequency == 0:
                 learner.update_target()
 

@@ -419,38 +419,47 @@ def evaluate(policy, game, seed, num_episodes, num_envs, epsilon, stop=None):
     """Returns and lengths of num_episodes full games, played in parallel environments.
 
     Each environment plays its share of the episodes from first to last, so that short games are
-    not over-represented. policy: uint8 [n, 4, 84, 84] -> actions [n]. None if stop, a StopSignal,
-    was asked.
+    not over-represented, and rests after that. policy: uint8 [n, 4, 84, 84] -> actions [n]. None if
+    stop, a StopSignal, was asked.
     """
     num_envs = min(num_envs, num_episodes)
     rng = np.random.default_rng(seed)
     # Consecutive seeds, the default, would play the same games for runs of neighbouring seeds.
     env_seeds = np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) >> 1
-    envs = make_envs(game, num_envs)
-    num_actions = envs.single_action_space.n
+    # A vector environment would step those that have finished as well: one for each, with a thread.
+    envs = [make_envs(game, 1, num_threads=1) for _ in range(num_envs)]
+    num_actions = envs[0].single_action_space.n
     quota = np.full(num_envs, num_episodes // num_envs)
     quota[: num_episodes % num_envs] += 1
     returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
     done = np.zeros(num_envs, np.bool_)
     finished = [[] for _ in range(num_envs)]
-    obs, _ = envs.reset(seed=env_seeds)
-    while quota.any():
-        if stop is not None and stop.asked:
-            envs.close()
-            return None
-        actions = policy(obs)
+    obs = [env.reset(seed=int(s))[0] for env, s in zip(envs, env_seeds, strict=True)]
+    obs = np.concatenate(obs)
+    while quota.any() and not (stop is not None and stop.asked):
+        playing = np.flatnonzero(quota)
+        actions = np.zeros(num_envs, np.int64)
+        actions[playing] = policy(obs[playing])
         explore = rng.random(num_envs) < epsilon
         actions[explore] = rng.integers(num_actions, size=explore.sum())
-        obs, reward, terminated, truncated, _ = envs.step(actions)
-        returns[~done] += reward[~done]  # after an end, this step was a reset
-        lengths[~done] += 1
-        done = (terminated | truncated) & ~done
-        for i in np.flatnonzero(done):
-            if quota[i]:
+        for i in playing:
+            envs[i].send(actions[i : i + 1])
+        for i in playing:
+            obs[i : i + 1], reward, terminated, truncated, _ = envs[i].recv()
+            if done[i]:  # after an end, this step was a reset
+                done[i] = False
+                continue
+            returns[i] += reward[0]
+            lengths[i] += 1
+            done[i] = terminated[0] or truncated[0]
+            if done[i]:
                 finished[i].append((float(returns[i]), int(lengths[i])))
                 quota[i] -= 1
-            returns[i], lengths[i] = 0.0, 0
-    envs.close()
+                returns[i], lengths[i] = 0.0, 0
+    for env in envs:
+        env.close()
+    if quota.any():
+        return None
     episodes = [episode for one_env in finished for episode in one_env]
     return [r for r, _ in episodes], [n for _, n in episodes]
 
@@ -493,7 +502,8 @@ class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, Eq. 10).
 
     The noisy weights are formed once for each draw of the noise: with batches of few states,
-    reading weights is what a forward pass costs.
+    reading weights is what a forward pass costs. For one state forming them costs more: see
+    `linear`.
     """
 
     def __init__(self, num_inputs, num_outputs, std):
@@ -504,14 +514,29 @@ class NoisyLinear(nn.Module):
         self.weight_std = nn.Parameter(torch.full((num_outputs, num_inputs), std * bound))
         self.bias_std = nn.Parameter(torch.full((num_outputs,), std * bound))
 
-    def sample(self):
-        """Weights and biases under one draw of the noise: the two arguments of F.linear."""
+    def noise(self):
+        """One draw of the two factors, [num_outputs] and [num_inputs]."""
         num_outputs, num_inputs = self.weight.shape
         noise = torch.randn(num_outputs + num_inputs, device=self.weight.device)
-        noise = noise.sign() * noise.abs().sqrt()
-        noise_out, noise_in = noise.split([num_outputs, num_inputs])
+        return (noise.sign() * noise.abs().sqrt()).split([num_outputs, num_inputs])
+
+    def sample(self):
+        """Weights and biases under one draw of the noise: the two arguments of F.linear."""
+        noise_out, noise_in = self.noise()
         weight = torch.addcmul(self.weight, self.weight_std, torch.outer(noise_out, noise_in))
         return weight, torch.addcmul(self.bias, self.bias_std, noise_out)
+
+    def sample_factors(self):
+        """The same draw for `linear`, with weights that are not formed."""
+        noise_out, noise_in = self.noise()
+        bias = torch.addcmul(self.bias, self.bias_std, noise_out)
+        return self.weight, bias, self.weight_std, noise_out, noise_in
+
+
+def linear(x, weight, bias, weight_std=None, noise_out=None, noise_in=None):
+    """F.linear; with factors, (W + S * (out in^T)) x as W x + out * (S (in * x))."""
+    y = F.linear(x, weight, bias)
+    return y if weight_std is None else y + noise_out * F.linear(x * noise_in, weight_std)
 
 
 class RainbowNetwork(nn.Module):
@@ -537,16 +562,22 @@ class RainbowNetwork(nn.Module):
         with torch.autocast(obs.device.type, dtype, enabled=dtype != torch.float32):
             return self.convolutions(x)
 
+    def layers(self):
+        return self.value_hidden, self.value, self.advantage_hidden, self.advantage
+
     def heads(self, noisy=True):
         """Weights of the four noisy layers: one draw for all states of a batch, or the means."""
-        layers = (self.value_hidden, self.value, self.advantage_hidden, self.advantage)
-        return [layer.sample() if noisy else (layer.weight, layer.bias) for layer in layers]
+        return [layer.sample() if noisy else (layer.weight, layer.bias) for layer in self.layers()]
+
+    def factored_heads(self):
+        """What `heads` draws, for one state or few: the same values but for rounding."""
+        return [layer.sample_factors() for layer in self.layers()]
 
     def log_pmf(self, features, heads):
         """[B, 3136] and what `heads` returned -> log probabilities [B, num_actions, n_atoms]."""
         value_hidden, value, advantage_hidden, advantage = heads
-        value = F.linear(F.relu(F.linear(features, *value_hidden)), *value)
-        advantage = F.linear(F.relu(F.linear(features, *advantage_hidden)), *advantage)
+        value = linear(F.relu(linear(features, *value_hidden)), *value)
+        advantage = linear(F.relu(linear(features, *advantage_hidden)), *advantage)
         advantage = advantage.view(-1, self.num_actions, self.n_atoms)
         logits = value[:, None] + advantage - advantage.mean(dim=1, keepdim=True)
         return logits.float().log_softmax(dim=-1)
@@ -732,7 +763,10 @@ class Learner:
     def act(self, obs, noisy=False):
         """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]."""
         obs = torch.from_numpy(obs).to(self.device)
-        pmf = self.online.log_pmf(self.online.features(obs), self.online.heads(noisy)).exp()
+        # Forming weights moves memory, which is scarce on a CPU, in fewer launches, a GPU's cost.
+        factored = noisy and self.device.type == "cpu"
+        heads = self.online.factored_heads() if factored else self.online.heads(noisy)
+        pmf = self.online.log_pmf(self.online.features(obs), heads).exp()
         return (pmf @ self.support).argmax(dim=1).cpu().numpy()
 
     def subgraphs(self, batch, rng):

@@ -17,6 +17,7 @@ if config.DISABLE_JIT:  # NumPy scalars warn where the hashes wrap around by des
     np.seterr(over="ignore")
 
 EMPTY = -1  # a hash slot, a block or a free list with nothing in it
+SEED_STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64
 GREEDY, DOUBLE, POLICY, BEHAVIOUR = 0, 1, 2, 3  # how a state's value is read from its actions
 
 
@@ -480,44 +481,89 @@ class Subgraphs(NamedTuple):
 @njit(cache=True, nogil=True)
 def next_uniform(seed):
     """Next state of a splitmix64 generator, and a uniform float64 in [0, 1)."""
-    seed = seed + np.uint64(0x9E3779B97F4A7C15)
+    seed = seed + SEED_STEP
     return seed, np.float64(mix(seed) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
 @njit(cache=True, nogil=True)
-def sample_transitions(tree, leaves, size, breadth, state, taken):
-    """Take breadth of size transitions without replacement, each draw proportional to weight.
+def sample_level(graph, nodes, vertex_row, group_start, breadth, state, tree, limited, taken):
+    """Choose the transitions to keep on one level: of groups with more than breadth of them.
 
-    tree int64 [2 leaves], laid out as the sum tree below, holds the weights at its leaves, leaves
-    being a power of two. A transition that is taken loses its weight there, so that the next draw
-    is from those that are left. Out: taken bool [size].
+    Transitions of a group are counted through its vertices, group_start int64 [groups + 1]. Out:
+    limited bool [groups], are there too many? and taken bool [groups, room], for these alone.
+    Returns 0, or the size of a group that room is too short for.
+
+    Each step down a tree waits for the one before. So a few groups at a time draw in turns, in
+    trees int64 [4, 4 room]: the processor then works on their descents at once. They take the
+    numbers that they would take one after the other.
     """
-    for j in range(size):
-        taken[j] = False
-    for i in range(leaves + size, 2 * leaves):
-        tree[i] = 0
-    for i in range(leaves - 1, 0, -1):
-        tree[i] = tree[2 * i] + tree[2 * i + 1]
-    # Unsigned indices spare the test for negative ones, a local total and seed the trip to memory.
+    block_start, degrees, edge_count = graph.block_start, graph.degree, graph.edge_count
+    num_groups, num_trees = limited.shape[0], tree.shape[0]
+    groups = np.empty(num_trees, np.int64)
+    seeds = np.empty(num_trees, np.uint64)
+    group = 0
+    while group < num_groups:
+        count, leaves = 0, 1
+        while group < num_groups and count < num_trees:
+            size = 0
+            for v in range(group_start[group], group_start[group + 1]):
+                size += degrees[nodes[vertex_row[v]]]
+            limited[group] = size > breadth
+            if limited[group]:
+                if size > taken.shape[1]:
+                    return size
+                while leaves < size:
+                    leaves *= 2
+                groups[count] = group
+                seeds[count] = state[0]
+                state[0] += np.uint64(breadth) * SEED_STEP
+                count += 1
+            group += 1
+        for i in range(count):
+            j = leaves
+            for v in range(group_start[groups[i]], group_start[groups[i] + 1]):
+                node = nodes[vertex_row[v]]
+                for k in range(degrees[node]):
+                    tree[i, j] = edge_count[block_start[node] + k]
+                    taken[groups[i], j - leaves] = False
+                    j += 1
+            tree[i, j : 2 * leaves] = 0
+        sample_transitions(tree, leaves, count, breadth, seeds, groups, taken)
+    return 0
+
+
+@njit(cache=True, nogil=True)
+def sample_transitions(trees, leaves, count, breadth, seeds, groups, taken):
+    """Take breadth transitions without replacement from each of the first count trees, each draw
+    proportional to weight.
+
+    A tree int64 [2 leaves], laid out as the sum tree below, holds the weights at its leaves, leaves
+    being a power of two. A transition that is taken loses its weight there, so that the next draw
+    is from those that are left. Those of trees[i] are marked in taken[groups[i]].
+    """
+    # Unsigned indices spare the test for negative ones.
     one, first_leaf = np.uint64(1), np.uint64(leaves)
-    total, seed = tree[1], state[0]
+    for i in range(np.uint64(count)):
+        for j in range(leaves - 1, 0, -1):
+            k = np.uint64(2 * j)
+            trees[i, np.uint64(j)] = trees[i, k] + trees[i, k + one]
     for _ in range(breadth):
-        seed, uniform = next_uniform(seed)
-        x = np.int64(uniform * total)
-        i = one
-        while i < first_leaf:
-            i <<= one
-            left = tree[i]
-            if x >= left:
-                x -= left
-                i |= one
-        drawn = tree[i]
-        taken[i - first_leaf] = True
-        total -= drawn
-        while i > one:
-            tree[i] -= drawn
-            i >>= one
-    state[0] = seed
+        for i in range(np.uint64(count)):
+            seed, uniform = next_uniform(seeds[i])
+            seeds[i] = seed
+            x = np.int64(uniform * trees[i, one])
+            j = one
+            while j < first_leaf:
+                j <<= one
+                left = trees[i, j]
+                if x >= left:
+                    x -= left
+                    j |= one
+            drawn = trees[i, j]
+            taken[groups[i], j - first_leaf] = True
+            while j > 0:
+                trees[i, j] -= drawn
+                j >>= one
 
 
 @njit(cache=True, nogil=True)
@@ -612,8 +658,9 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     group_start = np.zeros((2, num_groups + 1), np.int64)  # vertices of this level and the next
     pair_of_action = np.empty(num_actions, np.int64)
     action_vertex = np.full(num_actions, -1, np.int64)  # whose pair that is
-    taken = np.empty(room[ROOM_LEVEL], np.bool_)
-    tree = np.empty(4 * room[ROOM_LEVEL], np.int64)
+    limited = np.zeros(num_groups, np.bool_)
+    taken = np.empty((num_groups, room[ROOM_LEVEL]), np.bool_)
+    trees = np.empty((4, 4 * room[ROOM_LEVEL]), np.int64)
 
     stamps[0] += 1
     row_stamp = stamps[0]
@@ -628,6 +675,13 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     for level in range(depth):
         level_end = num_vertices
         this, following = level % 2, (level + 1) % 2
+        if level > 0 and breadth > 0:
+            size = sample_level(
+                graph, nodes, vertex_row, group_start[this], breadth, state, trees, limited, taken
+            )
+            if size > 0:
+                room[ROOM_LEVEL] = 2 * size
+                return -1, -1
         for group in range(num_groups):
             group_start[following, group] = num_vertices
             # Level 0 has no vertices: the blocks to scan there are those of the group's roots.
@@ -635,27 +689,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
             if level == 0:
                 first = 0 if breadth == 0 else group
                 last = num_roots if breadth == 0 else group + 1
-            limited = False
-            if level > 0 and breadth > 0:
-                size = 0
-                for v in range(first, last):
-                    size += degrees[nodes[vertex_row[v]]]
-                limited = size > breadth
-                if limited:
-                    if size > taken.shape[0]:
-                        room[ROOM_LEVEL] = 2 * size
-                        return -1, -1
-                    leaves = 1
-                    while leaves < size:
-                        leaves *= 2
-                    j = leaves
-                    for v in range(first, last):
-                        node = nodes[vertex_row[v]]
-                        for k in range(degrees[node]):
-                            tree[j] = edge_count[block_start[node] + k]
-                            j += 1
-                    sample_transitions(tree, leaves, size, breadth, state, taken)
-
+            all_kept = not limited[group]
             stamps[0] += 1
             vertex_stamp = stamps[0]
             offset = 0  # position on the level of the vertex's first transition
@@ -678,7 +712,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                     vertex_pairs[v] = num_pairs
                     for k in range(degree):
                         action = edge_action[start + k]
-                        if action_vertex[action] != v and (not limited or taken[offset + k]):
+                        if action_vertex[action] != v and (all_kept or taken[group, offset + k]):
                             action_vertex[action] = v
                             pair_of_action[action] = num_pairs
                             pair_action[num_pairs] = action
@@ -700,7 +734,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                     if not edge_terminated[e]:
                         next_node = edge_next[e]
                         target, num_rows = row_of(marks, row_stamp, next_node, nodes, num_rows)
-                        kept = not limited or taken[offset + k]
+                        kept = all_kept or taken[group, offset + k]
                         if kept and level + 1 < depth and degrees[next_node] > 0:
                             mark = marks[next_node, 1]
                             if mark >> 32 != vertex_stamp:
@@ -851,12 +885,14 @@ def read_value(rule, q, i, best, policy, row):
     """Value of the state nodes[row] from its action values q[i] under greedy, double or policy."""
     if rule == DOUBLE:
         return q[i, best[row]]
-    value = q[i, 0] if rule == GREEDY else policy[row, 0] * q[i, 0]
+    if rule == GREEDY:
+        value = q[i, 0]
+        for a in range(1, q.shape[1]):
+            value = q[i, a] if q[i, a] > value else value  # a branch would often be guessed wrongly
+        return value
+    value = policy[row, 0] * q[i, 0]
     for a in range(1, q.shape[1]):
-        if rule == POLICY:
-            value += policy[row, a] * q[i, a]
-        elif q[i, a] > value:
-            value = q[i, a]
+        value += policy[row, a] * q[i, a]
     return value
 
 
@@ -882,9 +918,10 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, values, pair_q):
     values[num_leaves + num_vertices] = 0.0
     pair_q[:] = 0.0
     for level in range(sub.level_pairs.shape[0] - 2, -1, -1):
-        for o in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
-            value = outcome_reward[o] + gamma * values[outcome_vertex[o]]
-            pair_q[outcome_pair[o]] += outcome_weight[o] * value
+        for k in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
+            o = np.uint64(k)  # unsigned: no test for a negative index
+            value = outcome_reward[o] + gamma * values[np.uint64(outcome_vertex[o])]
+            pair_q[np.uint64(outcome_pair[o])] += outcome_weight[o] * value
         for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
             row = vertex_row[v]
             first, last = vertex_pairs[v], vertex_pairs[v + 1]
@@ -898,8 +935,9 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, values, pair_q):
             else:
                 for a in range(num_actions):
                     q[0, a] = leaf_q[row, a]
-                for p in range(first, last):
-                    q[0, pair_action[p]] = pair_q[p]
+                for k in range(first, last):
+                    p = np.uint64(k)
+                    q[0, np.uint64(pair_action[p])] = pair_q[p]
                 values[num_leaves + v] = read_value(rule, q, 0, best, policy, row)
     for i in range(sub.root_row.shape[0]):
         if sub.root_row[i] >= 0:

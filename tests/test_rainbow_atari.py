@@ -298,6 +298,20 @@ def test_noisy_layer_is_factorised_noise_on_its_means():
     assert abs(noise.var().item() - 2 / np.pi) < 0.05
 
 
+def test_noise_in_factors_is_the_noise_in_the_weights():
+    network = script.RainbowNetwork(3, 51, 0.5)
+    features = torch.rand(5, 3136)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        formed = network.log_pmf(features, network.heads())
+        state = torch.get_rng_state()
+        torch.manual_seed(0)
+        factored = network.log_pmf(features, network.factored_heads())
+    assert torch.equal(torch.get_rng_state(), state), "as many draws, in the same order"
+    torch.testing.assert_close(factored, formed, rtol=0, atol=1e-5)
+    assert not torch.allclose(formed, network.log_pmf(features, network.heads(False)), atol=1e-3)
+
+
 def test_duelling_heads_subtract_the_mean_advantage():
     network = script.RainbowNetwork(3, 5, 0.5)
     features = network.features(torch.randint(256, (2, 4, 84, 84), dtype=torch.uint8))
