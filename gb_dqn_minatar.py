@@ -195,6 +195,9 @@ def check_args(args):
         fail(f"--episode-seed must be fresh or fixed, got {args.episode_seed!r}")
     if args.exploration not in EXPLORATIONS:
         fail(f"--exploration must be {' or '.join(EXPLORATIONS)}, got {args.exploration!r}")
+    for name, value in asdict(args).items():
+        if isinstance(value, float) and not np.isfinite(value):
+            fail(f"--{name.replace('_', '-')} must be finite, got {value}")
     for name in positive:
         if not getattr(args, name) > 0:
             fail(f"--{name.replace('_', '-')} must be > 0, got {getattr(args, name)}")
@@ -206,8 +209,6 @@ def check_args(args):
             fail(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(args, name)}")
     if not 0 < args.frontier_gamma < 1:
         fail(f"--frontier-gamma must be in (0, 1), got {args.frontier_gamma}")
-    if not args.frontier_prior < float("inf"):
-        fail(f"--frontier-prior must be finite, got {args.frontier_prior}")
     if buffer_size < args.batch_size:
         flag = "--buffer-size" if args.buffer_size else "--total-timesteps"
         fail(f"{flag} {buffer_size} is smaller than --batch-size {args.batch_size}")

@@ -62,7 +62,8 @@ def left_behind(run):
         row.pop("charts/SPS")
     state = json.loads((run / "checkpoint" / "state.json").read_text())
     state["logged"].pop()
-    for name in ("training_seconds", "tensors_crc32"):  # torch.save writes no canonical form
+    # Checksums hold times, and torch.save writes no canonical form.
+    for name in ("training_seconds", "tensors_crc32", "state_crc32"):
         state.pop(name)
     result = json.loads((run / "result.json").read_text())
     for name in ("sps", "training_seconds", "wall_seconds"):

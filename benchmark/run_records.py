@@ -2,7 +2,8 @@
 
 A run is one script with one set of flags. Its key is (suite, task, backup, variant, episode seed,
 seed); the variant names every flag that can change a result and is not at its default. Two runs
-with one key compute the same, wherever they write to.
+with one key make the same experiment, wherever and on whatever they run; on one machine, with one
+number of threads, they compute the same digits.
 """
 
 import contextlib
@@ -55,8 +56,8 @@ BACKUPS = ("graph", "tree", "n-step", "one-step", "graph-mixed")
 # Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = {
     "run_dir", "resume", "track", "wandb_project_name", "wandb_entity", "capture_video",
-    "save_model", "threads", "cuda", "torch_deterministic", "log_frequency",
-    "checkpoint_frequency", "eval_envs",
+    "save_model", "threads", "cuda", "cuda_graphs", "torch_deterministic", "log_frequency",
+    "checkpoint_frequency",
 }  # fmt: skip
 IN_KEY = {"env_id", "seed", "backup", "episode_seed"}  # by themselves, not in the variant
 
@@ -366,7 +367,11 @@ def finished_runs(run_dir, suites, wanted=()):
         for suite in suites:
             if result["script"] != SUITES[suite].script:
                 continue
-            key = key_of(suite, config)
+            try:
+                key = key_of(suite, config)
+            except KeyError as flag:
+                print(f"left out: {folder}, whose flag {flag} is not known here", file=sys.stderr)
+                continue
             same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
             if (same_steps or key in wanted) and key not in found:
                 found[key] = folder

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tyro
+from output import fail
 from run_records import (
     BACKUPS,
     ROOT,
@@ -108,11 +109,6 @@ class Outcome(NamedTuple):
     resumed_from: int | None  # step of the checkpoint
     status: int
     last_line: str  # of the log
-
-
-def fail(message):
-    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-    sys.exit(2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -526,6 +522,8 @@ def main():
             for run in grid.values():
                 if run.key not in done:
                     print("python", shlex.join((*run.command, "--run-dir", str(args.run_dir))))
+            if grid.keys() <= done:
+                print(f"all {len(grid)} runs are finished", file=sys.stderr)
             return
         number = collect(args, records, suites, grid)
     except (OSError, ValueError) as error:

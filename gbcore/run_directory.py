@@ -267,7 +267,7 @@ def save_checkpoint(run_path, tensors, arrays, graph, state):
         graph.save(new / "graph.npz", compress=False)
         # torch does not compare its own checksums; np.load does.
         state = {"format_version": FORMAT_VERSION, "tensors_crc32": zlib.crc32(content), **state}
-        (new / "state.json").write_text(json.dumps(state) + "\n")
+        (new / "state.json").write_text(json.dumps(with_checksum(state)) + "\n")
         for path in (*new.iterdir(), new):
             _sync(path)
     except BaseException:
@@ -300,6 +300,9 @@ def load_checkpoint(run_path, capacity):
         version = state.get("format_version")
         if version != FORMAT_VERSION:
             raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
+        own = {name: value for name, value in state.items() if name != "state_crc32"}
+        if with_checksum(own)["state_crc32"] != state.get("state_crc32"):
+            raise ValueError("state.json has another checksum than it says")
         content = (path / "tensors.pt").read_bytes()
         if zlib.crc32(content) != state["tensors_crc32"]:
             raise ValueError("tensors.pt has another checksum than state.json says")
@@ -311,6 +314,11 @@ def load_checkpoint(run_path, capacity):
         raise
     except Exception as error:  # json, torch, zipfile and NumPy have no error in common
         raise ValueError(f"Require a whole checkpoint, got {path}: {error}") from error
+
+
+def with_checksum(state):
+    """What JSON can hold, with a checksum of itself."""
+    return {**state, "state_crc32": zlib.crc32(json.dumps(state).encode())}
 
 
 def _sync(path):

@@ -320,6 +320,11 @@ def is_refused(script, run, capsys, *words):
     assert [(run / name).read_bytes() for name in ("metrics.csv", "evaluations.csv")] == tables
 
 
+def signed(state):
+    """The content of a state.json with its checksum set right."""
+    return run_directory.with_checksum({k: v for k, v in state.items() if k != "state_crc32"})
+
+
 @all_scripts
 @pytest.mark.parametrize("name", ["state.json", "tensors.pt", "arrays.npz", "graph.npz"])
 def test_a_damaged_checkpoint_is_refused(case, name, finished, capsys):
@@ -349,13 +354,16 @@ def test_what_is_whole_but_not_of_this_code_is_refused(case, finished, capsys):
     (run / "result.json").unlink()
     path = run / "checkpoint" / "state.json"
     whole = json.loads(path.read_text())
-    path.write_text(json.dumps(whole | {"format_version": 1}))
-    is_refused(script, run, capsys, "format 2, got 1")
     other = whole["environment"] | {"actions": []}
-    path.write_text(json.dumps(whole | {"environment": other}))
-    is_refused(script, run, capsys, "environment")
-    path.write_text(json.dumps(whole | {"node": whole["node"] + 1}))
-    is_refused(script, run, capsys, "environment")
+    for change, words in (
+        ({"format_version": 1}, "format 2, got 1"),
+        ({"environment": other}, "environment"),
+        ({"node": whole["node"] + 1}, "environment"),
+    ):
+        path.write_text(json.dumps(whole | change))
+        is_refused(script, run, capsys, words if "format_version" in change else "checksum")
+        path.write_text(json.dumps(signed(whole | change)))
+        is_refused(script, run, capsys, words)
 
 
 def test_damaged_rows_are_left_out_and_other_columns_refused(finished, undisturbed, capsys):
@@ -388,7 +396,7 @@ def test_a_checkpoint_runs_no_code(finished, capsys, tmp_path):
     state = json.loads(whole["state.json"])
     torch.save({"online": Trap()}, folder / "tensors.pt")
     checksum = run_directory.zlib.crc32((folder / "tensors.pt").read_bytes())
-    (folder / "state.json").write_text(json.dumps(state | {"tensors_crc32": checksum}))
+    (folder / "state.json").write_text(json.dumps(signed(state | {"tensors_crc32": checksum})))
     is_refused(script, run, capsys)
     for name in ("tensors.pt", "state.json"):
         (folder / name).write_bytes(whole[name])
