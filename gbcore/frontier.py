@@ -5,7 +5,7 @@ import numpy as np
 from gbcore import frontier_kernels
 from gbcore.frontier_kernels import CELLS_GIVEN, HEAP_SIZE, STACK_SIZE, PlanArrays
 from gbcore.interner import check_array
-from gbcore.kernels import EMPTY, NO_ROOM
+from gbcore.kernels import EMPTY
 
 MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
@@ -50,12 +50,12 @@ class FrontierPlanner:
         self.graph, self.discount, self.prior = graph, float(discount), float(prior)
         self.tolerance = float(tolerance)
         self._q = np.zeros(graph.num_actions)
-        self._clear()
-        while self._follow_graph() == NO_ROOM:
-            self._grow_cells()
+        self._clear(num_cells=graph.num_edges)
+        frontier_kernels.follow_graph(graph.arrays, self._plan, graph.num_ids)
 
-    def _clear(self):
-        room, num_cells = len(self.graph.arrays.degree), 1024
+    def _clear(self, num_cells):
+        room, num_cells = len(self.graph.arrays.degree), max(num_cells, 1024)
+        self._changes = []  # pairs of nodes, since the last plan
         self._plan = PlanArrays(
             value=np.ones(room),
             first_in=np.full(room, EMPTY, np.int64),
@@ -79,28 +79,24 @@ class FrontierPlanner:
 
     def changed(self, node, next_node):
         """To be called after `graph.add` or `graph.remove` of a transition between these nodes."""
-        self._make_room()
-        while (
-            frontier_kernels.follow_change(self.graph.arrays, self._plan, node, next_node)
-            == NO_ROOM
-        ):
-            self._grow_cells()
+        self._changes.append((node, next_node))
 
     def plan(self, budget=None):
         """Bring values up to date, reading about so many edges; all that it takes if None.
 
         Returns the number of edges that were read.
         """
-        self._make_room()
+        changes = self._take_changes()
         return frontier_kernels.make_plan(
-            self.graph.arrays, self._plan, self.discount, self.prior, self.tolerance,
+            self.graph.arrays, self._plan, changes, self.discount, self.prior, self.tolerance,
             np.iinfo(np.int64).max if budget is None else budget, self._q,
         )  # fmt: skip
 
     @property
     def num_waiting(self):
-        """Number of states that wait for a further `plan`."""
-        return int(self._plan.totals[STACK_SIZE] + self._plan.totals[HEAP_SIZE])
+        """Number of states, and of changes, that wait for a further `plan`."""
+        stack, heap = self._plan.totals[[STACK_SIZE, HEAP_SIZE]].tolist()
+        return stack + heap + len(self._changes)
 
     @property
     def values(self):
@@ -142,7 +138,7 @@ class FrontierPlanner:
 
     def state(self):
         """Arrays that `restore` takes back, with the same further behaviour."""
-        self._make_room()
+        frontier_kernels.follow_changes(self.graph.arrays, self._plan, self._take_changes())
         plan, n = self._plan, self.graph.num_ids
         number = np.empty(n, np.int64)
         source = np.empty(plan.totals[CELLS_GIVEN], np.int64)
@@ -183,12 +179,10 @@ class FrontierPlanner:
         if not np.array_equal(pairs[np.lexsort(pairs.T[::-1])], self._linked_pairs()):
             raise ValueError("Require the predecessors of the graph's states")
 
-        self._clear()
+        self._clear(num_cells=len(pairs))
         plan = self._plan
         plan.value[:n] = saved["value"]
-        while len(self._plan.cell_source) < len(pairs):
-            self._grow_cells()
-        frontier_kernels.link_listed(self._plan, number, source)
+        frontier_kernels.link_listed(plan, number, source)
         plan.stack[: len(saved["stack"])] = saved["stack"]
         plan.on_stack[saved["stack"]] = True
         plan.totals[STACK_SIZE] = len(saved["stack"])
@@ -238,8 +232,14 @@ class FrontierPlanner:
             np.stack([edges["source"][goes_on], edges["next"][goes_on]], axis=1), axis=0
         )
 
-    def _follow_graph(self):
-        return frontier_kernels.follow_graph(self.graph.arrays, self._plan, self.graph.num_ids)
+    def _take_changes(self):
+        """Changes that were not followed yet, int64 [n, 2], and room for what they bring."""
+        self._make_room()
+        changes = np.array(self._changes, np.int64).reshape(-1, 2)
+        self._changes.clear()
+        while self._plan.totals[CELLS_GIVEN] + len(changes) > len(self._plan.cell_source):
+            self._grow_cells()
+        return changes
 
     def _make_room(self):
         old, room = self._plan, len(self.graph.arrays.degree)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from gbcore.kernels import EMPTY, FREED, NO_ROOM, OK
+from gbcore.kernels import EMPTY, FREED
 
 FLOOR = 1e-9  # a smaller value is none: no chain of discounts goes on for ever
 ROUNDING = 1.0 + 1e-12
@@ -111,14 +111,12 @@ def find_cell(plan, node, next_node):
 
 @njit(cache=True, nogil=True)
 def link_nodes(plan, node, next_node):
-    """Put a pair of nodes into both lists. Returns OK, or NO_ROOM with nothing changed."""
+    """Put a pair of nodes into both lists. There must be room for a cell."""
     cell = plan.totals[FREE_CELL]
     if cell != EMPTY:
         plan.totals[FREE_CELL] = plan.next_in[cell]
     else:
         cell = plan.totals[CELLS_GIVEN]
-        if cell == plan.cell_source.shape[0]:
-            return NO_ROOM
         plan.totals[CELLS_GIVEN] += 1
     plan.cell_source[cell], plan.cell_target[cell] = node, next_node
     plan.next_out[cell] = plan.first_out[node]
@@ -128,7 +126,6 @@ def link_nodes(plan, node, next_node):
     if first != EMPTY:
         plan.previous_in[first] = cell
     plan.first_in[next_node] = cell
-    return OK
 
 
 @njit(cache=True, nogil=True)
@@ -152,7 +149,7 @@ def unlink_nodes(plan, before, cell):
 
 @njit(cache=True, nogil=True)
 def follow_change(graph, plan, node, next_node):
-    """Take note that transitions from node to next_node changed. Returns OK or NO_ROOM."""
+    """Take note that transitions from node to next_node may have changed."""
     goes_on = False
     start = graph.block_start[node]
     for e in range(start, start + graph.degree[node]):
@@ -161,12 +158,17 @@ def follow_change(graph, plan, node, next_node):
             break
     before, cell = find_cell(plan, node, next_node)
     if goes_on and cell == EMPTY:
-        if link_nodes(plan, node, next_node) == NO_ROOM:
-            return NO_ROOM
+        link_nodes(plan, node, next_node)
     elif cell != EMPTY and not goes_on:
         unlink_nodes(plan, before, cell)
     push_stack(plan, node)
-    return OK
+
+
+@njit(cache=True, nogil=True)
+def follow_changes(graph, plan, changes):
+    """`follow_change` for pairs of nodes int64 [n, 2]."""
+    for i in range(changes.shape[0]):
+        follow_change(graph, plan, changes[i, 0], changes[i, 1])
 
 
 @njit(cache=True, nogil=True)
@@ -175,9 +177,7 @@ def follow_graph(graph, plan, num_ids):
     for node in range(num_ids):
         start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):
-            if follow_change(graph, plan, node, graph.edge_next[e]) == NO_ROOM:
-                return NO_ROOM
-    return OK
+            follow_change(graph, plan, node, graph.edge_next[e])
 
 
 @njit(cache=True, nogil=True)
@@ -271,8 +271,10 @@ def pop_heap(plan):
 
 
 @njit(cache=True, nogil=True)
-def make_plan(graph, plan, discount, prior, tolerance, budget, q):
-    """Bring the values up to date, reading about `budget` edges. Returns how many were read.
+def make_plan(graph, plan, changes, discount, prior, tolerance, budget, q):
+    """Follow `changes`, then bring values up to date, reading about `budget` edges.
+
+    Returns how many were read.
 
     Falls come first. States in a cycle would otherwise hold each other up, and lose only a factor
     of the discount at every turn. So a value that falls by the discount or more, as all such values
@@ -281,6 +283,7 @@ def make_plan(graph, plan, discount, prior, tolerance, budget, q):
     graph each one once.
     """
     totals, value = plan.totals, plan.value
+    follow_changes(graph, plan, changes)
     work = 0
     while work < budget:
         if totals[STACK_SIZE] > 0:
