@@ -25,17 +25,19 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 import tyro
+from output import fail, write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 Script = Literal["gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari"]
 Backup = Literal["one-step", "n-step", "tree", "graph", "graph-mixed"]
+BACKUPS = get_args(Backup)
 ENVIRONMENT, GRADIENT = "limit: environment", "limit: + gradient"
 PHASES = ("environment", "act", "expand", "leaf evaluation", "targets", "gradient", "rest")
 COLUMNS = (
@@ -55,7 +57,7 @@ PAPER_STEPS = 26 * 5 * 4 * 100_000  # of its Atari100K grid: games, seeds, backu
 class Args:
     scripts: tuple[Script, ...] = ("gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari")
     """what to time"""
-    backups: tuple[Backup, ...] = ("one-step", "n-step", "tree", "graph", "graph-mixed")
+    backups: tuple[Backup, ...] = BACKUPS
     """with which targets; the two limits always run as well"""
     minigrid: tuple[str, ...] = ("Empty-8x8",)
     """tasks of gb_dqn_minigrid"""
@@ -392,7 +394,7 @@ def measure_parallel(args, name, task, backup, folder):
         while any(worker.is_alive() for worker in workers):
             time.sleep(0.1)
             if any(worker.exitcode not in (None, 0) for worker in workers):
-                fail(f"one of {number} processes of {name} broke down: see above", status=1)
+                fail(f"one of {number} processes of {name} broke down: see above")
         results = [queue.get() for _ in workers]
         rates = [rate for rate, _ in results]
         rows.append(
@@ -446,6 +448,24 @@ def table(rows):
     return "\n".join(lines)
 
 
+def summary(rows):
+    """Markdown of the same rows, a line for each task: steps/s, and the share of one-step's."""
+    names = [name for name in (GRADIENT, *BACKUPS) if any(row["backup"] == name for row in rows)]
+    lines = [
+        "| script | task | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 2) + "|",
+    ]
+    for script, task in dict.fromkeys((row["script"], row["task"]) for row in rows):
+        cells = [f"`{script}.py`", task]
+        for name in names:
+            for row in rows:
+                if (row["script"], row["task"], row["backup"]) == (script, task, name):
+                    ratio = _ratio(row["of_one_step"])
+                    cells.append(f"{_short(row['steps_per_second'])} ({ratio})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def parallel_table(rows):
     """Markdown of rows of PARALLEL_COLUMNS."""
     lines = [
@@ -477,20 +497,6 @@ def _ratio(value):
 def read_rows(path):
     with path.open() as file:
         return list(csv.DictReader(file))
-
-
-def write_rows(path, columns, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-
-
-def fail(message, status=2):
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(status)
 
 
 def check_args(args):
@@ -531,8 +537,12 @@ def main():
                     rows += measure_parallel(args, script, task, backup, place / backup)
             else:
                 rows += measure(args, script, task, place)
+            out.parent.mkdir(parents=True, exist_ok=True)
             write_rows(out, columns, rows)  # what there is, if it is stopped
-    print(parallel_table(rows) if args.parallel else table(rows))
+    if args.parallel:
+        print(parallel_table(rows))
+    else:
+        print(table(rows), summary(rows), sep="\n")
     print(f"\nwritten to {out}")
 
 

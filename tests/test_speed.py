@@ -43,6 +43,7 @@ def test_rates_phases_and_limits(script, task, steps, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = speed.read_rows(out)
     assert speed.table(rows) in done.stdout
+    assert speed.summary(rows) in done.stdout
     names = [speed.ENVIRONMENT, speed.GRADIENT, "one-step", "graph"]
     assert [row["backup"] for row in rows] == names
     assert {(row["script"], row["task"], row["steps"]) for row in rows} == {
@@ -113,6 +114,7 @@ def test_the_gradient_limit_is_one_step_on_a_gpu_too():
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_the_table_of_the_readme_is_that_of_the_file():
+def test_the_tables_of_the_pages_are_those_of_the_file():
     rows = speed.read_rows(ROOT / "benchmark" / "results" / "speed.csv")
-    assert speed.table(rows).strip() in (ROOT / "README.md").read_text()
+    assert speed.table(rows).strip() in (ROOT / "docs" / "speed.md").read_text()
+    assert speed.summary(rows) in (ROOT / "README.md").read_text()
