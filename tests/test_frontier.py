@@ -190,7 +190,7 @@ def test_a_budget_bounds_the_edges_read_and_the_rest_waits():
     for _ in range(scaled(300, 60)):
         world.add(*rng.integers([40, 2, 40]).tolist())
     edges = world.graph.edges()
-    both_ways = np.bincount(edges["source"]) + np.bincount(edges["next"])
+    both_ways = np.bincount(np.concatenate([edges["source"], edges["next"]]))
     slices = []
     while world.planner.num_waiting:
         slices.append(world.planner.plan(10))
