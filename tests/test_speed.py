@@ -62,8 +62,11 @@ def test_rates_phases_and_limits(script, task, steps, tmp_path):
         # Atari's first actions are random ones.
         assert idle <= ({"microseconds_act"} if script == "gb_rainbow_atari" else set())
         assert float(row["steps_per_second"]) < float(environment["steps_per_second"])
-    nothing = ("expand", "leaf_evaluation", "targets")
-    assert sum(float(gradient[f"microseconds_{phase}"]) for phase in nothing) < 10
+    bare, whole = (
+        sum(float(row[f"microseconds_{p}"]) for p in ("expand", "leaf_evaluation", "targets"))
+        for row in (gradient, graph)
+    )
+    assert bare < 0.3 * whole  # nothing but the calls themselves
     assert float(gradient["evaluated_per_update"]) == 0
 
 
