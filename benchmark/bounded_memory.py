@@ -7,6 +7,7 @@ end, with random numbers of 16 bits in view. Replay, graph and leaf values are t
 the network is a stand-in that reads its observation, so that a leaf value of another state shows.
 """
 
+import multiprocessing
 import sys
 import time
 from dataclasses import dataclass
@@ -76,6 +77,26 @@ def values(obs):
     return (numbers[:, None] + np.arange(NUM_ACTIONS)).astype(np.float32)
 
 
+def count_faults(graph, leaves):
+    """Leaf values that are not those of their states; broken invariants of the graph."""
+    known = np.flatnonzero(leaves.known)
+    stale = (leaves.values(known) != values(graph.observations_of(known))).any(axis=1).sum()
+    return int(stale), len(graph.check_valid())
+
+
+def in_a_copy(call):
+    """What call returns in a fork of this process, so that its memory does not count here."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: sender.send(call()))
+    child.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    finally:
+        child.join()
+
+
 def main():
     args = tyro.cli(Args)
     if not 1 <= args.report_frequency <= args.steps:
@@ -106,8 +127,7 @@ def main():
             begin = time.process_time()
         if step % args.report_frequency == 0:
             memory = resident_mb()
-            known = np.flatnonzero(leaves.known)
-            stale = (leaves.values(known) != values(graph.observations_of(known))).any(axis=1).sum()
+            stale, problems = in_a_copy(lambda: count_faults(graph, leaves))
             rows.append(
                 {
                     "transitions": step,
@@ -119,8 +139,8 @@ def main():
                     "ids": graph.num_ids,
                     "ids_given_out": graph.num_ids + int(graph.generations.sum()),
                     "frames": graph.num_frames if args.frame_stack else 0,
-                    "stale_leaf_values": int(stale),
-                    "problems": len(graph.check_valid()),
+                    "stale_leaf_values": stale,
+                    "problems": problems,
                 }
             )
             print(", ".join(f"{name} {value:,}" for name, value in rows[-1].items()), flush=True)
