@@ -559,7 +559,7 @@ class RainbowNetwork(nn.Module):
 
     def features(self, obs, dtype=torch.float32):
         """uint8 [B, 4, 84, 84] -> [B, 3136], computed in float32 or bfloat16."""
-        x = obs.contiguous(memory_format=torch.channels_last).to(dtype) / 255
+        x = obs.contiguous(memory_format=torch.channels_last).to(dtype).div_(255)
         with torch.autocast(obs.device.type, dtype, enabled=dtype != torch.float32):
             return self.convolutions(x)
 
@@ -891,7 +891,10 @@ class Learner:
         loss = (weights * cross_entropy).mean()
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.online.parameters(), self.args.max_grad_norm)
+        parameters, max_norm = list(self.online.parameters()), self.args.max_grad_norm
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        if self.padded or norm > max_norm:  # known without a wait: no scaling of megabytes by 1
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         self.optimizer.step()
         with torch.no_grad():
             divergence = cross_entropy + torch.special.xlogy(targets, targets).sum(dim=1)
@@ -1021,8 +1024,8 @@ def train(args, game, run, learner, rng, counters, env=None):
                     "charts/episodic_length": counters.last_length,
                     "charts/SPS": (step - last_step) / (clock.seconds() - last_seconds),
                     "charts/epsilon": epsilon,
-                    "losses/td_loss": None if loss is None else float(loss),
-                    "losses/q_values": None if q_values is None else float(q_values),
+                    "losses/td_loss": loss,
+                    "losses/q_values": q_values,
                     "graph/nodes": graph.num_nodes,
                     "graph/edges": graph.num_edges,
                     "graph/novel_state_ratio": graph.novel_state_ratio,
@@ -1088,9 +1091,6 @@ def save(run, learner, rng, counters, env):
     tensors = learner.state() | {"torch_rng": torch.get_rng_state()}
     if learner.device.type == "cuda":
         tensors["cuda_rng"] = torch.cuda.get_rng_state()
-    for name in ("loss", "q_values"):  # may be tensors, so that no step waits for a device
-        value = getattr(counters, name)
-        setattr(counters, name, None if value is None else float(value))
     state = asdict(counters) | {
         "environment": env.state(),
         "num_updates": learner.num_updates,
