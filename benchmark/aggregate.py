@@ -12,6 +12,7 @@ from rliable import library, metrics
 
 REPETITIONS = 2_000  # of the bootstrap
 SIGNIFICANCE = 0.95
+FEWEST_SEEDS = 5  # of each task, to judge a claim: intervals from fewer are too narrow
 
 
 class Summary(NamedTuple):
@@ -33,9 +34,9 @@ def summary(scores):
     return Summary(float(values.mean()), float(values.std()), len(values)) if len(values) else None
 
 
-def verdict(mean, paper_mean, paper_std, digits=2):
-    """ "inside", "above" or "below" the paper's mean +- std, which are rounded to some digits."""
-    rounding = 0.5 * 10**-digits
+def verdict(mean, paper_mean, paper_std):
+    """ "inside", "above" or "below" the paper's mean +- std, which have two decimals."""
+    rounding = 0.005
     if mean > paper_mean + paper_std + rounding + 1e-12:
         return "above"
     if mean < paper_mean - paper_std - rounding - 1e-12:
@@ -139,8 +140,8 @@ def band(curves, window=5):
 
 
 def support(estimate):
-    """What an interval of a difference says about its being > 0."""
-    if np.isnan(estimate.low):
+    """What an interval of a difference says about its being > 0; from few seeds, nothing."""
+    if estimate.seeds < FEWEST_SEEDS:
         return "open"
     if estimate.low > 0:
         return "supported"

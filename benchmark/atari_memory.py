@@ -30,7 +30,7 @@ def main():
         fail(f"require 1 <= --steps <= --capacity, got {args.steps} and {args.capacity}")
     game = script.game_of(args.env_id)
     num_actions, rows = play.stream("atari", game, np.random.default_rng(0))
-    script.warm_up(num_actions)
+    script.warm_up(script.Args(), num_actions)
     next(rows)  # the emulator's memory is there before it is measured
     before = resident_mb()
     graph = script.TransitionGraph(

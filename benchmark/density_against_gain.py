@@ -11,7 +11,6 @@ out. Intervals resample tasks, and in each the seeds. The paper found a correlat
 all tasks and -0.22 over Atari.
 """
 
-import csv
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import matplotlib
 import numpy as np
 import recorded
 import tyro
-from output import write_figure, write_rows
+from output import read_rows, write_figure, write_rows
 
 from gb_rainbow_atari import REFERENCE_SCORES
 
@@ -54,8 +53,7 @@ def read_scores(paths):
     ratios = defaultdict(list)
     for path in paths:
         try:
-            with path.open(newline="") as file:
-                rows = list(csv.DictReader(file))
+            rows = read_rows(path)
         except OSError as error:
             recorded.fail(f"cannot read {path}: {error.strerror}")
         if not rows or NEEDED - set(rows[0]):
@@ -65,7 +63,7 @@ def read_scores(paths):
                 continue
             key = row["suite"], row["task"], row.get("episode_seed") or ""
             try:
-                scores[key][row["backup"]].append(normalised(row["task"], row["suite"], row))
+                scores[key][row["backup"]].append(normalised(row))
                 if row["backup"] == "graph" and row["novel_state_ratio"]:
                     ratios[key].append(float(row["novel_state_ratio"]))
             except ValueError as error:
@@ -73,11 +71,11 @@ def read_scores(paths):
     return scores, ratios
 
 
-def normalised(task, suite, row):
+def normalised(row):
     """A score as its suite counts it; only Atari's zero is not the game's."""
     score = float(row["score"])
-    if suite.startswith("atari") and task in REFERENCE_SCORES:
-        low, high = REFERENCE_SCORES[task]
+    if row["suite"].startswith("atari") and row["task"] in REFERENCE_SCORES:
+        low, high = REFERENCE_SCORES[row["task"]]
         score = (score - low) / (high - low)
     return max(score, 0.0)
 

@@ -128,7 +128,7 @@ def sums(nested, names, gamma, root_state):
         yield f"{mark} G({state}, {names[sub.pair_action[pair]]}) = {value:.4f} = {sum_text}"
 
 
-def draw(nested, names, root_state, gamma, title, path):
+def draw(nested, names, root_state, title, path):
     """Levels from left to right: circles are expanded states, squares leaves."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -257,7 +257,7 @@ def main():
     nested = nest(run, state, action, depth, breadth, gamma, args.leaves, rng)
     if args.out is not None:
         title = f"{run.name}: ({state}, {names[action]}), depth {depth}, breadth {breadth or 'all'}"
-        draw(nested, names, state, gamma, title, args.out)
+        draw(nested, names, state, title, args.out)
     print(
         f"target of ({state}, {names[action]}): {nested.pair_q[0]:.4f}; depth {depth}, breadth "
         f"{breadth or 'all'}, gamma {gamma:g}, {len(nested.sub.outcome_pair)} transitions, "

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
+from recorded import task_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -68,12 +69,11 @@ class Clock:
 def script_cost(name, env_id, args):
     """Processor seconds of a training loop in all, and those of its planner; states known."""
     script = importlib.import_module(name)
-    task_of = getattr(script, "task_of", None) or script.game_of
     flags = script.Args(
         env_id=env_id, exploration="frontier", frontier_budget=args.budget, eval_frequency=0,
         total_timesteps=args.steps, learning_starts=args.steps // 2,
     )  # fmt: skip
-    task, rng = task_of(env_id), np.random.default_rng(flags.seed)
+    task, rng = task_name(name, env_id), np.random.default_rng(flags.seed)
     toy = script.make_envs(flags, task, np.random.default_rng(0), 1)[0]
     obs = toy.reset()
     script.warm_up(flags, obs, toy.num_actions)

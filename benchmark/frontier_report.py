@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from run_records import ROOT, SUITES, Records, script_of
+from recorded import task_name
+from run_records import ROOT, SUITES, Records
 
 try:
     import aggregate
@@ -168,9 +169,9 @@ def difference_table(part, tasks, backup, step):
             judged = {"supported": "better", "contradicted": "worse"}.get(
                 aggregate.support(change), "undecided"
             )
-            seeds = min(map(len, pair))
             rows.append([label(variant), short_task(task), short(pair[1].mean()),
-                         short(pair[0].mean()), interval(change), judged, str(seeds)])  # fmt: skip
+                         short(pair[0].mean()), interval(change), judged,
+                         str(change.seeds)])  # fmt: skip
     header = ["variant", "task", "off", "on", "on - off", "", "seeds"]
     return markdown(header, rows) if rows else None
 
@@ -199,9 +200,8 @@ def tables(records):
 
 def suite_tasks(suite):
     """The suite's tasks as the rows name them."""
-    script = script_of(suite)
-    task_of = getattr(script, "task_of", None) or script.game_of
-    return [task_of(name) for name in SUITES[suite].tasks]
+    script, tasks, _ = SUITES[suite]
+    return [task_name(script, task) for task in tasks]
 
 
 def main():

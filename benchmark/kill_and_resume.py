@@ -6,7 +6,6 @@ Of twenty kills three come while the script starts, nine while it trains, and ei
 the writing of a checkpoint. Exit status 1 if anything that the two runs leave behind differs.
 """
 
-import csv
 import json
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
-from output import fail
+from output import fail, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,8 +55,7 @@ class Args:
 
 def left_behind(run):
     """All that a finished run leaves, times aside: what must not depend on interruptions."""
-    with (run / "metrics.csv").open() as file:
-        metrics = list(csv.DictReader(file))
+    metrics = read_rows(run / "metrics.csv")
     for row in metrics:
         row.pop("charts/SPS")
     state = json.loads((run / "checkpoint" / "state.json").read_text())

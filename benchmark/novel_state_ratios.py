@@ -7,7 +7,6 @@ The first reads runs and writes the table's numbers, the second prints the table
 one task under one protocol are averaged.
 """
 
-import csv
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import measures
 import numpy as np
 import recorded
 import tyro
-from output import write_rows
+from output import read_rows, write_rows
 
 PAPER = {"MiniGrid": 0.006, "MinAtar": 0.298, "Atari": 0.927}
 GROUPS = {"gb_dqn_minigrid": "MiniGrid", "gb_dqn_minatar": "MinAtar", "gb_rainbow_atari": "Atari"}
@@ -103,8 +102,7 @@ def main():
             write_rows(args.csv, COLUMNS, rows)
     elif args.csv:
         try:
-            with args.csv.open(newline="") as file:
-                rows = list(csv.DictReader(file))
+            rows = read_rows(args.csv)
         except OSError as error:
             recorded.fail(f"cannot read {args.csv}: {error.strerror}")
         if not rows or set(COLUMNS) - set(rows[0]):

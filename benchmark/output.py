@@ -1,4 +1,4 @@
-"""What the commands of this folder write. What cannot be written is one line, exit status 2."""
+"""Files of the commands of this folder. What cannot be written is one line, exit status 2."""
 
 import csv
 import sys
@@ -16,6 +16,12 @@ def write_figure(figure, path, dpi=110):
         figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
         fail(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def read_rows(path):
+    """Rows of a CSV file: dicts of text. Raises OSError for one that cannot be read."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write_rows(path, columns, rows):

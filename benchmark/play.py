@@ -64,12 +64,12 @@ def stream(suite, task, rng, policy=None, seed=1, config=None):
 
     Args:
         policy: function of (observation, rng) that returns an action; None: uniformly random.
-        seed: of the environment.
+        seed: of the environment; Atari's games draw theirs from rng.
         config: the flags of a run, where its task is played on.
     """
     if suite == "atari":
         num_actions = gb_rainbow_atari.num_actions_of(task)
-        return num_actions, atari_rows(task, policy or uniform(num_actions), rng, seed)
+        return num_actions, atari_rows(task, policy or uniform(num_actions), rng)
     if suite == "gymnasium":
         env = Environment(task, seed)
     else:
@@ -99,22 +99,20 @@ def env_rows(env, policy, rng):
             obs, starts_episode, over = next_obs, False, terminated or truncated
 
 
-def atari_rows(game, policy, rng, seed):
+def atari_rows(game, policy, rng):
     """Rows of an Atari game by the protocol of its script: a lost life terminates, and goes on."""
-    envs = gb_rainbow_atari.make_envs(game, 1, life_loss_is_done=True)
-    obs, info = envs.reset(seed=seed)
-    frame, done, starts_episode = info["episode_frame_number"][0], False, True
+    env = gb_rainbow_atari.Game(game)
     while True:
-        action = policy(obs[0], rng)
-        next_obs, reward, terminated, truncated, info = envs.step(np.array([action]))
-        next_frame = info["episode_frame_number"][0]
-        if gb_rainbow_atari.is_reset(done, frame, next_frame):  # the action was ignored
-            done, starts_episode = False, True
-        else:
-            clipped = float(np.clip(reward[0], -1, 1))
-            yield obs[0], action, clipped, next_obs[0], bool(terminated[0]), starts_episode
-            done, starts_episode = bool(terminated[0] or truncated[0]), False
-        obs, frame = next_obs, next_frame
+        obs, starts_episode = env.reset(gb_rainbow_atari.draw_seed(rng)), True
+        while True:
+            action = policy(obs[0], rng)
+            moved = env.step(action)
+            if moved is None:  # the game was over: the action was ignored
+                break
+            next_obs, reward, terminated, _ = moved
+            clipped = float(np.clip(reward, -1, 1))
+            yield obs[0], action, clipped, next_obs[0], terminated, starts_episode
+            obs, starts_episode = next_obs, False
 
 
 class Environment:

@@ -3,7 +3,6 @@
 python benchmark/plot_runs.py benchmark/results/krull_graph_1 --out docs/krull.png
 """
 
-import csv
 import json
 from collections import defaultdict
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Annotated
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
-from output import fail, write_figure
+from output import fail, read_rows, write_figure
 
 
 @dataclass
@@ -29,9 +28,8 @@ class Args:
 def read_curve(run):
     """Steps, and the mean and standard error of the episodes of each evaluation."""
     returns = defaultdict(list)
-    with (run / "evaluations.csv").open() as file:
-        for row in csv.DictReader(file):
-            returns[int(row["global_step"])].append(float(row["episodic_return"]))
+    for row in read_rows(run / "evaluations.csv"):
+        returns[int(row["global_step"])].append(float(row["episodic_return"]))
     steps = sorted(returns)
     means = [np.mean(returns[step]) for step in steps]
     errors = [np.std(returns[step]) / np.sqrt(len(returns[step])) for step in steps]

@@ -135,7 +135,7 @@ def expanded(graph, model, t, observations):
     assert abs(got - expected) < 1e-9 * max(1, abs(expected)), f"target {got}, not {expected}"
 
 
-def refused(graph, model, t, observations):
+def refused(graph, t, observations):
     """What is not there cannot be removed, and what is no number cannot be added."""
     node, next_node = (graph.find(observations[state]) for state in (t[0], t[3]))
     before = (graph.num_nodes, graph.num_edges, graph.num_transitions)
@@ -177,7 +177,7 @@ def main():
                 expanded(graph, model, t, observations)
                 done["expand"] += 1
             else:
-                refused(graph, model, t, observations)
+                refused(graph, t, observations)
                 done["refuse"] += 1
         elif model.order and kind < (0.3 if growing else 0.76):
             t = model.order[int(pick * len(model.order))]

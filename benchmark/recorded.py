@@ -12,7 +12,6 @@ reached from these, the earliest of them (ids are given in the order of first vi
 
 import json
 import sys
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -26,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gbcore import TransitionGraph  # noqa: E402
+from gbcore.run_directory import load_checkpoint  # noqa: E402
 
 COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
 SCRIPTS = ("gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari")
@@ -135,10 +135,9 @@ def read(path):
         script = script_of(path)
     except ValueError as error:
         fail(f"{path}: config.json or result.json is corrupt: {error}")
-    checkpoint = path / "checkpoint"
-    if not checkpoint.exists():
-        checkpoint = path / "checkpoint.old"  # killed between the two renames
-    if not checkpoint.exists():
+    try:  # with room for no more states: the graph is only read
+        tensors, arrays, graph, state = load_checkpoint(path, capacity=1)
+    except FileNotFoundError:
         if not (path / "graph.npz").exists():
             fail(f"{path} has no graph yet: a running run needs --checkpoint-frequency")
         tensors = None
@@ -146,18 +145,16 @@ def read(path):
             tensors = dict.fromkeys(("online", "target"), load_tensors(path / "model.pt"))
         graph = load_graph(path / "graph.npz")
         return Recorded(path.name, graph, None, None, config, script, tensors)
-    graph = load_graph(checkpoint / "graph.npz")
-    try:
-        with np.load(checkpoint / "arrays.npz", allow_pickle=False) as file:
-            columns = {name: file[name] for name in COLUMNS}
-            position = int(file["place"][1])
-        state = json.loads((checkpoint / "state.json").read_text())
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        fail(f"cannot read the replay in {checkpoint}: {error}")
-    if int(state["step"]) > len(columns["node"]):  # the ring is full: its oldest row comes first
+    except (OSError, ValueError) as error:
+        fail(error)
+    if graph.num_edges == 0:
+        fail(f"{path} has no transitions yet")
+    columns = {name: arrays[name] for name in COLUMNS}
+    if state["step"] > len(columns["node"]):  # the ring is full: its oldest row comes first
+        position = int(arrays["place"][1])
         columns = {name: np.roll(column, -position) for name, column in columns.items()}
-    tensors = load_tensors(checkpoint / "tensors.pt") if script is not None else None
-    return Recorded(path.name, graph, columns, int(state["step"]), config, script, tensors)
+    tensors = None if script is None else tensors
+    return Recorded(path.name, graph, columns, state["step"], config, script, tensors)
 
 
 def load_graph(path):
@@ -166,7 +163,7 @@ def load_graph(path):
         if path.stat().st_size == 0:
             fail(f"{path} is empty")
         graph = TransitionGraph.load(path)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         fail(f"{path} is no graph, or a corrupt one: {error}")
     if graph.num_edges == 0:
         fail(f"the graph in {path} has no transitions")

@@ -7,13 +7,12 @@ Every number and every judgement in the report is computed from the rows that ar
 where the grid is not complete yet.
 """
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tyro
-from output import fail
+from output import fail, read_rows
 from run_records import ROOT, SUITES, Records
 
 try:
@@ -97,15 +96,10 @@ TITLES = {
 }
 
 
-def read_table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def read_paper():
     """suite -> column -> task -> (mean, std)."""
     found = {}
-    for row in read_table(PAPER / "paper_results.csv"):
+    for row in read_rows(PAPER / "paper_results.csv"):
         if row["metric"] != "raw_score":
             columns = found.setdefault(row["suite"], {})
             cell = float(row["mean"]), float(row["std"])
@@ -118,7 +112,7 @@ def read_protocols(results_dir):
     records, paper, found, left_out = Records(results_dir), read_paper(), {}, 0
     human = {
         row["game"]: (float(row["random"]), float(row["human"]))
-        for row in read_table(PAPER / "atari_reference_scores.csv")
+        for row in read_rows(PAPER / "atari_reference_scores.csv")
     }
     for suite in SUITES:
         if suite not in paper:
@@ -132,7 +126,7 @@ def read_protocols(results_dir):
                 left_out += 1
                 continue
             protocol = found.setdefault(
-                (suite, key.episode_seed), new_protocol(suite, key.episode_seed, paper, human)
+                (suite, key.episode_seed), new_protocol(suite, key.episode_seed, paper)
             )
             row = {name: number(text[name]) for name in (
                 "score", "steps", "novel_state_ratio", "states", "first_reward_step")}  # fmt: skip
@@ -145,7 +139,7 @@ def read_protocols(results_dir):
     return [found[key] for key in TITLES if key in found], left_out
 
 
-def new_protocol(suite, episode_seed, paper, human):
+def new_protocol(suite, episode_seed, paper):
     numbers = paper[suite]
     tasks = list(numbers["graph"])
     if suite == "minigrid":
@@ -312,8 +306,7 @@ def order_claims(protocol):
         scaled = estimate(aggregate.difference, protocol.matrix(better), protocol.matrix(worse))
         if any(scale != (0.0, 1.0) for scale in protocol.scales.values()):
             text += f"; of normalised scores {interval(scaled)}: {aggregate.support(scaled)}"
-        fewest = min(map(len, pair))
-        yield f"- {claim}: {text} ({count(fewest, 'seed')})."
+        yield f"- {claim}: {text} ({count(raw.seeds, 'seed')})."
 
 
 def freeway_claim(protocol):
@@ -340,8 +333,7 @@ def freeway_claim(protocol):
         judged = "undecided"
     return (
         f"- {claim}: {interval(freeway)} in Freeway, {interval(rest)} in the other four; "
-        f"the first less the second {interval(lead)}: {judged} "
-        f"({count(min(map(len, pair)), 'seed')})."
+        f"the first less the second {interval(lead)}: {judged} ({count(lead.seeds, 'seed')})."
     )
 
 
@@ -529,10 +521,11 @@ the standard deviation over seeds (of the population, as the paper's), and the n
 *Inside*, *above* and *below* compare our mean with the paper's mean ± std, with half a unit of its
 last digit for rounding. Intervals are 95% percentile intervals of a bootstrap over seeds,
 stratified by task ([rliable](https://github.com/google-research/rliable),
-{aggregate.REPETITIONS:,} samples); from less than five seeds they are too narrow, and one seed
-gives none. Where tasks have different numbers of seeds, statistics over tasks use as many as all of
-them have. A claim is *supported* if the interval of the difference lies above 0, *contradicted* if
-it lies below, *undecided* if 0 is in it, and *open* while there is none.
+{aggregate.REPETITIONS:,} samples); from fewer than {aggregate.FEWEST_SEEDS} seeds they are too
+narrow, and one seed gives none. Where tasks have different numbers of seeds, statistics over tasks
+use as many as all of them have. A claim is *supported* if the interval of the difference lies above
+0, *contradicted* if it lies below, *undecided* if 0 is in it, and *open* with fewer than
+{aggregate.FEWEST_SEEDS} seeds.
 
 MiniGrid's returns are taken as they are. MinAtar's are divided by the highest mean in the paper's
 table for the game, so that 1 is the paper's best backup there. (The paper divides by the scores of

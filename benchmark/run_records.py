@@ -18,6 +18,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import NamedTuple
 
+from output import read_rows
+
 ROOT = Path(__file__).resolve().parents[1]
 
 MINIGRID = ("Empty-8x8", "DoorKey-6x6", "KeyCorridorS3R1", "SimpleCrossingS9N2", "LavaCrossingS9N2")
@@ -213,12 +215,10 @@ def measurements(folder):
     The curve: step -> mean return of the evaluation after that step.
     """
     result = read_json(folder / "result.json")
-    with (folder / "evaluations.csv").open(newline="") as file:
-        returns = {}
-        for row in csv.DictReader(file):
-            returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
-    with (folder / "metrics.csv").open(newline="") as file:
-        states = [row["graph/nodes"] for row in csv.DictReader(file)]
+    returns = {}
+    for row in read_rows(folder / "evaluations.csv"):
+        returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
+    states = [row["graph/nodes"] for row in read_rows(folder / "metrics.csv")]
     row = {
         "score": result["score"],
         "steps": result["steps"],
@@ -339,10 +339,9 @@ class Records:
     def _read(path):
         if not path.exists():
             return
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                parts = {name: row[name] for name in Key._fields} | {"seed": int(row["seed"])}
-                yield Key(**parts), row
+        for row in read_rows(path):
+            parts = {name: row[name] for name in Key._fields} | {"seed": int(row["seed"])}
+            yield Key(**parts), row
 
     @staticmethod
     def _write(path, columns, rows):

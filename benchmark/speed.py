@@ -15,7 +15,6 @@ With --parallel, whole processes train side by side, and their rates are added u
 """
 
 import copy
-import csv
 import importlib
 import multiprocessing
 import os
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 import tyro
 from output import fail, write_rows
+from recorded import task_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -38,6 +38,7 @@ sys.path.insert(0, str(ROOT))
 Script = Literal["gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari"]
 Backup = Literal["one-step", "n-step", "tree", "graph", "graph-mixed"]
 BACKUPS = get_args(Backup)
+ATARI = "gb_rainbow_atari"
 ENVIRONMENT, GRADIENT = "limit: environment", "limit: + gradient"
 PHASES = ("environment", "act", "expand", "leaf evaluation", "targets", "gradient", "rest")
 COLUMNS = (
@@ -99,6 +100,10 @@ class Agent:
         self.run = script.RunDirectory(Path(folder) / "run", {}, script.METRICS)
         self.seconds, self.on_the_clock = dict.fromkeys(("slices", *PHASES), 0.0), False
 
+    @property
+    def atari(self):
+        return self.script.__name__ == ATARI
+
     def train(self, num_steps):
         """Seconds of so many steps of the script's loop."""
         self.args.total_timesteps = self.counters.step + num_steps
@@ -140,9 +145,8 @@ class Agent:
         self.clock(learner, "act", "act")
         self.clock(learner, "subgraphs", "expand")
         self.clock(learner, "update", "gradient")
-        atari = hasattr(learner, "pruned_targets")
-        self.clock(learner, "pruned_targets" if atari else "targets", "leaf evaluation")
-        self.clock(self.script, "categorical_targets" if atari else "pair_q_values", "targets")
+        self.clock(learner, "pruned_targets" if self.atari else "targets", "leaf evaluation")
+        self.clock(self.script, "categorical_targets" if self.atari else "pair_q_values", "targets")
 
     def phases(self):
         """Shares of the time of the clocked slices, in the order of PHASES."""
@@ -155,7 +159,7 @@ class Agent:
 
     @property
     def num_evaluated(self):
-        return getattr(self.learner, "leaves", self.learner).num_evaluated
+        return (self.learner if self.atari else self.learner.leaves).num_evaluated
 
 
 def synchronize(device):
@@ -166,8 +170,8 @@ def synchronize(device):
 def make_agent(args, name, task, folder):
     """An agent that has played and learned for args.warm_up_steps; its flags are the script's."""
     script = importlib.import_module(name)
-    atari = name == "gb_rainbow_atari"
-    task = (getattr(script, "task_of", None) or script.game_of)(task)
+    atari = name == ATARI
+    task = task_name(name, task)
     agent_args = script.Args(
         backup="graph", eval_frequency=0, cuda=args.cuda and atari, save_model=False
     )
@@ -214,7 +218,7 @@ def branch(agent, backup, folder):
     script, limit = agent.script, backup == GRADIENT
     args = replace(agent.args, backup="one-step" if limit else backup)
     counters = copy.deepcopy(agent.counters)
-    if hasattr(script, "Game") and hasattr(script, "AtariVectorEnv"):
+    if agent.atari:
         env = script.Game(agent.task)
         env.close = lambda: None
     else:
@@ -223,25 +227,26 @@ def branch(agent, backup, folder):
     replay = copy.deepcopy(agent.learner.replay)  # and its graph
     learner = script.Learner(args, replay.graph, replay, env.num_actions, agent.learner.device)
     learner.restore(copy.deepcopy(agent.learner.state()))
-    if getattr(learner, "padded", False):
+    if agent.atari and learner.padded:
         learner.make_room_for_frames()
     rng = np.random.default_rng(1)
     if limit:
-        remove_targets(learner, env, rng)
+        learner.act = lambda *args, **kwargs: rng.integers(env.num_actions, size=1)
+        (remove_atari_targets if agent.atari else remove_targets)(learner)
     copied = Agent(script, args, agent.task, learner, rng, counters, env, folder)
     copied.clock_phases()
     return copied
 
 
-def remove_targets(learner, env, rng):
-    """Leave a learner nothing but the gradient step: random actions, constant targets."""
-    learner.act = lambda *args, **kwargs: rng.integers(env.num_actions, size=1)
-    batch_size = learner.args.batch_size
-    if not hasattr(learner, "pruned_targets"):
-        learner.subgraphs = lambda batch, rng: None
-        learner.targets = lambda batch, subgraphs: np.zeros(batch_size, np.float32)
-        return
-    num_atoms = len(learner.support)
+def remove_targets(learner):
+    """Leave a learner constant targets: of the update, nothing but the gradient step."""
+    learner.subgraphs = lambda batch, rng: None
+    learner.targets = lambda batch, subgraphs: np.zeros(len(batch.nodes), np.float32)
+
+
+def remove_atari_targets(learner):
+    """The same for distributions, on a CPU or in updates of fixed shape."""
+    batch_size, num_atoms = learner.args.batch_size, len(learner.support)
     uniform = learner.support.new_full((batch_size, num_atoms), 1 / num_atoms)
 
     def pruned_update(batch, subgraphs):
@@ -267,14 +272,14 @@ def remove_targets(learner, env, rng):
 
 def play(agent, rng, num_steps):
     """Seconds of so many steps of the environment alone."""
-    env, atari = agent.env, hasattr(agent.learner, "pruned_targets")
+    env = agent.env
     actions = rng.integers(env.num_actions, size=num_steps).tolist()
     start = time.perf_counter()
     for action in actions:
         moved = env.step(action)
         if moved is None:
             env.reset(agent.script.draw_seed(rng))
-        elif not atari and (moved[2] or moved[3]):
+        elif not agent.atari and (moved[2] or moved[3]):
             env.reset()
     return time.perf_counter() - start
 
@@ -291,7 +296,7 @@ def measure(args, name, task, folder):
     alone_rng = np.random.default_rng(2)
     names = (GRADIENT, *args.backups)
     agents = {backup: branch(agent, backup, folder / str(i)) for i, backup in enumerate(names)}
-    period = 40 if name == "gb_rainbow_atari" else agent.args.target_network_frequency
+    period = 40 if agent.atari else agent.args.target_network_frequency
     steps = args.steps or period
     bounds = np.linspace(0, steps, 1 + max(1, min(32, steps // 10))).astype(int)
     slices = np.diff(bounds).tolist()
@@ -475,8 +480,7 @@ def parallel_table(rows):
     ]
     for row in rows:
         total = float(row["steps_per_second"])
-        atari = row["script"] == "gb_rainbow_atari"
-        hours = f"{PAPER_STEPS / total / 3600:.0f}" if atari else ""
+        hours = f"{PAPER_STEPS / total / 3600:.0f}" if row["script"] == ATARI else ""
         each = f"{_short(row['slowest'])} to {_short(row['fastest'])}"
         cells = (row["script"], row["task"], row["backup"], row["device"], str(row["processes"]))
         lines.append(f"| {' | '.join((*cells, each, _short(total), hours))} |")
@@ -492,11 +496,6 @@ def _ratio(value):
     if value in (None, ""):
         return ""
     return f"{float(value):.2f}" if float(value) >= 0.1 else f"{float(value):.2g}"
-
-
-def read_rows(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def check_args(args):

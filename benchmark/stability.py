@@ -10,7 +10,6 @@ steps, is longer than its curves: so several intervals are tried. The line q* is
 pairs of the data, by value iteration on them; at first not all pairs have 10 estimates.
 """
 
-import csv
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ import play
 import recorded
 import torch
 import tyro
-from output import write_figure, write_rows
+from output import read_rows, write_figure, write_rows
 from tqdm import tqdm
 
 import gb_dqn_minigrid as script
@@ -207,15 +206,11 @@ def summary(rows):
     return "\n".join(lines)
 
 
-def read_rows(path):
+def read_numbers(path):
     """Rows of the CSV that an earlier call wrote."""
     kinds = dict.fromkeys(COLUMNS, float) | {"interval": int, "backup": str, "update": int}
     try:
-        with path.open(newline="") as file:
-            rows = [
-                {name: kind(row[name]) for name, kind in kinds.items()}
-                for row in csv.DictReader(file)
-            ]
+        rows = [{name: kind(row[name]) for name, kind in kinds.items()} for row in read_rows(path)]
     except (OSError, ValueError, KeyError) as error:
         recorded.fail(f"{path} is no file of this command: {error!r}")
     if not rows:
@@ -232,7 +227,7 @@ def main():
         recorded.fail(f"--intervals must be >= 1, got {args.intervals}")
     torch.set_num_threads(1)
     if args.draw:
-        rows = read_rows(args.draw)
+        rows = read_numbers(args.draw)
     else:
         task = script.task_of(args.env_id)
         script.check_task(task)

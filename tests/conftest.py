@@ -230,6 +230,17 @@ def corner(request):
     return Case(num_actions, transitions, num_states=1)
 
 
+@pytest.fixture
+def torch_settings():
+    """What the scripts set for the whole process is taken back."""
+    import torch
+
+    torch.set_num_threads(1)
+    yield
+    torch.set_flush_denormal(False)
+    torch.use_deterministic_algorithms(False)
+
+
 def raises_naming(value, kinds=(IndexError, KeyError, ValueError, TypeError)):
     """Bad input must raise one of these errors, with the offending value in its text."""
     return pytest.raises(kinds, match=re.escape(str(value)))

@@ -24,15 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BACKUPS = list(minigrid_script.BACKUPS)
 TASKS = [(minigrid_script, "MiniGrid-DoorKey-5x5-v0"), (minatar_script, "breakout")]
 both = pytest.mark.parametrize(("script", "task"), TASKS, ids=["minigrid", "minatar"])
-
-
-@pytest.fixture(autouse=True)
-def torch_settings():
-    """What the scripts set for the whole process is taken back."""
-    torch.set_num_threads(1)
-    yield
-    torch.set_flush_denormal(False)
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
 def make_learner(script, task, **flags):

@@ -160,7 +160,9 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
 
 
 def test_streams_of_the_scripts_tasks():
-    for task, shape in (("DoorKey-5x5", (5, 5, 3)), ("MinAtar/freeway", (10, 10, 7))):
+    for task, shape in (
+        ("DoorKey-5x5", (5, 5, 3)), ("MinAtar/freeway", (10, 10, 7)), ("ALE/pong", (4, 84, 84)),
+    ):  # fmt: skip
         suite, name = play.suite_of(task)
         run = play.record(*play.stream(suite, name, np.random.default_rng(0)), 60, name)
         assert run.graph.obs_shape == shape
@@ -227,6 +229,13 @@ def test_a_run_is_read_from_its_checkpoint(run_folder):
     assert run.action_names()[2] == "forward"
     alone = recorded.read(run_folder / "checkpoint" / "graph.npz")
     assert alone.initial_states.tolist() == run.initial_states.tolist()
+
+
+def test_a_damaged_checkpoint_is_one_line(run_folder, tmp_path, capsys):
+    copy = shutil.copytree(run_folder, tmp_path / run_folder.name)
+    tensors = copy / "checkpoint" / "tensors.pt"
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    refused(capsys, lambda: recorded.read(copy), "tensors.pt", "checksum")
 
 
 def test_printed_sums_add_up(run_folder):

@@ -23,7 +23,10 @@ import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore import TransitionGraph, run_directory
 
-pytestmark = pytest.mark.skipif(not JIT, reason="files are the same without compiled kernels")
+pytestmark = [
+    pytest.mark.skipif(not JIT, reason="files are the same without compiled kernels"),
+    pytest.mark.usefixtures("torch_settings"),
+]
 
 DQN = [
     "--total-timesteps", "240", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
@@ -62,15 +65,6 @@ CASES = {
     ),
 }
 all_scripts = pytest.mark.parametrize("case", ["minigrid", "minatar", "atari"])
-
-
-@pytest.fixture(autouse=True)
-def torch_settings():
-    """What the scripts set for the whole process is taken back."""
-    torch.set_num_threads(1)
-    yield
-    torch.set_flush_denormal(False)
-    torch.use_deterministic_algorithms(False)
 
 
 def command(script, *flags):

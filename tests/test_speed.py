@@ -9,6 +9,7 @@ import pytest
 import speed
 import torch
 from conftest import JIT
+from output import read_rows
 
 import gb_rainbow_atari as atari
 from gbcore import TransitionGraph
@@ -41,7 +42,7 @@ def test_rates_phases_and_limits(script, task, steps, tmp_path):
     flags = ("--scripts", script, "--backups", "one-step", "graph", "--steps", str(steps))
     done = command(*flags, *SMALL, "--out", str(out))
     assert done.returncode == 0, done.stderr
-    rows = speed.read_rows(out)
+    rows = read_rows(out)
     assert speed.table(rows) in done.stdout
     assert speed.summary(rows) in done.stdout
     names = [speed.ENVIRONMENT, speed.GRADIENT, "one-step", "graph"]
@@ -76,7 +77,7 @@ def test_processes_side_by_side(tmp_path):
     flags = ("--scripts", "gb_dqn_minatar", "--backups", "graph", "--parallel", "1", "2")
     done = command(*flags, *SMALL, "--parallel-seconds", "0.5", "--out", str(out))
     assert done.returncode == 0, done.stderr
-    rows = speed.read_rows(out)
+    rows = read_rows(out)
     assert [int(row["processes"]) for row in rows] == [1, 2]
     for row in rows:
         total, number = float(row["steps_per_second"]), int(row["processes"])
@@ -110,7 +111,7 @@ def test_the_gradient_limit_is_one_step_on_a_gpu_too():
         learner.padded = padded
         if padded:
             learner.make_room_for_frames()
-        speed.remove_targets(learner, atari, rng)
+        speed.remove_atari_targets(learner)
         torch.manual_seed(1)
         batch = replay.sample(4, 0.5, rng)
         results.append(learner.update(batch, learner.subgraphs(batch, rng)))
@@ -118,6 +119,6 @@ def test_the_gradient_limit_is_one_step_on_a_gpu_too():
 
 
 def test_the_tables_of_the_pages_are_those_of_the_file():
-    rows = speed.read_rows(ROOT / "benchmark" / "results" / "speed.csv")
+    rows = read_rows(ROOT / "benchmark" / "results" / "speed.csv")
     assert speed.table(rows).strip() in (ROOT / "docs" / "speed.md").read_text()
     assert speed.summary(rows) in (ROOT / "README.md").read_text()
