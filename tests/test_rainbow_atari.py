@@ -261,6 +261,30 @@ def test_update_moves_the_prediction_towards_the_target(filled):
     assert last < first
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("max_grad_norm", [10.0, 1e9])
+def test_gradients_are_clipped_to_the_norm_and_left_alone_below_it(max_grad_norm, padded):
+    torch.manual_seed(0)
+    learner = make_learner(script.Args(cuda=False, max_grad_norm=max_grad_norm), 3)
+    learner.padded, online = padded, learner.online
+    parameters, heads = list(online.parameters()), online.heads()
+    obs = torch.randint(256, (4, 4, 84, 84), dtype=torch.uint8)
+    targets, actions = torch.eye(51)[:4], torch.tensor([0, 1, 2, 0])
+    weights = torch.full((4,), 1e4)
+    log_pmf = online.log_pmf(online.features(obs), heads)[torch.arange(4), actions]
+    loss = (weights * -(targets * log_pmf).sum(dim=1)).mean()
+    whole = torch.autograd.grad(loss, parameters, retain_graph=True)
+    norm = sum(gradient.double().square().sum().item() for gradient in whole) ** 0.5
+    learner.step(heads, targets, obs, actions, weights)
+    clipped = [parameter.grad for parameter in parameters]
+    assert 10 < norm < 1e9
+    if norm < max_grad_norm:
+        assert all(map(torch.equal, clipped, whole))
+    else:  # torch sums millions of squares in float32
+        expected = [gradient * (max_grad_norm / norm) for gradient in whole]
+        torch.testing.assert_close(clipped, expected, rtol=1e-5, atol=0)
+
+
 def test_target_network_is_copied_when_due(filled):
     learner, batch, subgraphs = filled(target_network_frequency=2)
 
