@@ -1,0 +1,152 @@
+"""Do the savings of the scripts cost anything? Learning curves with and without them.
+
+    python benchmark/fast_and_plain.py
+    python benchmark/fast_and_plain.py --script gb_dqn_minatar
+
+The plain path of the DQN scripts evaluates every leaf of every update under the target network; the
+fast one remembers values by node until that network changes. The plain path of gb_rainbow_atari
+evaluates all states of a batch's subgraphs; on a CPU the fast one evaluates those that the greedy
+paths read, and on a GPU it replays a captured graph, which the plain one does without.
+
+Runs of one seed draw the same numbers on both paths, so that the two curves differ by rounding
+alone, or not at all. Where rounding has grown, their ranges over the seeds are compared.
+"""
+
+import importlib
+import multiprocessing
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+from output import fail, read_rows, write_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+TASKS = {
+    "gb_dqn_minigrid": ("Empty-8x8", "DoorKey-6x6"),
+    "gb_dqn_minatar": ("breakout", "space_invaders"),
+    "gb_rainbow_atari": ("Krull", "Breakout"),
+}
+COLUMNS = ("script", "task", "backup", "seed", "path", "step", "episodic_return")
+
+
+@dataclass
+class Args:
+    script: Literal["gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari"] = "gb_dqn_minigrid"
+    """whose two paths"""
+    tasks: tuple[str, ...] = ()
+    """tasks of it; two by default"""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """runs of each"""
+    backup: str = "graph"
+    """the bootstrap target"""
+    steps: int = 20_000
+    """environment steps of a run"""
+    evaluations: int = 20
+    """points of a curve"""
+    eval_episodes: int = 3
+    """episodes of each"""
+    threads: int = 1
+    """CPU threads of a run"""
+    out: Path | None = None
+    """CSV file of the curves; by default benchmark/results/fast_and_plain_<script>.csv"""
+
+
+def take_plain_path(script):
+    """Undo the savings, for this process."""
+    learner = script.Learner
+    if script.__name__ == "gb_rainbow_atari":
+        make = learner.__init__
+
+        def make_plain(self, args, *rest):
+            make(self, args, *rest)
+            args.cuda_graphs = False
+            self.padded = True
+
+        learner.__init__ = make_plain
+    else:
+        targets = learner.targets
+
+        def plain_targets(self, *rest):
+            self.leaves.forget_all()
+            return targets(self, *rest)
+
+        learner.targets = plain_targets
+
+
+def train(args, task, seed, path, folder):
+    """A run of the script in a process of its own."""
+    script = importlib.import_module(args.script)
+    if path == "plain":
+        take_plain_path(script)
+    sys.argv = [
+        f"{args.script}.py", "--env-id", task, "--seed", str(seed), "--backup", args.backup,
+        "--total-timesteps", str(args.steps), "--run-dir", str(folder), "--no-save-model",
+        "--threads", str(args.threads),
+        "--eval-frequency", str(args.steps // args.evaluations),
+        "--eval-episodes", str(args.eval_episodes),
+    ]  # fmt: skip
+    script.main()
+
+
+def curve(args, task, seed, path):
+    """Step and mean return of each evaluation of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=train, args=(args, task, seed, path, folder))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)
+        (run,) = Path(folder).iterdir()
+        returns = defaultdict(list)
+        for row in read_rows(run / "evaluations.csv"):
+            returns[int(row["global_step"])].append(float(row["episodic_return"]))
+    return {step: float(np.mean(values)) for step, values in returns.items()}
+
+
+def compare(fast, plain):
+    """One sentence about curves [seeds, steps] of the two paths."""
+    if (fast == plain).all():
+        return "equal in every evaluation of every seed"
+    equal = (fast == plain).all(axis=0)
+    inside = np.ones(len(equal), np.bool_)
+    for one, other in ((fast, plain), (plain, fast)):
+        mean = one.mean(axis=0)
+        inside &= (other.min(axis=0) <= mean) & (mean <= other.max(axis=0))
+    return (
+        f"{equal.sum()} of {len(equal)} evaluations equal for every seed; the means lie between "
+        f"the other path's lowest and highest seed in {(inside | equal).sum()}; over all "
+        f"evaluations they are {fast.mean():.4g} (fast) and {plain.mean():.4g} (plain)"
+    )
+
+
+def main():
+    args = tyro.cli(Args)
+    if not args.seeds or not 0 < args.evaluations <= args.steps:
+        fail("Require at least one of --seeds, and 0 < --evaluations <= --steps")
+    out = args.out or ROOT / "benchmark" / "results" / f"fast_and_plain_{args.script}.csv"
+    rows = []
+    for task in args.tasks or TASKS[args.script]:
+        curves = {"fast": [], "plain": []}
+        for seed in args.seeds:
+            for path, found in curves.items():
+                found.append(curve(args, task, seed, path))
+                rows += [
+                    dict(zip(COLUMNS, (args.script, task, args.backup, seed, path, *point),
+                             strict=True))
+                    for point in found[-1].items()
+                ]  # fmt: skip
+                write_rows(out, COLUMNS, rows)
+        fast, plain = (np.array([list(c.values()) for c in found]) for found in curves.values())
+        print(f"{task}, {args.backup}, {len(args.seeds)} seeds: {compare(fast, plain)}")
+
+
+if __name__ == "__main__":
+    main()
