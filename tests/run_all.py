@@ -23,8 +23,8 @@ def run(*command, **environment):
 def main():
     run("ruff", "check", ".")
     run("ruff", "format", "--check", ".")
-    run("pytest", "--numprocesses", "2", NUMBA_DISABLE_JIT="1")
-    run("pytest", "--numprocesses", "2")
+    run("pytest", "--numprocesses", "2", "--dist", "worksteal", NUMBA_DISABLE_JIT="1")
+    run("pytest", "--numprocesses", "2", "--dist", "worksteal")
 
 
 if __name__ == "__main__":
