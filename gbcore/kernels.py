@@ -652,7 +652,8 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     outcome_weight, outcome_reward = sub.outcome_weight, sub.outcome_reward
 
     num_roots = root_nodes.shape[0]
-    num_actions = graph.pair_count.shape[1]
+    all_counts = graph.pair_count
+    num_actions = all_counts.shape[1]
     num_groups = 1 if breadth == 0 else num_roots
     depth = sub.level_pairs.shape[0] - 1
     group_start = np.zeros((2, num_groups + 1), np.int64)  # vertices of this level and the next
@@ -670,7 +671,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     num_outcomes = 0
     for i in range(num_roots):
         pair_action[i] = root_actions[i]
-        pair_count[i] = 0
+        pair_count[i] = all_counts[root_nodes[i], root_actions[i]]
 
     for level in range(depth):
         level_end = num_vertices
@@ -716,7 +717,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                             action_vertex[action] = v
                             pair_of_action[action] = num_pairs
                             pair_action[num_pairs] = action
-                            pair_count[num_pairs] = 0
+                            pair_count[num_pairs] = all_counts[node, action]
                             num_pairs += 1
                 for k in range(degree):
                     e = np.uint64(start + k)  # unsigned: no test for a negative index
@@ -746,9 +747,8 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                     at = np.uint64(num_outcomes)
                     outcome_pair[at] = pair
                     outcome_vertex[at] = target
-                    outcome_weight[at] = edge_count[e]  # over c(s, a), once it is known
+                    outcome_weight[at] = edge_count[e] / pair_count[np.uint64(pair)]
                     outcome_reward[at] = edge_reward[e]
-                    pair_count[pair] += edge_count[e]
                     num_outcomes += 1
                 if level == 0 and pair_count[v] == 0:
                     sub.root_row[v], num_rows = row_of(marks, row_stamp, node, nodes, num_rows)
@@ -760,7 +760,6 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
 
     vertex_pairs[num_vertices] = num_pairs
     for o in range(num_outcomes):
-        outcome_weight[o] /= pair_count[outcome_pair[o]]
         target = outcome_vertex[o]
         if target == -1:
             outcome_vertex[o] = num_rows + num_vertices
