@@ -166,9 +166,8 @@ def difference_table(part, tasks, backup, step):
             if any(matrix is None for matrix in pair):
                 continue
             change = aggregate.estimate(aggregate.difference, *pair)
-            judged = {"supported": "better", "contradicted": "worse"}.get(
-                aggregate.support(change), "undecided"
-            )
+            support = aggregate.support(change)
+            judged = {"supported": "better", "contradicted": "worse"}.get(support, support)
             rows.append([label(variant), short_task(task), short(pair[1].mean()),
                          short(pair[0].mean()), interval(change), judged,
                          str(change.seeds)])  # fmt: skip

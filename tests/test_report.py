@@ -306,7 +306,7 @@ def test_frontier_tables(tmp_path):
     # Of one task alone a difference can be told.
     (change,) = table_rows(text, "frontier")
     assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [-0.10, 0.90]"]
-    assert change[5:] == ["undecided", "2"]
+    assert change[5:] == ["open", "2"]
 
 
 def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
