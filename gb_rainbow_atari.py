@@ -893,7 +893,8 @@ class Learner:
         loss.backward()
         parameters, max_norm = list(self.online.parameters()), self.args.max_grad_norm
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-        if self.padded or norm > max_norm:  # known without a wait: no scaling of megabytes by 1
+        # A captured update cannot ask for the norm; where one can, megabytes are not scaled by 1.
+        if self.padded or norm > max_norm:
             nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         self.optimizer.step()
         with torch.no_grad():

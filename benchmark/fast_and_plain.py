@@ -16,16 +16,16 @@ import importlib
 import multiprocessing
 import sys
 import tempfile
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import tyro
-from output import fail, read_rows, write_rows
+from output import fail, write_rows
+from run_records import ROOT, read_curve
+from tether import end_with
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 TASKS = {
@@ -82,6 +82,7 @@ def take_plain_path(script):
 
 def train(args, task, seed, path, folder):
     """A run of the script in a process of its own."""
+    end_with(multiprocessing.parent_process().pid)
     script = importlib.import_module(args.script)
     if path == "plain":
         take_plain_path(script)
@@ -96,7 +97,7 @@ def train(args, task, seed, path, folder):
 
 
 def curve(args, task, seed, path):
-    """Step and mean return of each evaluation of a run."""
+    """Step -> mean return of each evaluation of a new run."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=train, args=(args, task, seed, path, folder))
@@ -105,10 +106,7 @@ def curve(args, task, seed, path):
         if process.exitcode:
             sys.exit(process.exitcode)
         (run,) = Path(folder).iterdir()
-        returns = defaultdict(list)
-        for row in read_rows(run / "evaluations.csv"):
-            returns[int(row["global_step"])].append(float(row["episodic_return"]))
-    return {step: float(np.mean(values)) for step, values in returns.items()}
+        return read_curve(run)
 
 
 def compare(fast, plain):
@@ -138,11 +136,12 @@ def main():
         for seed in args.seeds:
             for path, found in curves.items():
                 found.append(curve(args, task, seed, path))
+                about = {"script": args.script, "task": task, "backup": args.backup}
+                about |= {"seed": seed, "path": path}
                 rows += [
-                    dict(zip(COLUMNS, (args.script, task, args.backup, seed, path, *point),
-                             strict=True))
-                    for point in found[-1].items()
-                ]  # fmt: skip
+                    about | {"step": step, "episodic_return": score}
+                    for step, score in found[-1].items()
+                ]
                 write_rows(out, COLUMNS, rows)
         fast, plain = (np.array([list(c.values()) for c in found]) for found in curves.values())
         print(f"{task}, {args.backup}, {len(args.seeds)} seeds: {compare(fast, plain)}")

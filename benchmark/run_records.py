@@ -210,14 +210,8 @@ def progress_of(folder):
 
 
 def measurements(folder):
-    """What a finished run measured: a dict of the columns of ROW after the key, and the curve.
-
-    The curve: step -> mean return of the evaluation after that step.
-    """
+    """What a finished run measured: a dict of the columns of ROW after the key, and the curve."""
     result = read_json(folder / "result.json")
-    returns = {}
-    for row in read_rows(folder / "evaluations.csv"):
-        returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
     states = [row["graph/nodes"] for row in read_rows(folder / "metrics.csv")]
     row = {
         "score": result["score"],
@@ -230,7 +224,15 @@ def measurements(folder):
         "first_reward_step": first_reward_step(folder),
         "commit": result["versions"].get("commit") or "",
     }
-    return row, {step: math.fsum(values) / len(values) for step, values in sorted(returns.items())}
+    return row, read_curve(folder)
+
+
+def read_curve(folder):
+    """Step -> mean return of the evaluation after that step."""
+    returns = {}
+    for row in read_rows(folder / "evaluations.csv"):
+        returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
+    return {step: math.fsum(values) / len(values) for step, values in sorted(returns.items())}
 
 
 def first_reward_step(folder):

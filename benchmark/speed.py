@@ -31,6 +31,7 @@ import torch
 import tyro
 from output import fail, write_rows
 from recorded import task_name
+from tether import end_with
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -373,6 +374,7 @@ def describe(agent):
 
 def work(args, name, task, backup, folder, barrier, rates):
     """One process: fill, wait for the others, train for a while, report the rate."""
+    end_with(multiprocessing.parent_process().pid)
     agent = make_agent(args, name, task, Path(folder) / "warm-up")
     agent.learner.args.backup = agent.args.backup = backup
     agent.train(10)

@@ -290,11 +290,13 @@ def load_checkpoint(run_path, capacity):
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
-        ValueError: for another format version, or a file that is cut short or damaged.
+        ValueError: for another format version, or a file that is missing, cut short or damaged.
     """
     path = Path(run_path) / "checkpoint"
     if not path.exists():  # killed between the two renames
         path = path.with_name("checkpoint.old")
+    if not path.exists():
+        raise FileNotFoundError(f"Require a checkpoint in {run_path}, found none")
     try:
         state = json.loads((path / "state.json").read_text())
         version = state.get("format_version")
@@ -310,6 +312,9 @@ def load_checkpoint(run_path, capacity):
         with np.load(path / "arrays.npz", allow_pickle=False) as file:
             arrays = dict(file)
         return tensors, arrays, TransitionGraph.load(path / "graph.npz", capacity), state
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        raise ValueError(f"Require a whole checkpoint, got {path} without {name}") from error
     except OSError:
         raise
     except Exception as error:  # json, torch, zipfile and NumPy have no error in common

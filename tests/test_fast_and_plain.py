@@ -1,12 +1,17 @@
 """benchmark/fast_and_plain.py: its plain paths are plain, and what it says of curves is so."""
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import fast_and_plain
 import numpy as np
 import pytest
 import torch
+from conftest import JIT
 from test_dqn_scripts import make_learner
+from test_sweep import alive, wait_until
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
@@ -63,3 +68,16 @@ def test_compare():
         "1 of 3 evaluations equal for every seed; the means lie between the other path's lowest "
         "and highest seed in 2; over all evaluations they are 1.833 (fast) and 3.5 (plain)"
     )
+
+
+@pytest.mark.skipif(not JIT, reason="the processes are the same without compiled kernels")
+def test_a_killed_comparison_leaves_no_process_behind():
+    words = [sys.executable, fast_and_plain.__file__, "--tasks", "Empty-5x5"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
+        listed = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        children = wait_until(lambda: [
+            pid for pid in listed.read_text().split()
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ])  # fmt: skip
+        parent.kill()
+    wait_until(lambda: not any(map(alive, children)))

@@ -236,6 +236,8 @@ def test_a_damaged_checkpoint_is_one_line(run_folder, tmp_path, capsys):
     tensors = copy / "checkpoint" / "tensors.pt"
     tensors.write_bytes(tensors.read_bytes()[:-1])
     refused(capsys, lambda: recorded.read(copy), "tensors.pt", "checksum")
+    tensors.unlink()
+    refused(capsys, lambda: recorded.read(copy), "without tensors.pt")
 
 
 def test_printed_sums_add_up(run_folder):

@@ -14,16 +14,12 @@ import gb_rainbow_atari as script
 from gbcore import TransitionGraph, categorical_targets
 from gbcore.run_directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("torch_settings")
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = [
     "--threads", "1", "--learning-starts", "20", "--batch-size", "4", "--eval-episodes", "1",
     "--exploration-steps", "20", "--log-frequency", "10",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def make_learner(args, num_actions, capacity=300):

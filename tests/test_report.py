@@ -14,6 +14,7 @@ pytest.importorskip("rliable")
 import aggregate
 import frontier_report
 import report
+from output import read_rows
 from run_records import Key, Records, script_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,7 +140,7 @@ MINATAR = list(report.read_paper()["minatar"]["graph"])
 
 
 def test_the_reference_scores_are_those_of_the_script():
-    rows = report.read_rows(report.PAPER / "atari_reference_scores.csv")
+    rows = read_rows(report.PAPER / "atari_reference_scores.csv")
     found = {row["game"]: (float(row["random"]), float(row["human"])) for row in rows}
     assert found == script_of("atari100k").REFERENCE_SCORES
 
