@@ -8,8 +8,9 @@ What runs is `train` of a script, with the script's own flags. One agent (graph)
 replay, random steps and then its own. Every backup goes on from a copy of that agent, and they take
 turns, a slice of steps each, so that whatever else the machine does slows all of them alike. A
 repetition is a whole period of the target network, so that leaf values are evaluated as often as in
-a run. Kernels are compiled before. Two limits take turns with them: the environment alone, under
-random actions, and the environment plus the bare gradient step, towards constant targets.
+a run; each begins with fresh copies. Kernels are compiled before. Two limits take turns with them:
+the environment alone, under random actions, and the environment plus the bare gradient step,
+towards constant targets.
 
 With --parallel, whole processes train side by side, and their rates are added up.
 """
@@ -23,8 +24,9 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ import tyro
 from output import fail, write_rows
 from recorded import task_name
 from tether import end_with
+from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -159,8 +162,10 @@ class Agent:
         return [seconds[phase] / total for phase in PHASES]
 
     @property
-    def num_evaluated(self):
-        return (self.learner if self.atari else self.learner.leaves).num_evaluated
+    def work_done(self):
+        """States evaluated for targets, and updates."""
+        counter = self.learner if self.atari else self.learner.leaves
+        return np.array([counter.num_evaluated, self.learner.num_updates])
 
 
 def synchronize(device):
@@ -199,6 +204,7 @@ def make_agent(args, name, task, folder):
         obs = env.reset()
     steps = args.warm_up_steps or (3_000 if atari else 8_000)
     script.save = lambda *args: None  # nor is there a checkpoint after a slice
+    script.tqdm = partial(tqdm, disable=True)
     graph = script.TransitionGraph(
         env.num_actions, obs.shape, obs.dtype, frame_stack=atari, capacity=2 * steps
     )
@@ -216,8 +222,8 @@ def make_agent(args, name, task, folder):
 
 def branch(agent, backup, folder):
     """A copy of the agent, environment and all, that goes on with another backup, or as a limit."""
-    script, limit = agent.script, backup == GRADIENT
-    args = replace(agent.args, backup="one-step" if limit else backup)
+    script = agent.script
+    args = replace(agent.args, backup=backup if backup in BACKUPS else "one-step")
     counters = copy.deepcopy(agent.counters)
     if agent.atari:
         env = script.Game(agent.task)
@@ -231,10 +237,12 @@ def branch(agent, backup, folder):
     if agent.atari and learner.padded:
         learner.make_room_for_frames()
     rng = np.random.default_rng(1)
-    if limit:
+    if backup == GRADIENT:
         learner.act = lambda *args, **kwargs: rng.integers(env.num_actions, size=1)
         (remove_atari_targets if agent.atari else remove_targets)(learner)
     copied = Agent(script, args, agent.task, learner, rng, counters, env, folder)
+    if backup == ENVIRONMENT:
+        copied.train = lambda num_steps: play(copied, rng, num_steps)
     copied.clock_phases()
     return copied
 
@@ -290,35 +298,32 @@ def play(agent, rng, num_steps):
 # --------------------------------------------------------------------------------------------------
 
 
+class Turns(NamedTuple):
+    """What a copy of the agent did in one repetition."""
+
+    seconds: list  # of each slice
+    phases: list  # shares of the time, in the order of PHASES
+    work_done: np.ndarray  # int64 [2]: states evaluated, updates
+
+
 def measure(args, name, task, folder):
     """A row of COLUMNS for each limit and backup."""
     agent = make_agent(args, name, task, folder / "warm-up")
-    alone = branch(agent, "one-step", folder / "alone")
-    alone_rng = np.random.default_rng(2)
-    names = (GRADIENT, *args.backups)
-    agents = {backup: branch(agent, backup, folder / str(i)) for i, backup in enumerate(names)}
-    period = 40 if agent.atari else agent.args.target_network_frequency
-    steps = args.steps or period
+    names = [ENVIRONMENT, GRADIENT, *args.backups]
+    steps = args.steps or (40 if agent.atari else agent.args.target_network_frequency)
     bounds = np.linspace(0, steps, 1 + max(1, min(32, steps // 10))).astype(int)
     slices = np.diff(bounds).tolist()
-    seconds = {backup: [] for backup in (ENVIRONMENT, *names)}
-    for copied in agents.values():  # compiles, and captures
-        copied.train(slices[0])
-    for copied in agents.values():
-        copied.evaluated_before = copied.num_evaluated, copied.learner.num_updates
-    for _ in range(args.repetitions):
-        for num_steps in slices:
-            seconds[ENVIRONMENT].append(play(alone, alone_rng, num_steps))
-            for backup, copied in agents.items():
-                seconds[backup].append(copied.train(num_steps))
-    for num_steps in slices[: max(1, len(slices) // 4)]:
-        for copied in agents.values():
-            copied.clocked_train(num_steps)
+    repetitions = []
+    for i in range(args.repetitions):
+        first = i % len(names)
+        order = names[first:] + names[:first]
+        repetitions.append(take_turns(agent, order, slices, folder / str(i)))
+    agent.run.close()
 
-    paired = {backup: np.array(times) for backup, times in seconds.items()}  # by slice
+    paired = {name: np.array([turns[name].seconds for turns in repetitions]) for name in names}
     agent_args, rows = agent.args, []
-    for backup, times in paired.items():
-        rates = steps / times.reshape(args.repetitions, -1).sum(axis=1)
+    for backup, seconds in paired.items():  # [repetitions, slices]
+        rates = steps / seconds.sum(axis=1)
         row = dict.fromkeys(COLUMNS) | describe(agent)
         row |= {
             "backup": backup,
@@ -328,25 +333,45 @@ def measure(args, name, task, folder):
             "steps_per_second": np.median(rates),
             "lowest": rates.min(),
             "highest": rates.max(),
-            "of_environment": np.median(paired[ENVIRONMENT] / times),
-            "of_gradient": np.median(paired[GRADIENT] / times),
+            "of_environment": np.median(paired[ENVIRONMENT] / seconds),
+            "of_gradient": np.median(paired[GRADIENT] / seconds),
         }
         if "one-step" in paired:
-            row["of_one_step"] = np.median(paired["one-step"] / times)
+            row["of_one_step"] = np.median(paired["one-step"] / seconds)
         if backup == ENVIRONMENT:
             row |= {"updates_per_step": 0.0, "of_one_step": None, "of_gradient": None}
         else:
-            copied = agents[backup]
-            evaluated, updates = copied.evaluated_before
-            updates = copied.learner.num_updates - updates
-            row["evaluated_per_update"] = (copied.num_evaluated - evaluated) / max(updates, 1)
-            for phase, share in zip(PHASES, copied.phases(), strict=True):
+            evaluated, updates = sum(turns[backup].work_done for turns in repetitions)
+            row["evaluated_per_update"] = evaluated / max(updates, 1)
+            shares = np.mean([turns[backup].phases for turns in repetitions], axis=0)
+            for phase, share in zip(PHASES, shares, strict=True):
                 microseconds = 1e6 * share / row["steps_per_second"]
                 row[f"microseconds_{phase.replace(' ', '_')}"] = microseconds
         rows.append(row)
-    for copied in (agent, alone, *agents.values()):
-        copied.run.close()
     return rows
+
+
+def take_turns(agent, names, slices, folder):
+    """`Turns` of fresh copies of the agent, one for each name: slices of so many steps each.
+
+    Fresh in every repetition, and made in another order: where a copy's arrays happen to lie in
+    memory makes its gradient step some percent faster or slower for as long as it lives.
+    """
+    agents = {name: branch(agent, name, folder / str(i)) for i, name in enumerate(names)}
+    for copied in agents.values():  # compiles, and captures
+        copied.train(slices[0])
+    seconds = {name: [] for name in names}
+    before = {name: copied.work_done for name, copied in agents.items()}
+    for num_steps in slices:
+        for name, copied in agents.items():
+            seconds[name].append(copied.train(num_steps))
+    done = {name: copied.work_done - before[name] for name, copied in agents.items()}
+    for num_steps in slices[: max(1, len(slices) // 8)]:
+        for copied in agents.values():
+            copied.clocked_train(num_steps)
+    for copied in agents.values():
+        copied.run.close()
+    return {name: Turns(seconds[name], agents[name].phases(), done[name]) for name in names}
 
 
 def describe(agent):
@@ -518,7 +543,6 @@ def check_args(args):
 
 
 def main():
-    os.environ["TQDM_DISABLE"] = "1"  # read when the scripts are imported, which is later
     args = tyro.cli(Args)
     check_args(args)
     tasks = {
