@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import torch
 import tyro
-from output import fail, write_rows
+from output import fail, read_rows, write_rows
 from recorded import task_name
 from tether import end_with
 from tqdm import tqdm
@@ -449,7 +449,7 @@ def measure_parallel(args, name, task, backup, folder):
 
 
 def table(rows):
-    """Markdown of rows of COLUMNS, as numbers or as a CSV file holds them."""
+    """Markdown of rows of COLUMNS, as the file holds them."""
     lines = []
     for first in (row for row in rows if row["backup"] == ENVIRONMENT):
         key = ("hardware", "device", "threads", "torch", "script", "task")
@@ -471,10 +471,10 @@ def table(rows):
             cells = [row["backup"], f"**{_short(row['steps_per_second'])}** ({low} to {high})"]
             cells += [_ratio(row[f"of_{name}"]) for name in ("one_step", "environment", "gradient")]
             times = [row[f"microseconds_{phase.replace(' ', '_')}"] for phase in PHASES]
-            whole = sum(float(t) for t in times if t not in (None, ""))
-            cells += ["" if t in (None, "") else f"{100 * float(t) / whole:.0f}%" for t in times]
+            whole = sum(float(t) for t in times if t)
+            cells += [f"{100 * float(t) / whole:.0f}%" if t else "" for t in times]
             evaluated = row["evaluated_per_update"]
-            cells.append("" if evaluated in (None, "") else _short(evaluated))
+            cells.append(_short(evaluated) if evaluated else "")
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
@@ -520,7 +520,7 @@ def _short(value):
 
 
 def _ratio(value):
-    if value in (None, ""):
+    if not value:
         return ""
     return f"{float(value):.2f}" if float(value) >= 0.1 else f"{float(value):.2g}"
 
@@ -564,6 +564,7 @@ def main():
                 rows += measure(args, script, task, place)
             out.parent.mkdir(parents=True, exist_ok=True)
             write_rows(out, columns, rows)  # what there is, if it is stopped
+    rows = read_rows(out)  # rounded once, in the file, and not twice
     if args.parallel:
         print(parallel_table(rows))
     else:
