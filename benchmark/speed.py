@@ -103,6 +103,7 @@ class Agent:
         self.rng, self.counters, self.env = rng, counters, env
         self.run = script.RunDirectory(Path(folder) / "run", {}, script.METRICS)
         self.seconds, self.on_the_clock = dict.fromkeys(("slices", *PHASES), 0.0), False
+        self.unclocked = []  # owner, name and call of all that are clocked
 
     @property
     def atari(self):
@@ -139,6 +140,7 @@ class Agent:
             self.seconds[phase] += time.perf_counter() - start
             return result
 
+        self.unclocked.append((owner, name, call))
         setattr(owner, name, clocked)
 
     def clock_phases(self):
@@ -160,6 +162,12 @@ class Agent:
         seconds["leaf evaluation"] -= seconds["targets"]
         seconds["rest"] = total - sum(seconds.values())
         return [seconds[phase] / total for phase in PHASES]
+
+    def close(self):
+        """Take the clocks off, which a script's own function would wear for ever."""
+        for owner, name, call in reversed(self.unclocked):
+            setattr(owner, name, call)
+        self.run.close()
 
     @property
     def work_done(self):
@@ -318,7 +326,7 @@ def measure(args, name, task, folder):
         first = i % len(names)
         order = names[first:] + names[:first]
         repetitions.append(take_turns(agent, order, slices, folder / str(i)))
-    agent.run.close()
+    agent.close()
 
     paired = {name: np.array([turns[name].seconds for turns in repetitions]) for name in names}
     agent_args, rows = agent.args, []
@@ -369,8 +377,8 @@ def take_turns(agent, names, slices, folder):
     for num_steps in slices[: max(1, len(slices) // 8)]:
         for copied in agents.values():
             copied.clocked_train(num_steps)
-    for copied in agents.values():
-        copied.run.close()
+    for copied in reversed(agents.values()):  # the last clock put on a function comes off first
+        copied.close()
     return {name: Turns(seconds[name], agents[name].phases(), done[name]) for name in names}
 
 
