@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,6 +92,23 @@ def test_bad_input_is_one_line_and_status_2():
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "40" in done.stderr
+
+
+def test_clocks_come_off_a_function_that_copies_share(tmp_path):
+    script = SimpleNamespace(
+        __name__="script", METRICS=(), pair_q_values=len,
+        RunDirectory=lambda *args: SimpleNamespace(close=lambda: None),
+    )  # fmt: skip
+    learner = SimpleNamespace(device=torch.device("cpu"))
+    agents = [speed.Agent(script, None, "", learner, None, None, None, tmp_path) for _ in range(2)]
+    for agent in agents:
+        agent.clock(script, "pair_q_values", "targets")
+    agents[1].on_the_clock = True
+    assert script.pair_q_values([1, 2, 3]) == 3
+    assert agents[0].seconds["targets"] == 0 < agents[1].seconds["targets"]
+    for agent in reversed(agents):
+        agent.close()
+    assert script.pair_q_values is len
 
 
 def test_the_gradient_limit_is_one_step_on_a_gpu_too():
