@@ -2,6 +2,7 @@
 
 import math
 import operator
+import sys
 
 import numpy as np
 
@@ -182,10 +183,20 @@ class TransitionGraph:
         return self._frames.take(keys)
 
     def observations_of(self, nodes):
-        """Observations of some nodes: [*nodes.shape, *obs_shape]."""
+        """Observations of some nodes: [*nodes.shape, *obs_shape].
+
+        Stacks of 4 byte frames lie in memory as convolutions want them: [..., H, W, 4], the order
+        that torch calls channels_last.
+        """
         if self._frames is None:
             return self._keys.take(nodes)
-        return self._frames.take(self._keys.take(nodes))
+        stacks = self._frames.take(self._keys.take(nodes))
+        if self.obs_dtype.itemsize > 1 or self.obs_shape[0] != 4 or sys.byteorder == "big":
+            return stacks
+        # As words this takes a fifth of the time of moving byte by byte.
+        words = kernels.join_bytes(*np.moveaxis(stacks.view(np.uint8), np.ndim(nodes), 0))
+        stacks = words.view(self.obs_dtype).reshape(*words.shape, 4)
+        return np.moveaxis(stacks, -1, np.ndim(nodes))
 
     @property
     def num_frame_ids(self):

@@ -11,7 +11,7 @@ edit in another one.
 from typing import NamedTuple
 
 import numpy as np
-from numba import config, njit
+from numba import config, njit, vectorize
 
 if config.DISABLE_JIT:  # NumPy scalars warn where the hashes wrap around by design
     np.seterr(over="ignore")
@@ -168,6 +168,14 @@ def free_key(table, i):
     table.links[i] = table.totals[TABLE_FREE]
     table.totals[TABLE_FREE] = i
     table.totals[TABLE_SIZE] -= 1
+
+
+@vectorize(["uint32(uint8, uint8, uint8, uint8)"], cache=True)
+def join_bytes(a, b, c, d):
+    """Four bytes as one word, which lie in that order in the memory of a little-endian machine."""
+    low = np.uint32(a) | np.uint32(b) << np.uint32(8)
+    high = np.uint32(c) | np.uint32(d) << np.uint32(8)
+    return low | high << np.uint32(16)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -440,6 +440,27 @@ def test_observations_of_stacked_frames_are_copies():
     assert graph.check_valid() == []
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.bool_, np.int16])
+@pytest.mark.parametrize("stack", [1, 3, 4, 8])
+def test_observations_of_stacks_have_the_frames_asked_for(stack, dtype):
+    """Also where the memory is arranged for convolutions: 4 frames of bytes."""
+    graph = TransitionGraph(1, obs_shape=(stack, 3, 5), obs_dtype=dtype, frame_stack=True)
+    frames = np.random.default_rng(0).integers(-100, 100, (20, 3, 5)).astype(dtype)
+    expected = np.stack([frames[t : t + stack] for t in range(12)])
+    nodes = np.array([graph.node(obs) for obs in expected])
+    asked = np.array([7, 0, 7, 11])
+    result = graph.observations_of(nodes[asked])
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result, expected[asked])
+    if stack == 4 and dtype != np.int16:
+        assert np.moveaxis(result, 1, -1).flags.c_contiguous
+    np.testing.assert_array_equal(
+        graph.observations_of(nodes[asked].reshape(2, 2))[1, 0], expected[7]
+    )
+    np.testing.assert_array_equal(graph.observations_of(nodes[11]), expected[11])
+    assert graph.observations_of(nodes[:0]).shape == (0, stack, 3, 5)
+
+
 def test_frames_are_stored_once():
     """A game of 50 frames makes 47 stacks out of 50 stored frames, not 188."""
     graph = TransitionGraph(2, obs_shape=(4, 3, 3), obs_dtype=np.uint8, frame_stack=True)
