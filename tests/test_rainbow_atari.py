@@ -365,11 +365,15 @@ def test_priorities_and_importance_weights():
 # --------------------------------------------------------------------------------------------------
 
 
-def command(*flags):
-    return subprocess.run(
-        [sys.executable, ROOT / "gb_rainbow_atari.py", *flags],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+RUN = [
+    "--env-id", "Breakout", "--total-timesteps", "40", *SMALL, "--eval-frequency", "20",
+    "--eval-epsilon", "1",
+]  # fmt: skip
+
+
+def command(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", [script.__file__, *flags])
+    script.main()
 
 
 def read_metrics(folder):
@@ -386,14 +390,10 @@ def only_run(folder):
 
 
 @pytest.mark.parametrize("backup", script.BACKUPS)
-def test_same_seed_same_metrics(tmp_path, backup):
+def test_same_seed_same_metrics(backup, tmp_path, monkeypatch):
     runs = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        done = command(
-            "--env-id", "Breakout", "--backup", backup, "--total-timesteps", "40", *SMALL,
-            "--eval-frequency", "20", "--eval-epsilon", "1", "--run-dir", str(folder),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        command(monkeypatch, *RUN, "--backup", backup, "--run-dir", str(folder))
         runs.append(only_run(folder))
     assert read_metrics(runs[0]) == read_metrics(runs[1])
     assert len(read_metrics(runs[0])) == 4
@@ -428,18 +428,39 @@ def test_same_seed_same_metrics(tmp_path, backup):
         (["--gamma", "nan"], ["--gamma", "nan"]),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(flags, words):
-    done = command(*flags)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
+def test_bad_input_is_one_line_and_status_2(flags, words, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, *flags)
+    assert stop.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
     for word in words:
-        assert word in done.stderr
+        assert word in err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none():
-    done = command("--cuda")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "CUDA" in done.stderr
+def test_cuda_where_there_is_none(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, "--cuda")
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "CUDA" in err
+
+
+def test_a_process_of_its_own(tmp_path, monkeypatch):
+    """It learns what this process learns."""
+    for folder in ("here", "there"):
+        flags = [*RUN, "--run-dir", str(tmp_path / folder)]
+        if folder == "here":
+            command(monkeypatch, *flags)
+            continue
+        done = subprocess.run(
+            [sys.executable, script.__file__, *flags],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr
+    here, there = (read_metrics(only_run(tmp_path / folder)) for folder in ("here", "there"))
+    assert here == there
