@@ -302,10 +302,10 @@ def processes_of(run_dir):
 def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path):
     pytest.importorskip("ray")
     runs, results = tmp_path / "runs", tmp_path / "results"
-    # Nothing is learned: 120,000 steps take seconds, of which a checkpoint keeps 5,000 at most.
+    # Nothing is learned: 60,000 steps take seconds, of which a checkpoint keeps 5,000 at most.
     words = (
         "--suites", "minigrid", "--tasks", "Empty-8x8", "--backups", "graph", "--seeds", 1, 2,
-        "--overrides", "total_timesteps=120000", "learning_starts=1000000", "eval_frequency=0",
+        "--overrides", "total_timesteps=60000", "learning_starts=1000000", "eval_frequency=0",
         "--checkpoint-frequency", 5_000, "--workers", 2, "--run-dir", runs,
         "--results-dir", results,
     )  # fmt: skip
@@ -336,7 +336,7 @@ def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path)
     assert not processes_of(runs)
     with (results / "minigrid.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["seed"], row["steps"]) for row in rows] == [("1", "120000"), ("2", "120000")]
+    assert [(row["seed"], row["steps"]) for row in rows] == [("1", "60000"), ("2", "60000")]
     assert len(list(runs.glob("*/*/config.json"))) == 2  # resumed, not begun anew
     assert not list(runs.glob("*/*/checkpoint"))
 
