@@ -1,6 +1,8 @@
-"""What the tests share: graphs built twice (gbcore and naive), corner cases, and strategies."""
+"""What the tests share: graphs built twice (gbcore and naive), corner cases, strategies, runs."""
 
+import csv
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -244,3 +246,33 @@ def torch_settings():
 def raises_naming(value, kinds=(IndexError, KeyError, ValueError, TypeError)):
     """Bad input must raise one of these errors, with the offending value in its text."""
     return pytest.raises(kinds, match=re.escape(str(value)))
+
+
+def command(monkeypatch, script, *flags):
+    """Run a script in this process."""
+    monkeypatch.setattr(sys, "argv", [script.__file__, *flags])
+    script.main()
+
+
+def run_process(script, *flags):
+    """Run a script in a process of its own, which must end well and without a warning."""
+    done = subprocess.run(
+        [sys.executable, script.__file__, *flags],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+
+
+def only_run(folder):
+    (run,) = folder.iterdir()
+    return run
+
+
+def read_metrics(folder):
+    """Rows of a run's metrics.csv, but for the one column that is a time."""
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row.pop("charts/SPS")
+    return rows

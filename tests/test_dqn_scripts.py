@@ -3,15 +3,13 @@
 import csv
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import JIT, scaled
+from conftest import JIT, command, only_run, read_metrics, run_process, scaled
 from minigrid.wrappers import FullyObsWrapper
 
 import gb_dqn_minatar as minatar_script
@@ -395,24 +393,6 @@ SMALL = [
 ]  # fmt: skip
 
 
-def command(monkeypatch, script, *flags):
-    monkeypatch.setattr(sys, "argv", [script.__file__, *flags])
-    script.main()
-
-
-def read_metrics(folder):
-    with (folder / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        row.pop("charts/SPS")
-    return rows
-
-
-def only_run(folder):
-    (run,) = folder.iterdir()
-    return run
-
-
 @both
 @pytest.mark.parametrize(
     "flags",
@@ -564,11 +544,5 @@ def test_cuda_where_there_is_none(script, task, monkeypatch, capsys):
 
 @both
 def test_a_process_of_its_own(script, task, tmp_path):
-    flags = ["--env-id", task, *SMALL, "--run-dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, script.__file__, *flags],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
+    run_process(script, "--env-id", task, *SMALL, "--run-dir", str(tmp_path))
     assert json.loads((only_run(tmp_path) / "result.json").read_text())["steps"] == 60

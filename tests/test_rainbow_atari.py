@@ -2,13 +2,12 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import command, only_run, read_metrics, run_process
 
 import gb_rainbow_atari as script
 from gbcore import TransitionGraph, categorical_targets
@@ -371,29 +370,11 @@ RUN = [
 ]  # fmt: skip
 
 
-def command(monkeypatch, *flags):
-    monkeypatch.setattr(sys, "argv", [script.__file__, *flags])
-    script.main()
-
-
-def read_metrics(folder):
-    with (folder / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        row.pop("charts/SPS")
-    return rows
-
-
-def only_run(folder):
-    (run,) = folder.iterdir()
-    return run
-
-
 @pytest.mark.parametrize("backup", script.BACKUPS)
 def test_same_seed_same_metrics(backup, tmp_path, monkeypatch):
     runs = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        command(monkeypatch, *RUN, "--backup", backup, "--run-dir", str(folder))
+        command(monkeypatch, script, *RUN, "--backup", backup, "--run-dir", str(folder))
         runs.append(only_run(folder))
     assert read_metrics(runs[0]) == read_metrics(runs[1])
     assert len(read_metrics(runs[0])) == 4
@@ -430,7 +411,7 @@ def test_same_seed_same_metrics(backup, tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_line_and_status_2(flags, words, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
-        command(monkeypatch, *flags)
+        command(monkeypatch, script, *flags)
     assert stop.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -442,7 +423,7 @@ def test_bad_input_is_one_line_and_status_2(flags, words, monkeypatch, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
-        command(monkeypatch, "--cuda")
+        command(monkeypatch, script, "--cuda")
     assert stop.value.code == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -451,16 +432,7 @@ def test_cuda_where_there_is_none(monkeypatch, capsys):
 
 def test_a_process_of_its_own(tmp_path, monkeypatch):
     """It learns what this process learns."""
-    for folder in ("here", "there"):
-        flags = [*RUN, "--run-dir", str(tmp_path / folder)]
-        if folder == "here":
-            command(monkeypatch, *flags)
-            continue
-        done = subprocess.run(
-            [sys.executable, script.__file__, *flags],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "Warning" not in done.stderr
+    command(monkeypatch, script, *RUN, "--run-dir", str(tmp_path / "here"))
+    run_process(script, *RUN, "--run-dir", str(tmp_path / "there"))
     here, there = (read_metrics(only_run(tmp_path / folder)) for folder in ("here", "there"))
     assert here == there

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import JIT
+from conftest import JIT, only_run
 from kill_and_resume import left_behind
 
 import gb_dqn_minatar
@@ -76,11 +76,6 @@ def command(script, *flags):
         except SystemExit as stop:
             return stop.code or 0
     return 0
-
-
-def only_run(folder):
-    (run,) = folder.iterdir()
-    return run
 
 
 @pytest.fixture(scope="module")
