@@ -2,21 +2,27 @@
 
     python benchmark/fast_and_plain.py
     python benchmark/fast_and_plain.py --script gb_dqn_minatar
+    python benchmark/fast_and_plain.py --script gb_rainbow_atari --bf16 \
+        --tasks Krull KungFuMaster --steps 8000 --evaluations 8 --eval-episodes 5 --parallel 2
 
 The plain path of the DQN scripts evaluates every leaf of every update under the target network; the
 fast one remembers values by node until that network changes. The plain path of gb_rainbow_atari
 evaluates all states of a batch's subgraphs; on a CPU the fast one evaluates those that the greedy
-paths read, and on a GPU it replays a captured graph, which the plain one does without.
+paths read, and on a GPU it replays a captured graph, which the plain one does without. With --bf16
+both take the fast path, and one of them evaluates target values in bfloat16.
 
 Runs of one seed draw the same numbers on both paths, so that the two curves differ by rounding
 alone, or not at all. Where rounding has grown, their ranges over the seeds are compared.
 """
 
 import importlib
+import itertools
 import multiprocessing
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -52,10 +58,14 @@ class Args:
     """points of a curve"""
     eval_episodes: int = 3
     """episodes of each"""
+    bf16: bool = False
+    """compare bfloat16 target values (fast) with those in float32 (plain), on Atari"""
+    parallel: int = 1
+    """runs at a time"""
     threads: int = 1
     """CPU threads of a run"""
     out: Path | None = None
-    """CSV file of the curves; by default benchmark/results/fast_and_plain_<script>.csv"""
+    """CSV file of the curves; by default benchmark/results/fast_and_plain_<script>[_bf16].csv"""
 
 
 def take_plain_path(script):
@@ -84,7 +94,7 @@ def train(args, task, seed, path, folder):
     """A run of the script in a process of its own."""
     end_with(multiprocessing.parent_process().pid)
     script = importlib.import_module(args.script)
-    if path == "plain":
+    if path == "plain" and not args.bf16:
         take_plain_path(script)
     sys.argv = [
         f"{args.script}.py", "--env-id", task, "--seed", str(seed), "--backup", args.backup,
@@ -92,15 +102,16 @@ def train(args, task, seed, path, folder):
         "--threads", str(args.threads),
         "--eval-frequency", str(args.steps // args.evaluations),
         "--eval-episodes", str(args.eval_episodes),
+        *(["--bf16-targets"] if path == "fast" and args.bf16 else []),
     ]  # fmt: skip
     script.main()
 
 
-def curve(args, task, seed, path):
-    """Step -> mean return of each evaluation of a new run."""
+def curve(args, run):
+    """Step -> mean return of each evaluation of a new run: a task, a seed and a path."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=train, args=(args, task, seed, path, folder))
+        process = context.Process(target=train, args=(args, *run, folder))
         process.start()
         process.join()
         if process.exitcode:
@@ -127,23 +138,29 @@ def compare(fast, plain):
 
 def main():
     args = tyro.cli(Args)
-    if not args.seeds or not 0 < args.evaluations <= args.steps:
-        fail("Require at least one of --seeds, and 0 < --evaluations <= --steps")
-    out = args.out or ROOT / "benchmark" / "results" / f"fast_and_plain_{args.script}.csv"
-    rows = []
-    for task in args.tasks or TASKS[args.script]:
-        curves = {"fast": [], "plain": []}
-        for seed in args.seeds:
-            for path, found in curves.items():
-                found.append(curve(args, task, seed, path))
-                about = {"script": args.script, "task": task, "backup": args.backup}
-                about |= {"seed": seed, "path": path}
-                rows += [
-                    about | {"step": step, "episodic_return": score}
-                    for step, score in found[-1].items()
-                ]
-                write_rows(out, COLUMNS, rows)
-        fast, plain = (np.array([list(c.values()) for c in found]) for found in curves.values())
+    if not args.seeds or not 0 < args.evaluations <= args.steps or args.parallel < 1:
+        fail("Require at least one of --seeds, 0 < --evaluations <= --steps and --parallel >= 1")
+    if args.bf16 and args.script != "gb_rainbow_atari":
+        fail("--bf16 is for --script gb_rainbow_atari: the others have no such targets")
+    name = f"fast_and_plain_{args.script}{'_bf16' if args.bf16 else ''}.csv"
+    out = args.out or ROOT / "benchmark" / "results" / name
+    tasks = args.tasks or TASKS[args.script]
+    runs = list(itertools.product(tasks, args.seeds, ("fast", "plain")))
+    curves, rows = {}, []
+    with ThreadPoolExecutor(args.parallel) as pool:
+        for run, found in zip(runs, pool.map(partial(curve, args), runs), strict=True):
+            curves[run] = list(found.values())
+            about = {"script": args.script, "backup": args.backup}
+            about |= dict(zip(("task", "seed", "path"), run, strict=True))
+            rows += [
+                about | {"step": step, "episodic_return": score} for step, score in found.items()
+            ]
+            write_rows(out, COLUMNS, rows)
+    for task in tasks:
+        fast, plain = (
+            np.array([curves[task, seed, path] for seed in args.seeds])
+            for path in ("fast", "plain")
+        )
         print(f"{task}, {args.backup}, {len(args.seeds)} seeds: {compare(fast, plain)}")
 
 

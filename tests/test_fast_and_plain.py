@@ -9,7 +9,7 @@ import fast_and_plain
 import numpy as np
 import pytest
 import torch
-from conftest import JIT
+from conftest import JIT, command
 from test_dqn_scripts import make_learner
 from test_sweep import alive, wait_until
 
@@ -60,6 +60,51 @@ def test_the_plain_path_of_atari_is_padded_and_not_captured():
     assert not learner.args.cuda_graphs
 
 
+@pytest.mark.parametrize(
+    ("path", "bf16", "is_plain", "is_bf16"),
+    [
+        ("fast", False, False, False),
+        ("plain", False, True, False),
+        ("fast", True, False, True),
+        ("plain", True, False, False),
+    ],
+)
+def test_what_a_path_changes(path, bf16, is_plain, is_bf16, monkeypatch):
+    plain, argv = [], []
+    script = SimpleNamespace(main=lambda: argv.extend(sys.argv))
+    monkeypatch.setattr(fast_and_plain.importlib, "import_module", lambda name: script)
+    monkeypatch.setattr(fast_and_plain, "take_plain_path", plain.append)
+    monkeypatch.setattr(fast_and_plain, "end_with", lambda parent: None)
+    monkeypatch.setattr(
+        fast_and_plain.multiprocessing, "parent_process", lambda: SimpleNamespace(pid=0)
+    )
+    monkeypatch.setattr(sys, "argv", [])
+    args = fast_and_plain.Args(script="gb_rainbow_atari", bf16=bf16, steps=100, evaluations=4)
+    fast_and_plain.train(args, "Krull", 7, path, "there")
+    assert bool(plain) == is_plain
+    flags = ["--bf16-targets"] if is_bf16 else []
+    assert argv == [
+        "gb_rainbow_atari.py", "--env-id", "Krull", "--seed", "7", "--backup", "graph",
+        "--total-timesteps", "100", "--run-dir", "there", "--no-save-model", "--threads", "1",
+        "--eval-frequency", "25", "--eval-episodes", "3", *flags,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--bf16"], "--bf16 is for --script gb_rainbow_atari"),
+        (["--parallel", "0"], "Require at least one of --seeds"),
+        (["--evaluations", "30000"], "Require at least one of --seeds"),
+    ],
+)
+def test_refusals(flags, message, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as exit:
+        command(monkeypatch, fast_and_plain, *flags)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_compare():
     fast = np.array([[0.0, 1.0, 3.0], [1.0, 1.0, 5.0]])
     assert fast_and_plain.compare(fast, fast) == "equal in every evaluation of every seed"
@@ -72,11 +117,11 @@ def test_compare():
 
 @pytest.mark.skipif(not JIT, reason="the processes are the same without compiled kernels")
 def test_a_killed_comparison_leaves_no_process_behind():
-    words = [sys.executable, fast_and_plain.__file__, "--tasks", "Empty-5x5"]
+    words = [sys.executable, fast_and_plain.__file__, "--tasks", "Empty-5x5", "--parallel", "2"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
-        listed = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        threads = Path(f"/proc/{parent.pid}/task")
         children = wait_until(lambda: [
-            pid for pid in listed.read_text().split()
+            pid for listed in threads.glob("*/children") for pid in listed.read_text().split()
             if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ])  # fmt: skip
         parent.kill()
