@@ -2,6 +2,7 @@
 
     python benchmark/speed.py
     python benchmark/speed.py --scripts gb_rainbow_atari --atari Freeway Breakout --cuda
+    python benchmark/speed.py --scripts gb_rainbow_atari --bf16 --threads 2
     python benchmark/speed.py --scripts gb_rainbow_atari --backups graph --parallel 1 2 4 8
 
 What runs is `train` of a script, with the script's own flags. One agent (graph) first fills the
@@ -44,6 +45,7 @@ Backup = Literal["one-step", "n-step", "tree", "graph", "graph-mixed"]
 BACKUPS = get_args(Backup)
 ATARI = "gb_rainbow_atari"
 ENVIRONMENT, GRADIENT = "limit: environment", "limit: + gradient"
+BF16 = ", bfloat16"  # after the name of a backup: with --bf16-targets
 PHASES = ("environment", "act", "expand", "leaf evaluation", "targets", "gradient", "rest")
 COLUMNS = (
     "hardware", "device", "threads", "torch", "script", "task", "backup", "updates_per_step",
@@ -70,6 +72,8 @@ class Args:
     """games of gb_dqn_minatar"""
     atari: tuple[str, ...] = ("Freeway",)
     """games of gb_rainbow_atari"""
+    bf16: bool = False
+    """time its backups with --bf16-targets as well"""
     cuda: bool = torch.cuda.is_available()
     """time gb_rainbow_atari on the GPU; the small networks of the others stay on the CPU"""
     threads: int = -1
@@ -228,10 +232,13 @@ def make_agent(args, name, task, folder):
     return agent
 
 
-def branch(agent, backup, folder):
+def branch(agent, name, folder):
     """A copy of the agent, environment and all, that goes on with another backup, or as a limit."""
     script = agent.script
+    backup = name.removesuffix(BF16)
     args = replace(agent.args, backup=backup if backup in BACKUPS else "one-step")
+    if name.endswith(BF16):
+        args.bf16_targets = True
     counters = copy.deepcopy(agent.counters)
     if agent.atari:
         env = script.Game(agent.task)
@@ -245,11 +252,11 @@ def branch(agent, backup, folder):
     if agent.atari and learner.padded:
         learner.make_room_for_frames()
     rng = np.random.default_rng(1)
-    if backup == GRADIENT:
+    if name == GRADIENT:
         learner.act = lambda *args, **kwargs: rng.integers(env.num_actions, size=1)
         (remove_atari_targets if agent.atari else remove_targets)(learner)
     copied = Agent(script, args, agent.task, learner, rng, counters, env, folder)
-    if backup == ENVIRONMENT:
+    if name == ENVIRONMENT:
         copied.train = lambda num_steps: play(copied, rng, num_steps)
     copied.clock_phases()
     return copied
@@ -318,6 +325,8 @@ def measure(args, name, task, folder):
     """A row of COLUMNS for each limit and backup."""
     agent = make_agent(args, name, task, folder / "warm-up")
     names = [ENVIRONMENT, GRADIENT, *args.backups]
+    if args.bf16 and agent.atari:
+        names += [backup + BF16 for backup in args.backups]
     steps = args.steps or (40 if agent.atari else agent.args.target_network_frequency)
     bounds = np.linspace(0, steps, 1 + max(1, min(32, steps // 10))).astype(int)
     slices = np.diff(bounds).tolist()

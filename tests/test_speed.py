@@ -41,17 +41,18 @@ def command(*flags):
 def test_rates_phases_and_limits(script, task, steps, tmp_path):
     out = tmp_path / "speed.csv"
     flags = ("--scripts", script, "--backups", "one-step", "graph", "--steps", str(steps))
-    done = command(*flags, *SMALL, "--out", str(out))
+    done = command(*flags, "--bf16", *SMALL, "--out", str(out))
     assert done.returncode == 0, done.stderr
     rows = read_rows(out)
     assert speed.table(rows) in done.stdout
     assert speed.summary(rows) in done.stdout
     names = [speed.ENVIRONMENT, speed.GRADIENT, "one-step", "graph"]
-    assert [row["backup"] for row in rows] == names
+    bf16 = ["one-step, bfloat16", "graph, bfloat16"] if script == speed.ATARI else []
+    assert [row["backup"] for row in rows] == names + bf16
     assert {(row["script"], row["task"], row["steps"]) for row in rows} == {
         (script, task, str(steps))
     }
-    environment, gradient, one_step, graph = rows
+    environment, gradient, one_step, graph = rows[:4]
     assert float(one_step["of_one_step"]) == float(gradient["of_gradient"]) == 1
     for row in rows:
         rates = [float(row[name]) for name in ("lowest", "steps_per_second", "highest")]
@@ -140,3 +141,18 @@ def test_the_tables_of_the_pages_are_those_of_the_file():
     rows = read_rows(ROOT / "benchmark" / "results" / "speed.csv")
     assert speed.table(rows).strip() in (ROOT / "docs" / "speed.md").read_text()
     assert speed.summary(rows) in (ROOT / "README.md").read_text()
+
+
+def test_a_copy_that_is_timed_has_the_flags_of_its_name(tmp_path):
+    flags = SimpleNamespace(
+        threads=1, learning_starts=34, warm_up_steps=35, cuda=False, parallel=(), steps=2
+    )
+    agent = speed.make_agent(flags, speed.ATARI, "Freeway", tmp_path / "first")
+    expected = {
+        "graph": ("graph", torch.float32),
+        "tree, bfloat16": ("tree", torch.bfloat16),
+        speed.GRADIENT: ("one-step", torch.float32),
+    }
+    for i, (name, its_flags) in enumerate(expected.items()):
+        learner = speed.branch(agent, name, tmp_path / str(i)).learner
+        assert (learner.args.backup, learner.target_dtype) == its_flags
