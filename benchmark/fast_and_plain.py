@@ -3,7 +3,7 @@
     python benchmark/fast_and_plain.py
     python benchmark/fast_and_plain.py --script gb_dqn_minatar
     python benchmark/fast_and_plain.py --script gb_rainbow_atari --bf16 \
-        --tasks Krull KungFuMaster --steps 8000 --evaluations 8 --eval-episodes 5 --parallel 2
+        --tasks Krull --steps 8000 --evaluations 8 --eval-episodes 5 --parallel 2
 
 The plain path of the DQN scripts evaluates every leaf of every update under the target network; the
 fast one remembers values by node until that network changes. The plain path of gb_rainbow_atari
