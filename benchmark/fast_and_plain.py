@@ -116,8 +116,8 @@ def curve(args, run):
         process.join()
         if process.exitcode:
             sys.exit(process.exitcode)
-        (run,) = Path(folder).iterdir()
-        return read_curve(run)
+        (left,) = Path(folder).iterdir()
+        return read_curve(left)
 
 
 def compare(fast, plain):
@@ -144,24 +144,22 @@ def main():
         fail("--bf16 is for --script gb_rainbow_atari: the others have no such targets")
     name = f"fast_and_plain_{args.script}{'_bf16' if args.bf16 else ''}.csv"
     out = args.out or ROOT / "benchmark" / "results" / name
-    tasks = args.tasks or TASKS[args.script]
-    runs = list(itertools.product(tasks, args.seeds, ("fast", "plain")))
-    curves, rows = {}, []
+    rows = []
     with ThreadPoolExecutor(args.parallel) as pool:
-        for run, found in zip(runs, pool.map(partial(curve, args), runs), strict=True):
-            curves[run] = list(found.values())
-            about = {"script": args.script, "backup": args.backup}
-            about |= dict(zip(("task", "seed", "path"), run, strict=True))
-            rows += [
-                about | {"step": step, "episodic_return": score} for step, score in found.items()
-            ]
-            write_rows(out, COLUMNS, rows)
-    for task in tasks:
-        fast, plain = (
-            np.array([curves[task, seed, path] for seed in args.seeds])
-            for path in ("fast", "plain")
-        )
-        print(f"{task}, {args.backup}, {len(args.seeds)} seeds: {compare(fast, plain)}")
+        for task in args.tasks or TASKS[args.script]:
+            runs = list(itertools.product([task], args.seeds, ("fast", "plain")))
+            curves = {"fast": [], "plain": []}
+            for run, found in zip(runs, pool.map(partial(curve, args), runs), strict=True):
+                about = {"script": args.script, "backup": args.backup}
+                about |= dict(zip(("task", "seed", "path"), run, strict=True))
+                curves[about["path"]].append(list(found.values()))
+                rows += [
+                    about | {"step": step, "episodic_return": score}
+                    for step, score in found.items()
+                ]
+                write_rows(out, COLUMNS, rows)
+            verdict = compare(np.array(curves["fast"]), np.array(curves["plain"]))
+            print(f"{task}, {args.backup}, {len(args.seeds)} seeds: {verdict}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmark/speed.py
     python benchmark/speed.py --scripts gb_rainbow_atari --atari Freeway Breakout --cuda
-    python benchmark/speed.py --scripts gb_rainbow_atari --bf16 --threads 2
+    python benchmark/speed.py --scripts gb_rainbow_atari --bf16
     python benchmark/speed.py --scripts gb_rainbow_atari --backups graph --parallel 1 2 4 8
 
 What runs is `train` of a script, with the script's own flags. One agent (graph) first fills the

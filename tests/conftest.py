@@ -1,6 +1,5 @@
 """What the tests share: graphs built twice (gbcore and naive), corner cases, strategies, runs."""
 
-import csv
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from ano
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "benchmark"))
 
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
+from output import read_rows
 
 # The same examples in every run: a failure in CI is a failure at the desk.
 hypothesis.settings.register_profile(
@@ -271,8 +271,7 @@ def only_run(folder):
 
 def read_metrics(folder):
     """Rows of a run's metrics.csv, but for the one column that is a time."""
-    with (folder / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / "metrics.csv")
     for row in rows:
         row.pop("charts/SPS")
     return rows

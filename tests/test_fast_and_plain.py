@@ -99,9 +99,9 @@ def test_what_a_path_changes(path, bf16, is_plain, is_bf16, monkeypatch):
     ],
 )
 def test_refusals(flags, message, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as exit:
+    with pytest.raises(SystemExit) as stop:
         command(monkeypatch, fast_and_plain, *flags)
-    assert exit.value.code == 2
+    assert stop.value.code == 2
     assert message in capsys.readouterr().err
 
 
