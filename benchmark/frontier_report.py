@@ -5,6 +5,9 @@
         --variants default exploration=frontier
     python benchmark/sweep.py --suites minatar --backups graph \\
         --variants default exploration=frontier
+    python benchmark/sweep.py --suites minatar --backups graph --tasks seaquest freeway \\
+        --variants default exploration=frontier --seeds 6 7 8 9 10 11 12 13 14 15 \\
+        --results-dir benchmark/results/more_seeds
     python benchmark/frontier_report.py
 
 Every number and every judgement is computed from the rows that are there.
@@ -28,6 +31,7 @@ except ImportError as missing:
 
 BEGIN, END = "<!-- tables: python benchmark/frontier_report.py -->", "<!-- end of tables -->"
 SOLVED = 0.9  # of the best evaluation that any run had on the same task and seed
+MORE_SEEDS = "more_seeds"  # folder beside the rows: other seeds of single tasks, judged apart
 
 # (suite, episode seed) -> title, steps of the tables, backups.
 PARTS = {
@@ -175,6 +179,20 @@ def difference_table(part, tasks, backup, step):
     return markdown(header, rows) if rows else None
 
 
+def difference_tables(part, tasks, backups, step):
+    """That of each backup, in parts."""
+    for backup in backups:
+        table = difference_table(part, tasks, backup, step)
+        if table is not None:
+            yield f"The difference that it makes to `{backup}` after {step:,} steps:"
+            yield table
+
+
+def seeds_of(part):
+    """The seed of every run."""
+    return [seed for b in part.values() for t in b.values() for runs in t.values() for seed in runs]
+
+
 def tables(records):
     """The Markdown between the markers, in parts."""
     for (suite, episode_seed), (title, steps, backups) in PARTS.items():
@@ -182,19 +200,25 @@ def tables(records):
         if not any(part):
             continue  # nothing was explored with the frontier
         tasks = suite_tasks(suite)
-        number = sum(len(runs) for b in part.values() for t in b.values() for runs in t.values())
         yield f"### {title}"
-        yield f"{count(number, 'run')}."
+        yield f"{count(len(seeds_of(part)), 'run')}."
         for step in steps:
             yield f"After {step:,} steps:"
             yield score_table(part, tasks, backups, step)
         yield "What was found:"
         yield found_table(part, tasks)
-        for backup in backups:
-            changes = difference_table(part, tasks, backup, steps[-1])
-            if changes is not None:
-                yield f"The difference that it makes to `{backup}` after {steps[-1]:,} steps:"
-                yield changes
+        yield from difference_tables(part, tasks, backups, steps[-1])
+
+
+def repetition(records):
+    """What other seeds say, of tasks chosen by what the first ones said. In parts, as above."""
+    for (suite, episode_seed), (title, steps, backups) in PARTS.items():
+        part = read_part(records, suite, episode_seed)
+        seeds = seeds_of(part)
+        if seeds:
+            yield f"### {title}: seeds {min(seeds)} to {max(seeds)}"
+            yield f"{count(len(seeds), 'run')}, of tasks chosen after the table above was known."
+            yield from difference_tables(part, suite_tasks(suite), backups, steps[-1])
 
 
 def suite_tasks(suite):
@@ -209,6 +233,7 @@ def main():
         parts = list(tables(Records(args.results_dir)))
         if not parts:
             fail(f"no rows with exploration=frontier in {args.results_dir}")
+        parts += repetition(Records(args.results_dir / MORE_SEEDS))
         args.out.write_text(replace_between(args.out, BEGIN, END, "\n\n".join(parts)))
     except (OSError, ValueError, KeyError) as error:
         fail(error)

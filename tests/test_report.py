@@ -266,7 +266,7 @@ def test_the_committed_report_is_of_the_committed_rows():
 # --------------------------------------------------------------------------------------------------
 
 
-def frontier_records(folder):
+def frontier_records(folder, first_seed=1):
     """Two seeds of one-step and graph on DoorKey: with the frontier, graph ends at 0.9 and 0.8."""
     found = {}
     for backup, variant, last in (
@@ -274,7 +274,7 @@ def frontier_records(folder):
         ("graph", "exploration=frontier", (0.9, 0.8)),
         ("graph", "breadth=0 exploration=frontier", (0.1, 0.1)),  # not of this page
     ):  # fmt: skip
-        for seed, score in enumerate(last, 1):
+        for seed, score in enumerate(last, first_seed):
             key = Key("minigrid", "MiniGrid-DoorKey-6x6-v0", backup, variant, "", seed)
             curve = {1000 * i: score if i > 45 else 0.0 for i in range(1, 101)}
             row = {"score": score, "steps": 100_000, "states": 10, "novel_state_ratio": 0.1,
@@ -312,6 +312,7 @@ def test_frontier_tables(tmp_path):
 
 def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
     frontier_records(tmp_path / "results")
+    frontier_records(tmp_path / "results" / "more_seeds", first_seed=6)
     page = tmp_path / "page.md"
     page.write_text(f"before\n{frontier_report.BEGIN}\nold\n{frontier_report.END}\nafter\n")
     words = ["--results-dir", str(tmp_path / "results"), "--out", str(page)]
@@ -322,6 +323,11 @@ def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
     assert text.endswith("after\n")
     assert "old" not in text
     assert "0.85 [0.80, 0.90], 2 of 2" in text
+    first, title, more = text.partition("### MiniGrid: seeds 6 to 7")
+    assert "6 runs." in first  # other seeds are not mixed in
+    assert title
+    (change,) = table_rows(more, "frontier")
+    assert change[1:] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [-0.10, 0.90]", "open", "2"]
     words[1] = str(tmp_path / "nothing")
     monkeypatch.setattr(sys, "argv", ["frontier_report.py", *words])
     with pytest.raises(SystemExit) as stop:
