@@ -522,7 +522,7 @@ the standard deviation over seeds (of the population, as the paper's), and the n
 last digit for rounding. Intervals are 95% percentile intervals of a bootstrap over seeds,
 stratified by task ([rliable](https://github.com/google-research/rliable),
 {aggregate.REPETITIONS:,} samples); from few seeds they are too narrow (were scores normal, the
-interval of a difference, five seeds a side, would cover it 92% of the time for the mean of five
+interval of a difference, five seeds a side, would cover it 91% of the time for the mean of five
 tasks and 88% for one task), and one seed gives none. Where tasks have different numbers of seeds,
 statistics over tasks use as many as all of them have. A claim is *supported* if the interval of the
 difference lies above 0, *contradicted* if it lies below, *undecided* if 0 is in it, and *open* with

@@ -16,6 +16,7 @@ towards constant targets.
 With --parallel, whole processes train side by side, and their rates are added up.
 """
 
+import contextlib
 import copy
 import importlib
 import multiprocessing
@@ -35,7 +36,6 @@ import tyro
 from output import fail, read_rows, write_rows
 from recorded import task_name
 from tether import end_with
-from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -116,14 +116,16 @@ class Agent:
     def train(self, num_steps):
         """Seconds of so many steps of the script's loop."""
         self.args.total_timesteps = self.counters.step + num_steps
-        start = time.perf_counter()
-        finished = self.script.train(
-            self.args, self.task, self.run, self.learner, self.rng, self.counters, self.env
-        )
-        synchronize(self.learner.device)
+        with quiet(self.script):
+            start = time.perf_counter()
+            finished = self.script.train(
+                self.args, self.task, self.run, self.learner, self.rng, self.counters, self.env
+            )
+            synchronize(self.learner.device)
+            seconds = time.perf_counter() - start
         if not finished:  # Ctrl-C, which `train` takes for itself
             sys.exit(130)
-        return time.perf_counter() - start
+        return seconds
 
     def clocked_train(self, num_steps):
         """The same, with a clock on every phase; on a GPU each of them is waited for."""
@@ -180,6 +182,17 @@ class Agent:
         return np.array([counter.num_evaluated, self.learner.num_updates])
 
 
+@contextlib.contextmanager
+def quiet(script):
+    """Meanwhile the script shows no progress bar, nor saves a checkpoint at the end of a slice."""
+    save, progress = script.save, script.tqdm
+    script.save, script.tqdm = lambda *args: None, partial(progress, disable=True)
+    try:
+        yield
+    finally:
+        script.save, script.tqdm = save, progress
+
+
 def synchronize(device):
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -215,8 +228,6 @@ def make_agent(args, name, task, folder):
         env = script.make_envs(agent_args, task, rng, 1)[0]
         obs = env.reset()
     steps = args.warm_up_steps or (3_000 if atari else 8_000)
-    script.save = lambda *args: None  # nor is there a checkpoint after a slice
-    script.tqdm = partial(tqdm, disable=True)
     graph = script.TransitionGraph(
         env.num_actions, obs.shape, obs.dtype, frame_stack=atari, capacity=2 * steps
     )

@@ -89,6 +89,27 @@ def test_an_interval_is_stratified_reproducible_and_leaves_the_generator_alone()
     assert (np.random.get_state()[1] == expected).all()  # noqa: NPY002
 
 
+@pytest.mark.parametrize("num_tasks", [1, 5])
+def test_how_often_an_interval_of_five_seeds_covers_is_what_the_pages_say(num_tasks):
+    """Differences of two equal sides with normal scores, a hundred experiments at a time."""
+    rng, num_seeds, covered = np.random.default_rng(0), 5, []
+    size = (1_000, 2, num_tasks, num_seeds)
+    for _ in range(200):
+        drawn = rng.multinomial(num_seeds, [1 / num_seeds] * num_seeds, size[:-1])
+        drawn[:, 1] *= -1
+        scores = rng.normal(size=(100, *size[1:])).reshape(100, -1)
+        differences = scores @ (drawn.reshape(len(drawn), -1).T / (num_tasks * num_seeds))
+        low, high = np.percentile(differences, [2.5, 97.5], axis=1)  # [100]
+        covered += [(low <= 0) & (high >= 0)]
+    said = " ".join(report.HOW.split())
+    said = re.search(r"cover it (\d+)% of .* five tasks and (\d+)% for one task", said).groups()
+    assert int(said[num_tasks == 1]) == pytest.approx(100 * np.mean(covered), abs=0.6)
+    one = int(said[1])
+    page = (ROOT / "docs" / "frontier.md").read_text()
+    assert f"would cover the difference {one}% of the time" in page
+    assert f"at least one is judged better or worse {100 * (1 - (one / 100) ** 5):.0f}%" in page
+
+
 def test_one_seed_has_no_interval():
     single = aggregate.estimate(aggregate.difference, np.array([[2.0]]), np.array([[1.0], [1.0]]))
     assert single.value == 1.0

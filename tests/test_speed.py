@@ -145,9 +145,8 @@ def test_the_tables_of_the_pages_are_those_of_the_file():
     assert speed.summary(rows) in (ROOT / "README.md").read_text()
 
 
-def test_a_copy_that_is_timed_has_the_flags_of_its_name(tmp_path, monkeypatch, torch_settings):
-    for name in ("save", "tqdm"):  # make_agent replaces them; other tests run the script, too
-        monkeypatch.setattr(atari, name, getattr(atari, name))
+def test_a_copy_that_is_timed_has_the_flags_of_its_name(tmp_path, torch_settings):
+    own = {name: getattr(atari, name) for name in ("save", "tqdm", "categorical_targets")}
     flags = SimpleNamespace(
         threads=1, learning_starts=34, warm_up_steps=35, cuda=False, parallel=(), steps=2
     )
@@ -158,5 +157,8 @@ def test_a_copy_that_is_timed_has_the_flags_of_its_name(tmp_path, monkeypatch, t
         speed.GRADIENT: ("one-step", torch.float32),
     }
     for i, (name, its_flags) in enumerate(expected.items()):
-        learner = speed.branch(agent, name, tmp_path / str(i)).learner
-        assert (learner.args.backup, learner.target_dtype) == its_flags
+        copied = speed.branch(agent, name, tmp_path / str(i))
+        assert (copied.learner.args.backup, copied.learner.target_dtype) == its_flags
+        copied.close()
+    agent.close()
+    assert {name: getattr(atari, name) for name in own} == own  # other tests run the script, too
