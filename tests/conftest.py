@@ -27,6 +27,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("deterministic")
 
 JIT = not numba.config.DISABLE_JIT
+# For tests of what is the same without compiled kernels.
+jitted = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
 
 
 def scaled(jitted, interpreted=None):

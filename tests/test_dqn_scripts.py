@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import JIT, command, only_run, read_metrics, run_process, scaled
+from conftest import JIT, command, jitted, only_run, read_metrics, run_process, scaled
 from minigrid.wrappers import FullyObsWrapper
 
 import gb_dqn_minatar as minatar_script
@@ -427,6 +427,7 @@ def test_same_seed_same_metrics(script, task, flags, tmp_path, monkeypatch):
     assert graph.check_valid() == []
 
 
+@jitted
 @both
 def test_video(script, task, tmp_path, monkeypatch):
     flags = ["--env-id", task, *SMALL, "--capture-video", "--run-dir", str(tmp_path)]
@@ -542,6 +543,7 @@ def test_cuda_where_there_is_none(script, task, monkeypatch, capsys):
     assert "CUDA" in capsys.readouterr().err
 
 
+@jitted
 @both
 def test_a_process_of_its_own(script, task, tmp_path):
     run_process(script, "--env-id", task, *SMALL, "--run-dir", str(tmp_path))

@@ -9,7 +9,7 @@ import fast_and_plain
 import numpy as np
 import pytest
 import torch
-from conftest import JIT, command
+from conftest import command, jitted
 from test_dqn_scripts import make_learner
 from test_sweep import alive, wait_until
 
@@ -115,7 +115,7 @@ def test_compare():
     )
 
 
-@pytest.mark.skipif(not JIT, reason="the processes are the same without compiled kernels")
+@jitted
 def test_a_killed_comparison_leaves_no_process_behind():
     words = [sys.executable, fast_and_plain.__file__, "--tasks", "Empty-5x5", "--parallel", "2"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import command, only_run, read_metrics, run_process
+from conftest import command, jitted, only_run, read_metrics, run_process
 
 import gb_rainbow_atari as script
 from gbcore import TransitionGraph, categorical_targets
@@ -108,6 +108,7 @@ def test_evaluate_plays_each_environment_its_share():
     assert all(-21 <= r <= 21 and n > 500 for r, n in zip(returns, lengths, strict=True))
 
 
+@jitted
 def test_video_is_written(tmp_path):
     path = tmp_path / "episode.mp4"
     script.record_video(lambda obs: np.full(len(obs), 2), "pong", 1, 0.0, path)
@@ -430,6 +431,7 @@ def test_cuda_where_there_is_none(monkeypatch, capsys):
     assert "CUDA" in err
 
 
+@jitted
 def test_a_process_of_its_own(tmp_path, monkeypatch):
     """It learns what this process learns."""
     command(monkeypatch, script, *RUN, "--run-dir", str(tmp_path / "here"))

@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import jitted
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 FRONTIER = (ROOT / "docs" / "frontier.md").read_text()
+
+pytestmark = jitted
 
 
 def blocks(language):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import JIT
+from conftest import jitted
 
 pytest.importorskip("rliable")
 
@@ -18,8 +18,7 @@ from output import read_rows
 from run_records import Key, Records, script_of
 
 ROOT = Path(__file__).resolve().parents[1]
-# Nothing here depends on it, so once is enough.
-pytestmark = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
+pytestmark = jitted
 
 
 @pytest.fixture(autouse=True)

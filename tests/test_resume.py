@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import JIT, only_run
+from conftest import jitted, only_run
 from kill_and_resume import left_behind
 
 import gb_dqn_minatar
@@ -24,7 +24,7 @@ import gb_rainbow_atari
 from gbcore import TransitionGraph, run_directory
 
 pytestmark = [
-    pytest.mark.skipif(not JIT, reason="files are the same without compiled kernels"),
+    jitted,
     pytest.mark.usefixtures("torch_settings"),
 ]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import speed
 import torch
-from conftest import JIT
+from conftest import JIT, jitted
 from output import read_rows
 
 import gb_rainbow_atari as atari
@@ -88,6 +88,7 @@ def test_processes_side_by_side(tmp_path):
     assert speed.parallel_table(rows) in done.stdout
 
 
+@jitted
 def test_bad_input_is_one_line_and_status_2():
     done = command("--warm-up-steps", "40")
     assert done.returncode == 2

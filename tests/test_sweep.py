@@ -14,14 +14,13 @@ import pytest
 import run_records
 import sweep
 import tyro
-from conftest import JIT
+from conftest import jitted
 from run_records import Records, finished_runs, flags_of, key_of, measurements
 from torch.utils.tensorboard import SummaryWriter
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Nothing here depends on it, so once is enough.
-pytestmark = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
+pytestmark = jitted
 
 
 def make_run(
