@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from rliable import library, metrics
 
-REPETITIONS = 2_000  # of the bootstrap
+REPETITIONS = 5_000  # of the bootstrap
 SIGNIFICANCE = 0.95
 FEWEST_SEEDS = 5  # of each task, to judge a claim: intervals from fewer are too narrow
 
@@ -94,8 +94,12 @@ def interquartile_mean(matrix):
 
 
 def probability_of_improvement(matrix, other):
-    """Chance that a run is better than one of the other, over tasks; a tie counts half."""
-    return metrics.probability_of_improvement(matrix, other)
+    """Chance that a run is better than one of the other, over tasks; a tie counts half.
+
+    rliable's (in the tests), which asks SciPy for a Mann-Whitney test per task: 100 times slower.
+    """
+    pairs = matrix[:, None], other[None]  # [runs, other runs, tasks]
+    return np.mean(np.greater(*pairs) + 0.5 * np.equal(*pairs))
 
 
 def difference(matrix, other):

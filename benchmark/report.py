@@ -413,14 +413,14 @@ def comparison(fixed, fresh):
     changes = []
     for column in fixed.columns:
         pair = fresh.matrix(column), fixed.matrix(column)
-        per_task = [
-            estimate(aggregate.difference, *(
-                p.matrix(column, [task], normalised=False) for p in (fresh, fixed)))
-            for task in fixed.tasks
-        ]  # fmt: skip
         whole = estimate(aggregate.difference, *pair)
-        if whole is not None or any(per_task):
-            changes.append([column, *map(interval, per_task), interval(whole)])
+        per_task = []
+        for task in fixed.tasks:
+            scores = (p.matrix(column, [task], normalised=False) for p in (fresh, fixed))
+            found = estimate(aggregate.difference, *scores)
+            per_task.append("the same" if found and task in same else interval(found))
+        if whole is not None or set(per_task) != {"-"}:
+            changes.append([column, *per_task, interval(whole)])
     table = markdown(["fresh - fixed", *fixed.tasks, "normalised mean"], changes)
     return f"{text}\n\n{markdown(header, rows)}\n\nWhat changes from fixed to fresh:\n\n{table}"
 
@@ -524,9 +524,9 @@ stratified by task ([rliable](https://github.com/google-research/rliable),
 {aggregate.REPETITIONS:,} samples); from few seeds they are too narrow (were scores normal, the
 interval of a difference, five seeds a side, would cover it 91% of the time for the mean of five
 tasks and 88% for one task), and one seed gives none. Where tasks have different numbers of seeds,
-statistics over tasks use as many as all of them have. A claim is *supported* if the interval of the
-difference lies above 0, *contradicted* if it lies below, *undecided* if 0 is in it, and *open* with
-fewer than {aggregate.FEWEST_SEEDS} seeds.
+statistics over tasks, and claims, use the first so many that all of them have. A claim is
+*supported* if the interval of the difference lies above 0, *contradicted* if it lies below,
+*undecided* if 0 is in it, and *open* with fewer than {aggregate.FEWEST_SEEDS} seeds.
 
 MiniGrid's returns are taken as they are. MinAtar's are divided by the highest mean in the paper's
 table for the game, so that 1 is the paper's best backup there. (The paper divides by the scores of
@@ -560,8 +560,8 @@ def section(protocol, folder):
     yield (
         "Runs by what they lacked. *No reward met*: exploration. *Met, not learned*: propagation "
         "or fitting; no mean of five evaluations reached the paper's mean. *Learned, lost*: "
-        "fitting; one did, the score does not. Where `graph, persistent`, whose propagation has "
-        "no bound, is as far below, propagation is not what was missing."
+        "fitting; one did, but the score is below it. Where `graph, persistent`, whose propagation "
+        "has no bound, is as far below, propagation is not what was missing."
     )
     yield short_of
 

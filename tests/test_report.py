@@ -15,6 +15,7 @@ import aggregate
 import frontier_report
 import report
 from output import read_rows
+from rliable import metrics
 from run_records import Key, Records, script_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +72,9 @@ def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
 def test_probability_of_improvement_counts_a_tie_as_half():
     one, other = np.array([[1.0, 5.0], [2.0, 5.0]]), np.array([[0.0, 5.0], [2.0, 5.0]])
     # First task: 1 > 0, 1 < 2, 2 > 0, 2 = 2: 2.5 of 4. Second: all ties.
-    assert aggregate.probability_of_improvement(one, other) == pytest.approx((0.625 + 0.5) / 2)
+    improvement = (0.625 + 0.5) / 2
+    assert aggregate.probability_of_improvement(one, other) == pytest.approx(improvement)
+    assert metrics.probability_of_improvement(one, other) == pytest.approx(improvement)
     assert aggregate.difference(one, other) == pytest.approx((1.5 - 1.0) / 2)
 
 
