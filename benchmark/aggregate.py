@@ -44,6 +44,15 @@ def verdict(mean, paper_mean, paper_std):
     return "inside"
 
 
+def on_the_same_seeds(one, other):
+    """Two score tables without the seeds that only one has: a seed may be a layout, too."""
+    seeds = {task: one[task].keys() & other[task].keys() for task in one.keys() & other.keys()}
+    return [
+        {task: {seed: table[task][seed] for seed in found} for task, found in seeds.items()}
+        for table in (one, other)
+    ]
+
+
 def score_matrix(table, tasks, scales):
     """Scores / scales of the tasks, float [runs, tasks]; None if a task has none.
 

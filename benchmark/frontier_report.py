@@ -126,7 +126,8 @@ def score_table(part, tasks, backups, step):
         rows.append([short_task(task), *cells])
     means = []
     for backup, variant in columns:
-        matrix = score_matrix(part[variant][backup], tasks, step)
+        table = score_table_at(part[variant][backup], tasks, step)
+        matrix = aggregate.score_matrix(table, tasks, dict.fromkeys(tasks, (0.0, 1.0)))
         means.append(
             "-" if matrix is None else interval(aggregate.estimate(aggregate.mean, matrix))
         )
@@ -134,9 +135,9 @@ def score_table(part, tasks, backups, step):
     return markdown(["task", *(f"{b}, {label(v)}" for b, v in columns)], rows)
 
 
-def score_matrix(tasks_of_runs, tasks, step):
-    table = {task: scores_at(tasks_of_runs.get(task, {}), step) for task in tasks}
-    return aggregate.score_matrix(table, tasks, dict.fromkeys(tasks, (0.0, 1.0)))
+def score_table_at(tasks_of_runs, tasks, step):
+    """task -> {seed: score}."""
+    return {task: scores_at(tasks_of_runs.get(task, {}), step) for task in tasks}
 
 
 def found_table(part, tasks):
@@ -160,13 +161,16 @@ def found_table(part, tasks):
 
 
 def difference_table(part, tasks, backup, step):
-    """Frontier - off per task, with its interval and what that says."""
+    """Frontier - off per task, on the seeds of both, with its interval and what that says."""
     rows = []
     for variant in sorted(part):
         if not variant or backup not in part[variant] or backup not in part.get("", {}):
             continue
+        tables = aggregate.on_the_same_seeds(
+            *(score_table_at(part[v][backup], tasks, step) for v in (variant, ""))
+        )
         for task in tasks:
-            pair = [score_matrix(part[v][backup], [task], step) for v in (variant, "")]
+            pair = [aggregate.score_matrix(table, [task], {task: (0.0, 1.0)}) for table in tables]
             if any(matrix is None for matrix in pair):
                 continue
             change = aggregate.estimate(aggregate.difference, *pair)

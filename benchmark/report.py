@@ -81,9 +81,18 @@ class Protocol:
 
     def matrix(self, column, tasks=None, normalised=True):
         """Scores [runs, tasks]; None until every task has a run."""
+        return self.as_matrix(self.scores(column), tasks, normalised)
+
+    def as_matrix(self, table, tasks=None, normalised=True):
+        """Those of a score table."""
         tasks = tasks or self.tasks
         scales = self.scales if normalised else dict.fromkeys(tasks, (0.0, 1.0))
-        return aggregate.score_matrix(self.scores(column), tasks, scales)
+        return aggregate.score_matrix(table, tasks, scales)
+
+    def matrices(self, columns, tasks=None, normalised=True):
+        """Those of two columns, on the seeds that both have."""
+        tables = aggregate.on_the_same_seeds(*map(self.scores, columns))
+        return [self.as_matrix(table, tasks, normalised) for table in tables]
 
 
 TITLES = {
@@ -245,11 +254,14 @@ def summary_rows(protocol):
         means = None if raw is None else raw.mean(axis=0)
         paper = [paper_cell(protocol, column, task) for task in protocol.tasks]
         paper = None if None in paper else [mean for mean, _ in paper]
+        graph = protocol.matrices(("graph", column), normalised=False)[0]
+        same_seeds = graph is not None and len(graph) == len(raw)
         rows.append([
             column,
             "-" if raw is None else str(len(raw)),
             "-" if means is None else short(means.mean()),
             "" if paper is None else short(np.mean(paper)),
+            short(graph.mean()) if same_seeds else "-",
             "-" if means is None else short(np.median(means)),
             "" if paper is None else short(np.median(paper)),
             interval(estimate(aggregate.mean, protocol.matrix(column))),
@@ -258,8 +270,9 @@ def summary_rows(protocol):
     return rows
 
 
-SUMMARY_HEADER = ["backup", "seeds", "mean of tasks", "paper", "median of tasks", "paper",
-                  "normalised mean [95%]", "normalised IQM [95%]"]  # fmt: skip
+SUMMARY_HEADER = ["backup", "seeds", "mean of tasks", "paper", "graph, same seeds",
+                  "median of tasks", "paper", "normalised mean [95%]",
+                  "normalised IQM [95%]"]  # fmt: skip
 
 
 def estimate(statistic, *matrices):
@@ -272,14 +285,13 @@ def estimate(statistic, *matrices):
 def improvement_table(protocol):
     """P(graph > other), and the difference of the normalised means."""
     rows = []
-    graph = protocol.matrix("graph")
     for column in protocol.columns:
         if column != "graph":
-            other = protocol.matrix(column)
+            pair = protocol.matrices(("graph", column))
             rows.append([
                 column,
-                interval(estimate(aggregate.probability_of_improvement, graph, other)),
-                interval(estimate(aggregate.difference, graph, other)),
+                interval(estimate(aggregate.probability_of_improvement, *pair)),
+                interval(estimate(aggregate.difference, *pair)),
             ])  # fmt: skip
     return markdown(["graph against", "P(improvement) [95%]", "normalised mean, difference [95%]"],
                     rows)  # fmt: skip
@@ -296,14 +308,14 @@ def order_claims(protocol):
         claim = (
             f"**{better} > {worse}** in the mean (paper: {short(theirs[0])} and {short(theirs[1])})"
         )
-        pair = [protocol.matrix(c, normalised=False) for c in (better, worse)]
+        pair = protocol.matrices((better, worse), normalised=False)
         raw = estimate(aggregate.difference, *pair)
         if raw is None:
             yield f"- {claim}: not enough runs yet."
             continue
         text = (f"{short(pair[0].mean())} and {short(pair[1].mean())}, difference "
                 f"{interval(raw)}: {aggregate.support(raw)}")  # fmt: skip
-        scaled = estimate(aggregate.difference, protocol.matrix(better), protocol.matrix(worse))
+        scaled = estimate(aggregate.difference, *protocol.matrices((better, worse)))
         if any(scale != (0.0, 1.0) for scale in protocol.scales.values()):
             text += f"; of normalised scores {interval(scaled)}: {aggregate.support(scaled)}"
         yield f"- {claim}: {text} ({count(raw.seeds, 'seed')})."
@@ -313,7 +325,7 @@ def freeway_claim(protocol):
     """Is graph's lead over tree mostly freeway's?"""
     others = [task for task in protocol.tasks if task != "freeway"]
     tasks = ["freeway", *others]
-    pair = [protocol.matrix(c, tasks, normalised=False) for c in ("graph", "tree")]
+    pair = protocol.matrices(("graph", "tree"), tasks, normalised=False)
     claim = "**Freeway as the main contributor** to graph's lead over tree"
     paper = [
         paper_cell(protocol, "graph", t)[0] - paper_cell(protocol, "tree", t)[0] for t in tasks
@@ -412,12 +424,12 @@ def comparison(fixed, fresh):
         )
     changes = []
     for column in fixed.columns:
-        pair = fresh.matrix(column), fixed.matrix(column)
-        whole = estimate(aggregate.difference, *pair)
+        tables = aggregate.on_the_same_seeds(fresh.scores(column), fixed.scores(column))
+        whole = estimate(aggregate.difference, *map(fresh.as_matrix, tables))
         per_task = []
         for task in fixed.tasks:
-            scores = (p.matrix(column, [task], normalised=False) for p in (fresh, fixed))
-            found = estimate(aggregate.difference, *scores)
+            pair = [fresh.as_matrix(table, [task], normalised=False) for table in tables]
+            found = estimate(aggregate.difference, *pair)
             per_task.append("the same" if found and task in same else interval(found))
         if whole is not None or set(per_task) != {"-"}:
             changes.append([column, *per_task, interval(whole)])
@@ -524,7 +536,8 @@ stratified by task ([rliable](https://github.com/google-research/rliable),
 {aggregate.REPETITIONS:,} samples); from few seeds they are too narrow (were scores normal, the
 interval of a difference, five seeds a side, would cover it 91% of the time for the mean of five
 tasks and 88% for one task), and one seed gives none. Where tasks have different numbers of seeds,
-statistics over tasks, and claims, use the first so many that all of them have. A claim is
+statistics over tasks use the first so many that all of them have, and where two backups are
+compared, only seeds that both have: in MiniGrid each is a layout of its own. A claim is
 *supported* if the interval of the difference lies above 0, *contradicted* if it lies below,
 *undecided* if 0 is in it, and *open* with fewer than {aggregate.FEWEST_SEEDS} seeds.
 
@@ -625,15 +638,15 @@ def summary_text(protocols, folder):
         )
         parts.append("![Mean scores of every backup, ours and the paper's](report_summary.png)")
         parts.append(
-            "Bars: mean over tasks, with its 95% interval from two seeds on; diamonds: the paper. "
+            "Bars: mean over tasks, with its 95% interval, pale where there is one seed only; "
+            "diamonds: the paper. "
             "MinAtar's scores are divided by the best mean that the paper has for the game."
         )
     rows = []
     for protocol in protocols:
         for row in summary_rows(protocol):
-            rows.append([protocol.title, *row[:4], row[-1]])
-    parts.append(markdown(["suite", "backup", "seeds", "mean of tasks", "paper",
-                           "normalised IQM [95%]"], rows))  # fmt: skip
+            rows.append([protocol.title, *row[:5], row[-1]])
+    parts.append(markdown(["suite", *SUMMARY_HEADER[:5], SUMMARY_HEADER[-1]], rows))
     parts.append("\n".join(f"- {p.title}, {seeds_text(p)}: {shown_verdicts(p)}" for p in protocols))
     parts.append(atari_line(protocols))
     return "\n\n".join(parts)

@@ -35,8 +35,10 @@ def draw_summary(path, panels):
     for axis, (title, label, backups) in zip(axes[0], panels, strict=True):
         for x, (name, (ours, paper)) in enumerate(backups.items()):
             if ours is not None:
-                axis.bar(x, ours.value, width=0.62, color=COLOURS[name])
-                if np.isfinite(ours.low):
+                several = np.isfinite(ours.low)
+                alpha = 1.0 if several else 0.35
+                axis.bar(x, ours.value, width=0.62, color=COLOURS[name], alpha=alpha)
+                if several:
                     errors = [[ours.value - ours.low], [ours.high - ours.value]]
                     axis.errorbar(x, ours.value, errors, color="black", capsize=3, linewidth=1)
             if paper is not None:

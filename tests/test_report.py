@@ -62,6 +62,14 @@ def test_score_matrix_scales_tasks_and_takes_as_many_seeds_as_all_have():
     assert aggregate.score_matrix({"a": {1: 1.0}}, ["a", "b"], {}) is None
 
 
+def test_backups_are_compared_on_the_seeds_that_both_have():
+    one = {"a": {1: 0.1, 2: 0.2}, "b": {3: 0.3}, "c": {1: 0.0}}
+    other = {"a": {2: 0.8, 3: 0.9}, "b": {1: 0.7}}
+    assert aggregate.on_the_same_seeds(one, other) == [
+        {"a": {2: 0.2}, "b": {}}, {"a": {2: 0.8}, "b": {}}
+    ]  # fmt: skip
+
+
 def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
     matrix = np.array([[100.0, 2.0], [3.0, 4.0], [5.0, -50.0], [1.0, 0.0]])
     # In order: -50 0 | 1 2 3 4 | 5 100
@@ -227,13 +235,22 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
     assert "report_profiles.png" in text
 
 
+def test_one_seed_of_a_variant_is_compared_with_that_seed(tmp_path, monkeypatch):
+    write_rows(tmp_path, {("graph", ""): lambda seed, _: 0.9 if seed == 1 else 0.0}, MINIGRID)
+    write_rows(tmp_path, {("graph", "breadth=0"): lambda *_: 0.95}, MINIGRID, seeds=1)
+    text, readme = make_report(tmp_path, monkeypatch)
+    assert "| MiniGrid | graph | 5 | 0.18 | 0.58 | 0.18 |" in readme
+    assert "| MiniGrid | graph, breadth 0 | 1 | 0.95 |  | 0.90 |" in readme
+    assert "| graph, breadth 0 | 0.00 | -0.05 |" in text
+
+
 def test_a_partial_grid_says_what_is_missing(tmp_path, monkeypatch):
     write_rows(tmp_path, {("graph", ""): lambda *_: 0.96}, MINIGRID[:2], seeds=2)
     write_rows(tmp_path, {("tree", "gamma=0.5"): lambda *_: 0.1}, MINIGRID[:1], seeds=1)
     text, _ = make_report(tmp_path, monkeypatch)
     assert claim(text, "graph > tree").endswith("not enough runs yet.")
     assert "0 to 2 seeds per task and backup" in text.lower()
-    assert "| MiniGrid | graph | - | - | 0.58 | - |" in text
+    assert "| MiniGrid | graph | - | - | 0.58 | - | - |" in text
     assert "| - | - | - | 0.96 ± 0.00 (2), above |" in text
     assert "1 row with other flags: not shown" in text
     assert "episode seeding" not in text
