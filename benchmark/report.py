@@ -79,9 +79,9 @@ class Protocol:
         cells = self.cells.get(column, {})
         return {t: {s: r["score"] for s, r in seeds.items()} for t, seeds in cells.items()}
 
-    def matrix(self, column, tasks=None, normalised=True):
+    def matrix(self, column, normalised=True):
         """Scores [runs, tasks]; None until every task has a run."""
-        return self.as_matrix(self.scores(column), tasks, normalised)
+        return self.as_matrix(self.scores(column), normalised=normalised)
 
     def as_matrix(self, table, tasks=None, normalised=True):
         """Those of a score table."""

@@ -23,10 +23,7 @@ import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore import TransitionGraph, run_directory
 
-pytestmark = [
-    jitted,
-    pytest.mark.usefixtures("torch_settings"),
-]
+pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 DQN = [
     "--total-timesteps", "240", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
