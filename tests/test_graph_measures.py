@@ -365,12 +365,13 @@ def test_density_against_gain(tmp_path, capsys):
     for k in range(5):  # the denser, the better
         lines += [f"minigrid,t{k},graph,,1,{10 - k},{k / 10}", f"minigrid,t{k},tree,,1,5,0.9"]
     lines += ["minigrid,t9,graph,,1,3,0.5", "minigrid,t0,graph,breadth=0,1,0,0.5"]
+    lines += ["minigrid,t0,graph,,2,0,0.5"]  # no tree run of this seed
     path = tmp_path / "minigrid.csv"
     path.write_text("\n".join(lines) + "\n")
     (tmp_path / "curves.csv").write_text("suite,task,500\n")
     scores, ratios = density_against_gain.read_scores([path, tmp_path / "curves.csv"])
     rows = density_against_gain.points(scores, ratios)
     assert [row["task"] for row in rows] == [f"t{k}" for k in range(5)]
-    assert rows[0]["graph"] == 10  # the variant is not counted
+    assert rows[0]["graph"] == 10  # neither the variant nor the second seed is counted
     (line,) = density_against_gain.correlations(rows, scores, ratios, 50, np.random.default_rng(0))
     assert "Spearman -1.00" in line
