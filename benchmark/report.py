@@ -37,6 +37,14 @@ COLUMNS = {
 }
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 
+# What a change to graph would mend, if it helped. Frontier episodes are no column of the tables.
+FRONTIER = "graph, frontier"
+REMEDIES = {
+    "graph, persistent": "propagation",
+    "graph, breadth 0": "propagation",
+    FRONTIER: "exploration",
+}
+
 
 @dataclass
 class Args:
@@ -129,9 +137,11 @@ def read_protocols(results_dir):
             continue
         rows, curves = records.rows(suite), records.curves(suite)
         for key, text in rows.items():
-            if key.variant.startswith("exploration="):
-                continue  # shown by frontier_report.py
             column = COLUMNS.get((key.backup, key.variant))
+            if key.variant.startswith("exploration="):
+                if (key.backup, key.variant) != ("graph", "exploration=frontier"):
+                    continue  # shown by frontier_report.py
+                column = FRONTIER
             if column is None:
                 left_out += 1
                 continue
@@ -366,20 +376,28 @@ def shown_verdicts(protocol):
     )
 
 
+def shortfalls(protocol, column):
+    """task -> what its runs lacked, where their mean is below the paper's mean ± std of graph."""
+    found = {}
+    for task, seeds in protocol.cells.get(column, {}).items():
+        paper = paper_cell(protocol, "graph", task)
+        ours = cell_summary(protocol, column, task)
+        if paper and aggregate.verdict(ours.mean, *paper) == "below":
+            rows = list(seeds.values())
+            found[task] = aggregate.shortfall(rows, [row["curve"] for row in rows], paper[0])
+    return found
+
+
 def shortfall_table(protocol):
     """For every graph cell below the paper, what its runs lacked. None if there is no such cell."""
     rows = []
     for column in (c for c in protocol.columns if c.startswith("graph")):
-        for task in protocol.tasks:
-            paper = paper_cell(protocol, "graph", task)
-            cell = protocol.cells.get(column, {}).get(task, {})
-            ours = cell_summary(protocol, column, task)
-            if paper is None or ours is None or aggregate.verdict(ours.mean, *paper) != "below":
-                continue
-            found = list(cell.values())
-            why = aggregate.shortfall(found, [row["curve"] for row in found], paper[0])
+        found = shortfalls(protocol, column)
+        for task in (task for task in protocol.tasks if task in found):
+            ours, why = cell_summary(protocol, column, task), found[task]
             rows.append([
-                short_task(task), column, f"{short(ours.mean)} ({ours.number})", short(paper[0]),
+                short_task(task), column, f"{short(ours.mean)} ({ours.number})",
+                short(paper_cell(protocol, "graph", task)[0]),
                 str(why.no_reward), str(why.never_learned), str(why.lost), str(why.fine),
                 "-" if np.isnan(why.first_reward) else f"{why.first_reward:,.0f}",
                 f"{why.states:,.0f}",
@@ -387,6 +405,52 @@ def shortfall_table(protocol):
     header = ["task", "backup", "ours", "paper", "no reward met", "met, not learned",
               "learned, lost", "at the paper's mean", "first reward at step", "states"]  # fmt: skip
     return markdown(header, rows) if rows else None
+
+
+def remedy_table(protocol):
+    """For every task where graph is below the paper: by how much, and what adds to its score.
+
+    None if there is no such task.
+    """
+    found, rows = shortfalls(protocol, "graph"), []
+    for task in (task for task in protocol.tasks if task in found):
+        gains = {
+            column: estimate(
+                aggregate.difference, *protocol.matrices((column, "graph"), [task], False)
+            )
+            for column in REMEDIES
+        }
+        missing = (
+            paper_cell(protocol, "graph", task)[0] - cell_summary(protocol, "graph", task).mean
+        )
+        rows.append([
+            short_task(task), short(missing),
+            *(interval(gain) + (f" ({gain.seeds})" if gain else "") for gain in gains.values()),
+            missing_stage(found[task], gains),
+        ])  # fmt: skip
+    header = [
+        "task",
+        "below by",
+        *(c.removeprefix("graph, ") for c in REMEDIES),
+        "what was missing",
+    ]
+    return markdown(header, rows) if rows else None
+
+
+def missing_stage(why, gains):
+    """Exploration, propagation or fitting, as far as the runs tell.
+
+    Args:
+        why: the Shortfall of graph's runs.
+        gains: column of REMEDIES -> Estimate of what it adds to graph's score, or None.
+    """
+    judged = {c: aggregate.support(gain) if gain else "open" for c, gain in gains.items()}
+    stages = {REMEDIES[column]: "" for column, j in judged.items() if j == "supported"}
+    if why.no_reward:
+        stages["exploration"] = f" ({count(why.no_reward, 'run')} met no reward)"
+    if stages:
+        return " and ".join(f"{stage}{note}" for stage, note in sorted(stages.items()))
+    return "open" if "open" in judged.values() else "fitting"
 
 
 def comparison(fixed, fresh):
@@ -579,6 +643,18 @@ def section(protocol, folder):
         "has no bound, is as far below, propagation is not what was missing."
     )
     yield short_of
+    remedies = remedy_table(protocol)
+    if remedies is None:
+        return
+    yield (
+        "What would mend it: by how much the mean of `graph` grows, on the seeds that both have "
+        "(their number in brackets), with `--persist-targets`, with `--breadth 0`, and with "
+        "`--exploration frontier` ([docs/frontier.md](frontier.md); made by a later version). "
+        "What was missing is the stage whose remedy has an interval above 0, and exploration where runs "
+        "met no reward. If no remedy has, *fitting* is left, or what the paper does not say of its "
+        f"protocol; with fewer than {aggregate.FEWEST_SEEDS} seeds it is *open*."
+    )
+    yield remedies
 
 
 def atari_line(protocols):
@@ -591,8 +667,8 @@ def atari_line(protocols):
 
 def report(protocols, left_out, folder, in_short):
     """The report's Markdown, in parts; draws its pictures into the folder."""
-    runs = [r for p in protocols for tasks in p.cells.values() for seeds in tasks.values()
-            for r in seeds.values()]  # fmt: skip
+    runs = [row for p in protocols for c in p.columns for seeds in p.cells.get(c, {}).values()
+            for row in seeds.values()]  # fmt: skip
     commits = sorted({row["commit"] for row in runs})
     yield "# Does it reproduce?"
     yield (

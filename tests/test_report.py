@@ -235,6 +235,39 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
     assert "report_profiles.png" in text
 
 
+@pytest.mark.parametrize(
+    ("no_reward", "lows", "stage"),
+    [
+        (0, (0.1, -1, -1), "propagation"),
+        (0, (0.1, None, 0.1), "exploration and propagation"),
+        (2, (-1, 0.1, -1), "exploration (2 runs met no reward) and propagation"),
+        (0, (-1, -1, -1), "fitting"),
+        (0, (-1, None, -1), "open"),
+    ],
+)
+def test_missing_stage(no_reward, lows, stage):
+    why = aggregate.Shortfall(no_reward, 5 - no_reward, 0, 0, 100.0, 40.0)
+    gains = {
+        column: None if low is None else aggregate.Estimate(low + 0.5, low, low + 1.0, 5)
+        for column, low in zip(report.REMEDIES, lows, strict=True)
+    }
+    assert report.missing_stage(why, gains) == stage
+
+
+def test_a_low_score_is_set_beside_what_would_mend_it(tmp_path, monkeypatch):
+    scores = {
+        ("graph", ""): lambda seed, _: 0.01 * seed,
+        ("graph", "exploration=frontier"): lambda seed, _: 20 + 0.01 * seed,
+        ("tree", "exploration=frontier"): lambda *_: 30.0,  # not of this report
+    }
+    write_rows(tmp_path, scores, ["freeway"], "minatar", "fresh")
+    text, _ = make_report(tmp_path, monkeypatch)
+    assert "5 runs, made by" in text
+    exploration = "exploration (5 runs met no reward)"
+    (row,) = re.findall(r"^\| freeway \| 30.25 .*$", text, re.MULTILINE)
+    assert re.sub(r" \[.*\]", "", row) == f"| freeway | 30.25 | - | - | 20.00 (5) | {exploration} |"
+
+
 def test_one_seed_of_a_variant_is_compared_with_that_seed(tmp_path, monkeypatch):
     write_rows(tmp_path, {("graph", ""): lambda seed, _: 0.9 if seed == 1 else 0.0}, MINIGRID)
     write_rows(tmp_path, {("graph", "breadth=0"): lambda *_: 0.95}, MINIGRID, seeds=1)
@@ -291,8 +324,9 @@ def test_the_committed_report_is_of_the_committed_rows():
     text = (ROOT / "docs" / "report.md").read_text()
     protocols, _ = report.read_protocols(ROOT / "benchmark" / "results")
     number = sum(
-        len(seeds) for p in protocols for tasks in p.cells.values() for seeds in tasks.values()
-    )
+        len(seeds) for p in protocols for column in p.columns
+        for seeds in p.cells.get(column, {}).values()
+    )  # fmt: skip
     assert f"{number} runs, made by the code at" in text
     assert report.HOW in text
     for protocol in protocols:
@@ -374,6 +408,17 @@ def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
         frontier_report.main()
     assert stop.value.code == 2
     assert "no rows" in capsys.readouterr().err
+
+
+def test_the_readme_says_of_freeway_what_the_frontier_page_has():
+    page = (ROOT / "docs" / "frontier.md").read_text()
+    page = page.split("### MinAtar, fixed episode seeds")[1].split("### ")[0]
+    (row,) = re.findall(r"^\| frontier \| freeway \| (.*) \| better \| 5 \|$", page, re.MULTILINE)
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    said = re.search(r"goes from (\S+) to (\S+) \(five seeds; the difference (\S+), "
+                     r"95% interval (\S+) to (\S+)\)", readme).groups()  # fmt: skip
+    shown = [float(number) for number in re.findall(r"[\d.]+", row)]
+    assert [float(number) for number in said] == pytest.approx(shown, abs=0.051)
 
 
 def test_score_at_a_step_is_that_of_a_run_that_ends_there():
