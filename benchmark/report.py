@@ -650,9 +650,9 @@ def section(protocol, folder):
         "What would mend it: by how much the mean of `graph` grows, on the seeds that both have "
         "(their number in brackets), with `--persist-targets`, with `--breadth 0`, and with "
         "`--exploration frontier` ([docs/frontier.md](frontier.md); made by a later version). "
-        "What was missing is the stage whose remedy has an interval above 0, and exploration where runs "
-        "met no reward. If no remedy has, *fitting* is left, or what the paper does not say of its "
-        f"protocol; with fewer than {aggregate.FEWEST_SEEDS} seeds it is *open*."
+        "What was missing is the stage whose remedy has an interval above 0, and exploration where "
+        "runs met no reward. If no remedy has, *fitting* is left, or what the paper does not say "
+        f"of its protocol; with fewer than {aggregate.FEWEST_SEEDS} seeds it is *open*."
     )
     yield remedies
 
