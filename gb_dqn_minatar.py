@@ -40,6 +40,7 @@ from gbcore.run_directory import (
     RunDirectory,
     StopSignal,
     load_checkpoint,
+    lock_folder,
     run_name,
     save_checkpoint,
     versions,
@@ -271,7 +272,9 @@ def resumed(path):
         with readable(path):
             result = json.loads(result.read_text())
             steps, score, interrupted = (result[k] for k in ("steps", "score", "interrupted"))
-        if not interrupted and steps >= args.total_timesteps:
+        asked = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
+        is_whole = all((Path(path) / name).exists() for name in asked)
+        if not interrupted and steps >= args.total_timesteps and is_whole:
             print(
                 f"{path} is finished: score {score:g} after {steps} steps; "
                 "a larger --total-timesteps goes on with it"
@@ -473,8 +476,8 @@ class Replay:
                 self.frontier.planner.changed(self.node[i], self.next_node[i])
         self.node[i], self.action[i], self.reward[i] = node, action, reward
         self.next_node[i], self.terminated[i] = next_node, terminated
-        self.cut[i] = True
         self.cut[last] = starts_episode
+        self.cut[i] = True
         self.position = (i + 1) % self.capacity
         self.size = min(self.size + 1, self.capacity)
 
@@ -649,7 +652,8 @@ def train(args, game, run, learner, rng, counters, env=None):
     progress = tqdm(total=args.total_timesteps, initial=counters.step, unit="step", mininterval=0.5)
     with progress, StopSignal() as stop:
         if is_evaluation_due(args, counters):  # the signal came during it
-            log_evaluation(args, game, run, learner, counters, stop)
+            with clock.paused():
+                log_evaluation(args, game, run, learner, counters, stop)
         while counters.step < args.total_timesteps and not stop.asked:
             # Act: the way to what was never tried, in a frontier episode that knows one. Else
             # epsilon-greedy, and at random before learning starts.
@@ -859,11 +863,21 @@ def main():
     num_states = 2 * capacity + 2  # a transition names two, and some are on their way
     begin = time.perf_counter()
     counters, env = Counters(), None
+    toy = make_envs(args, game, np.random.default_rng(0), 1)[0]
+    obs, num_actions = toy.reset(), toy.num_actions
+    lock = None
     if args.resume:
-        with readable(args.resume):
+        with readable(args.resume), lock_folder(args.resume) as lock:
             checkpoint = load_checkpoint(args.resume, num_states)
             learner, rng, counters, env = restore(args, game, checkpoint, device)
             del checkpoint  # its arrays have been copied
+    else:
+        try:
+            graph = TransitionGraph(num_actions, obs.shape, obs.dtype, capacity=num_states)
+            replay = Replay(graph, capacity, make_frontier(args, graph))
+            learner = Learner(args, graph, replay, num_actions, device)
+        except MemoryError as error:
+            fail(f"no memory for {capacity:,} transitions: {error}; give a smaller --buffer-size")
     try:
         run = RunDirectory(
             args.resume or path,
@@ -871,6 +885,7 @@ def main():
             METRICS + (FrontierEpisodes.METRICS if args.exploration == "frontier" else ()),
             resume_step=counters.step if args.resume else None,
             evaluated_step=counters.evaluated_step if args.resume else None,
+            lock=lock,
             wandb_options=(
                 {"project": args.wandb_project_name, "entity": args.wandb_entity}
                 if args.track
@@ -881,13 +896,7 @@ def main():
         fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
     print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
 
-    toy = make_envs(args, game, np.random.default_rng(0), 1)[0]
-    obs, num_actions = toy.reset(), toy.num_actions
     warm_up(args, obs, num_actions)
-    if not args.resume:
-        graph = TransitionGraph(num_actions, obs.shape, obs.dtype, capacity=num_states)
-        replay = Replay(graph, capacity, make_frontier(args, graph))
-        learner = Learner(args, graph, replay, num_actions, device)
     torch.set_flush_denormal(True)  # not before: NumPy's modules would warn as they are imported
     with writable(run):
         finished = train(args, game, run, learner, rng, counters, env)

@@ -43,6 +43,7 @@ from gbcore.run_directory import (
     RunDirectory,
     StopSignal,
     load_checkpoint,
+    lock_folder,
     run_name,
     save_checkpoint,
     versions,
@@ -324,7 +325,9 @@ def resumed(path):
         with readable(path):
             result = json.loads(result.read_text())
             steps, score, interrupted = (result[k] for k in ("steps", "score", "interrupted"))
-        if not interrupted and steps >= args.total_timesteps:
+        asked = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
+        is_whole = all((Path(path) / name).exists() for name in asked)
+        if not interrupted and steps >= args.total_timesteps and is_whole:
             print(
                 f"{path} is finished: score {score:g} after {steps} steps; "
                 "a larger --total-timesteps goes on with it"
@@ -629,8 +632,8 @@ class Replay:
                 self.frontier.planner.changed(self.node[i], self.next_node[i])
         self.node[i], self.action[i], self.reward[i] = node, action, reward
         self.next_node[i], self.terminated[i] = next_node, terminated
-        self.cut[i] = True
         self.cut[last] = starts_episode
+        self.cut[i] = True
         self.priorities.set([i], [self.max_priority])
         self.position = (i + 1) % self.capacity
         self.size = min(self.size + 1, self.capacity)
@@ -730,6 +733,8 @@ class Learner:
         self.online.load_state_dict(tensors["online"])
         self.target.load_state_dict(tensors["target"])
         self.optimizer.load_state_dict(tensors["optimizer"])
+        for group in self.optimizer.param_groups:  # the checkpoint may be of another device
+            group["capturable"] = self.device.type == "cuda"
 
     def node(self, obs):
         """Node of an observation uint8 [4, 84, 84], whose frames are sent to the GPU at once."""
@@ -959,7 +964,8 @@ def train(args, game, run, learner, rng, counters, env=None):
     progress = tqdm(total=args.total_timesteps, initial=counters.step, unit="step", mininterval=0.5)
     with progress, StopSignal() as stop:
         if is_evaluation_due(args, counters):  # the signal came during it
-            log_evaluation(args, game, run, learner, counters, stop)
+            with clock.paused():
+                log_evaluation(args, game, run, learner, counters, stop)
         while counters.step < args.total_timesteps and not stop.asked:
             # Act: the way to what was never tried, in a frontier episode that knows one. Else
             # epsilon-greedy at first, noise in the weights throughout.
@@ -978,8 +984,11 @@ def train(args, game, run, learner, rng, counters, env=None):
                 counters.last_length = counters.episodic_length
                 run.log_episode(counters.step, counters.last_return, counters.last_length)
                 counters.episodic_return, counters.episodic_length = 0.0, 0
+                if frontier is not None:
+                    frontier.take_back()
                 obs = env.reset(draw_seed(rng))
                 node, starts_episode = learner.node(obs[0]), True
+                counters.node = node  # a checkpoint may be due now
                 continue
 
             obs, reward, terminated, _ = moved
@@ -1188,12 +1197,20 @@ def main():
     capacity = args.buffer_size or args.total_timesteps
     num_states = 2 * capacity + 2  # a transition names two, and some are on their way
     begin = time.perf_counter()
-    counters, env = Counters(), None
+    counters, env, num_actions = Counters(), None, num_actions_of(game)
+    lock = None
     if args.resume:
-        with readable(args.resume):
+        with readable(args.resume), lock_folder(args.resume) as lock:
             checkpoint = load_checkpoint(args.resume, num_states)
             learner, rng, counters, env = restore(args, game, checkpoint, device)
             del checkpoint  # its arrays have been copied
+    else:
+        try:
+            graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=num_states)
+            replay = Replay(graph, capacity, args.priority_exponent, make_frontier(args, graph))
+            learner = Learner(args, graph, replay, num_actions, device)
+        except MemoryError as error:
+            fail(f"no memory for {capacity:,} transitions: {error}; give a smaller --buffer-size")
     try:
         run = RunDirectory(
             args.resume or path,
@@ -1201,6 +1218,7 @@ def main():
             METRICS + (FrontierEpisodes.METRICS if args.exploration == "frontier" else ()),
             resume_step=counters.step if args.resume else None,
             evaluated_step=counters.evaluated_step if args.resume else None,
+            lock=lock,
             wandb_options=(
                 {"project": args.wandb_project_name, "entity": args.wandb_entity}
                 if args.track
@@ -1211,13 +1229,8 @@ def main():
         fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
     print(f"{game}, {args.backup} backup, on {device}; results go to {run.path}")
 
-    num_actions = num_actions_of(game)
     warm_up(args, num_actions)
     torch.set_flush_denormal(True)  # sparse rewards fill Adam's moments with denormals
-    if not args.resume:
-        graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=num_states)
-        replay = Replay(graph, capacity, args.priority_exponent, make_frontier(args, graph))
-        learner = Learner(args, graph, replay, num_actions, device)
     with writable(run):
         finished = train(args, game, run, learner, rng, counters, env)
         # Leave what was learned, then measure it.

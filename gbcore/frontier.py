@@ -301,6 +301,7 @@ class FrontierEpisodes:
         self.is_frontier = self.is_planned = self.is_underway = False
         self._lately = np.zeros((2, 2))  # steps left alone, planned x states found, steps
         self._window = np.zeros(2)  # states found, steps since `metrics`
+        self._before = self._lately.copy(), self._window.copy()  # the last `act`
 
     def begin(self, node, rng):
         """An episode starts in a node: decide what it is. One draw is taken from rng."""
@@ -315,6 +316,7 @@ class FrontierEpisodes:
 
     def act(self, node, rng):
         """The planner's action, or None where the step is left alone. To be called every step."""
+        self._before = self._lately.copy(), self._window.copy()
         if self.is_underway:  # count the step that led here
             is_new = self.planner.graph.arrays.degree[node] == 0
             self._lately *= 1 - 1 / MEMORY
@@ -325,6 +327,10 @@ class FrontierEpisodes:
         action = self.planner.act(node, rng) if self.is_frontier else None
         self.is_planned = action is not None
         return action
+
+    def take_back(self):
+        """The episode was over when `act` was called: what led there is no state to act in."""
+        self._lately[:], self._window[:] = self._before
 
     def metrics(self):
         """Values of METRICS, rates since the last call."""

@@ -5,6 +5,7 @@ import csv
 import errno
 import fcntl
 import io
+import itertools
 import json
 import os
 import platform
@@ -35,6 +36,7 @@ class RunDirectory:
         metric_names: columns of metrics.csv, after global_step.
         resume_step: step to go on after, in a folder that exists; rows after it are dropped.
         evaluated_step: step of the last evaluation before that; later ones are dropped.
+        lock: what `lock_folder` gave, where the folder is locked already.
         wandb_options: arguments of wandb.init where the run is tracked there, else None.
 
     Every method raises OSError where the folder cannot be written to, as the constructor does; it
@@ -42,24 +44,15 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path, config, metric_names, resume_step=None, evaluated_step=None, wandb_options=None
-    ):
+        self, path, config, metric_names, resume_step=None, evaluated_step=None, lock=None,
+        wandb_options=None,
+    ):  # fmt: skip
         from torch.utils.tensorboard import SummaryWriter  # 1 s that bad flags need not wait for
 
         self.path = Path(path)
         if resume_step is None:
-            tries = 1
-            while self.path.exists():
-                tries += 1
-                self.path = Path(f"{path}-{tries}")
-            self.path.mkdir(parents=True)
-        self._lock = os.open(self.path, os.O_RDONLY)  # the folder is ours until we end
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OSError(error.errno, "another process goes on with this run") from error
-        except OSError:
-            pass  # a file system without locks
+            self.path = _make_folder(self.path)
+        self._lock = _lock(self.path) if lock is None else lock  # the folder is ours until we end
         (self.path / "result.json").unlink(missing_ok=True)  # that of an end before this one
         self.write_json("config.json", config)
         self.wandb = None
@@ -131,6 +124,45 @@ class RunDirectory:
         self._writer.close()
         if self.wandb is not None:
             self.wandb.finish()
+
+
+@contextlib.contextmanager
+def lock_folder(path):
+    """Take a run's folder before its checkpoint is read: another process may still write there.
+
+    As a context manager: what it gives is for RunDirectory, which then has the folder; an error in
+    the body gives it back.
+
+    Raises:
+        OSError: if there is no such folder, or another process has it.
+    """
+    lock = _lock(path)
+    try:
+        yield lock
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _lock(path):
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise OSError(error.errno, "another process goes on with this run") from error
+    except OSError:
+        pass  # a file system without locks
+    return lock
+
+
+def _make_folder(path):
+    """A new folder of that name, or with a number appended if there is one."""
+    for tries in itertools.count(1):
+        new = path if tries == 1 else Path(f"{path}-{tries}")
+        with contextlib.suppress(FileExistsError):
+            new.mkdir(parents=True)
+            return new
 
 
 class _Table:

@@ -72,6 +72,16 @@ def test_the_replay_is_the_trajectory_and_the_graph_its_counts(script, task, buf
 
 
 @both
+def test_a_replay_of_one_row_is_cut_there(script, task):
+    replay = make_learner(script, task, batch_size=1, buffer_size=1).replay
+    obs = script.make_envs(script.Args(), task, np.random.default_rng(0), 1)[0].reset()
+    for starts_episode in (True, False, False):
+        node = replay.graph.node(obs)
+        replay.add(node, 0, 1.0, node, False, starts_episode)
+        assert replay.cut.all()
+
+
+@both
 def test_an_episode_that_ends_is_cut_in_the_replay(script, task, tmp_path):
     learner = play(script, task, tmp_path, total_timesteps=700)
     replay, graph = learner.replay, learner.graph
@@ -469,6 +479,8 @@ def test_ctrl_c_leaves_a_result(script, task, tmp_path, monkeypatch):
         (minigrid_script, "MultiRoom-N4-S5-v0", "MiniGrid-MultiRoom-N4-S5-v0"),
         (minigrid_script, "MultiRoom-N4-S5", "MiniGrid-MultiRoom-N4-S5-v1"),
         (minigrid_script, "GoToRedBall", "BabyAI-GoToRedBall-v0"),
+        (minigrid_script, "Unlock", "MiniGrid-Unlock-v0"),
+        (minigrid_script, "babyai-unlock", "BabyAI-Unlock-v0"),
         (minatar_script, "Freeway", "freeway"),
         (minatar_script, "MinAtar/Freeway-v0", "freeway"),
         (minatar_script, "MinAtar/SpaceInvaders-v1", "space_invaders"),
@@ -494,12 +506,14 @@ BAD = [
     (["--frontier-gamma", "1"], ["--frontier-gamma", "1.0"]),
     (["--frontier-prior", "inf"], ["--frontier-prior", "inf"]),
     (["--frontier-budget", "0"], ["--frontier-budget", "0"]),
+    (["--total-timesteps", str(10**13)], ["no memory", "--buffer-size"]),
 ]
 BAD_INPUT = [(script, *case) for script in (minigrid_script, minatar_script) for case in BAD]
 BAD_INPUT += [
     (minigrid_script, ["--env-id", "DorKey-6x6"], ["DorKey-6x6", "MiniGrid-DoorKey-6x6-v0"]),
     (minigrid_script, ["--env-id", "CartPole-v1"], ["CartPole-v1", "Box", "grid"]),
     (minigrid_script, ["--env-id", "MiniGrid-Wheel-v0"], ["MiniGrid-Wheel-v0", "Box", "discrete"]),
+    (minigrid_script, ["--env-id", "MiniGrid-GoToObj"], ["MiniGrid-GoToObject"]),
     (minatar_script, ["--env-id", "freewy"], ["freewy", "freeway"]),
     (minatar_script, ["--env-id", "chess"], ["chess", "space_invaders"]),
     (minatar_script, ["--episode-seed", "2"], ["--episode-seed", "fresh", "fixed"]),

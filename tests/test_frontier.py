@@ -290,6 +290,8 @@ def test_rates_are_of_the_last_steps():
         episodes.act(node, rng)
     keep = 1 - 1 / MEMORY  # of three steps the first found a state without actions
     np.testing.assert_allclose(episodes._lately[0], [keep**2, 1 + keep + keep**2])
+    episodes.act(nodes[1], rng)  # an end: there was nothing to act in
+    episodes.take_back()
     assert episodes.metrics()["frontier/states_per_1000"] == pytest.approx(1000 / 3)
     assert episodes.metrics()["frontier/states_per_1000"] is None
 

@@ -281,6 +281,15 @@ def test_gradients_are_clipped_to_the_norm_and_left_alone_below_it(max_grad_norm
         torch.testing.assert_close(clipped, expected, rtol=1e-5, atol=0)
 
 
+def test_an_optimizer_of_another_device_is_one_of_this_device():
+    learner = make_learner(script.Args(cuda=False), 3)
+    tensors = learner.state()
+    for group in tensors["optimizer"]["param_groups"]:
+        group["capturable"] = True
+    learner.restore(tensors)
+    assert not any(group["capturable"] for group in learner.optimizer.param_groups)
+
+
 def test_target_network_is_copied_when_due(filled):
     learner, batch, subgraphs = filled(target_network_frequency=2)
 
@@ -408,6 +417,7 @@ def test_same_seed_same_metrics(backup, tmp_path, monkeypatch):
         (["--run-dir", "/proc/nowhere"], ["/proc/nowhere"]),
         (["--resume", "/nowhere"], ["/nowhere"]),
         (["--gamma", "nan"], ["--gamma", "nan"]),
+        (["--total-timesteps", str(10**13)], ["no memory", "--buffer-size"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(flags, words, monkeypatch, capsys):

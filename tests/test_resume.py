@@ -140,6 +140,44 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_pa
     assert TransitionGraph.load(run / "graph.npz").check_valid() == []
 
 
+def test_a_signal_while_the_next_game_begins(undisturbed, tmp_path, monkeypatch):
+    """In Atari the step in which a game begins makes no transition."""
+    script, flags = CASES["atari"]
+    reset, seeds = script.Game.reset, []
+
+    def resetting(game, seed):
+        seeds.append(seed)
+        if len(seeds) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return reset(game, seed)
+
+    monkeypatch.setattr(script.Game, "reset", resetting)
+    assert command(script, *flags, "--run-dir", str(tmp_path)) == 130
+    assert len(seeds) == 2
+    assert command(script, "--resume", str(only_run(tmp_path))) == 0
+    assert left_behind(only_run(tmp_path)) == undisturbed("atari")[1]
+
+
+@all_scripts
+def test_no_evaluation_counts_as_training(case, tmp_path, monkeypatch):
+    script, flags = CASES[case]
+    flags = [*flags, "--total-timesteps", "110", "--eval-frequency", "100"]
+    evaluate, clock, late = script.evaluate, script.time.perf_counter, [0.0]
+
+    def evaluating(*arguments):
+        late[0] += 1_000
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(script, "evaluate", evaluating)
+    monkeypatch.setattr(script.time, "perf_counter", lambda: clock() + late[0])
+    with pytest.MonkeyPatch.context() as patch:
+        signal_at(patch, script, 100.5)
+        assert command(script, *flags, "--run-dir", str(tmp_path)) == 130
+    assert command(script, "--resume", str(only_run(tmp_path))) == 0
+    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    assert 0 < result["training_seconds"] < 1_000 <= result["wall_seconds"]
+
+
 ENVIRONMENTS = {
     "minigrid": [*map(gb_dqn_minigrid.task_of, ("KeyCorridorS3R1", "Dynamic-Obstacles-6x6"))],
     "minatar": gb_dqn_minatar.GAMES,
@@ -260,6 +298,18 @@ def test_flags_that_resume_cannot_honour_are_refused(case, flag, finished, capsy
     assert "7" in err
 
 
+@all_scripts
+def test_a_finished_run_leaves_what_it_was_not_asked_for_before(case, finished, undisturbed):
+    script, run = finished(case)
+    (run / "model.pt").unlink()
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"save_model": False}))
+    assert command(script, "--resume", str(run)) == 0
+    assert not (run / "model.pt").exists()
+    assert command(script, "--resume", str(run), "--save-model") == 0
+    assert left_behind(run) == undisturbed(case)[1]
+
+
 def test_a_total_below_the_steps_done(finished, capsys):
     script, run = finished("minigrid")
     (run / "result.json").unlink()
@@ -267,11 +317,12 @@ def test_a_total_below_the_steps_done(finished, capsys):
     assert ">= 240" in capsys.readouterr().err
 
 
-def test_two_processes_cannot_go_on_with_one_run(finished, capsys):
+def test_two_processes_cannot_go_on_with_one_run(finished, capsys, monkeypatch):
     script, run = finished("minigrid")
     (run / "result.json").unlink()
     config = json.loads((run / "config.json").read_text())
     other = run_directory.RunDirectory(run, config, script.METRICS, resume_step=240)
+    monkeypatch.setattr(script, "load_checkpoint", None)  # it is not read, while it may change
     assert command(script, "--resume", str(run)) == 2
     assert "another process" in capsys.readouterr().err
     other.close()
