@@ -5,6 +5,8 @@
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update per step. The whole grid is observed, and its layout is the same in every
 episode. This file and the folder gbcore are all there is: copy them and change them.
+For another kind of environment: Task and make_envs, QNetwork, task_of and check_task, and in train
+the reward, which is 1 for any success here.
 """
 
 import contextlib
@@ -156,6 +158,10 @@ class Args:
 # --------------------------------------------------------------------------------------------------
 
 
+def warn(message):
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def fail(message, status=2):
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)
@@ -234,6 +240,12 @@ def check_args(args):
         fail(f"{flag} {buffer_size} is smaller than --batch-size {args.batch_size}")
     if args.seed >= 2**30:
         fail(f"--seed must be < 2**30, got {args.seed}")
+    if args.learning_starts >= args.total_timesteps:
+        warn("--learning-starts is not below --total-timesteps: nothing is learned")
+    if args.exploration != "frontier":
+        for name, value in asdict(Args()).items():
+            if name.startswith("frontier_") and getattr(args, name) != value:
+                warn(f"--{name.replace('_', '-')} does nothing without --exploration frontier")
     if args.cuda and not torch.cuda.is_available():
         fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
     for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
@@ -277,8 +289,14 @@ def writable(run):
 
 def resumed(path):
     """Flags of a run to go on with: its own, and those of RESUME_FLAGS that are given."""
+    if not (Path(path) / "config.json").is_file():
+        fail(f"cannot resume {path!r}: no config.json there; give the folder that a run printed")
     with readable(path):
-        saved = Args(**json.loads((Path(path) / "config.json").read_text()))
+        config = json.loads((Path(path) / "config.json").read_text())
+        unknown = sorted(config.keys() - asdict(Args()).keys())
+        if unknown:
+            raise ValueError(f"{unknown[0]} is no flag of {Path(__file__).name}")
+        saved = Args(**config)
     saved.resume = path
     args = tyro.cli(Args, default=saved)
     for name, value in asdict(saved).items():
@@ -661,7 +679,7 @@ def train(args, env_id, run, learner, rng, counters, env=None):
                 action = int(learner.act(obs[None])[0])
             obs, reward, terminated, truncated = env.step(action)
             next_node = graph.node(obs)
-            success = float(reward > 0)
+            success = float(reward > 0)  # MiniGrid's falls with time, which no state shows
             replay.add(node, action, success, next_node, terminated, starts_episode)
             counters.episodic_return += reward
             counters.episodic_length += 1
@@ -833,7 +851,7 @@ def warm_up(args, obs, num_actions):
 
 def main():
     args = tyro.cli(Args)
-    if args.resume:
+    if args.resume is not None:
         args = resumed(args.resume)
     config = asdict(args) | {"resume": None}
     if args.resume:
@@ -900,6 +918,7 @@ def main():
         if args.save_model:
             run.write_model(learner.online, learner.graph)
         if finished and counters.evaluated_step < counters.step:
+            print(f"Evaluating {args.eval_episodes} episodes ...", flush=True)
             with StopSignal() as stop:
                 log_evaluation(args, env_id, run, learner, counters, stop)
             finished = counters.evaluated_step == counters.step
@@ -923,10 +942,11 @@ def main():
         }
         run.write_json("result.json", result)
         run.close()
-    summary = f"score {score:g}" if finished else f"interrupted; go on with --resume {run.path}"
+    summary = f"score {score:g}" if finished else "interrupted"
     print(
         f"{env_id} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
-        f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {run.path}"
+        f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; "
+        f"{run.path if finished else f'go on with --resume {run.path}'}"
     )
     if not finished:
         sys.exit(130)

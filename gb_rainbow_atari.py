@@ -208,6 +208,10 @@ class Args:
 # --------------------------------------------------------------------------------------------------
 
 
+def warn(message):
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def fail(message, status=2):
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)
@@ -268,6 +272,12 @@ def check_args(args):
         fail(f"--n-atoms must be >= 2, got {args.n_atoms}")
     if not args.v_min < args.v_max:
         fail(f"--v-min must be < --v-max, got {args.v_min} and {args.v_max}")
+    if args.learning_starts >= args.total_timesteps:
+        warn("--learning-starts is not below --total-timesteps: nothing is learned")
+    if args.exploration != "frontier":
+        for name, value in asdict(Args()).items():
+            if name.startswith("frontier_") and getattr(args, name) != value:
+                warn(f"--{name.replace('_', '-')} does nothing without --exploration frontier")
     if args.cuda and not torch.cuda.is_available():
         fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
     for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
@@ -311,8 +321,14 @@ def writable(run):
 
 def resumed(path):
     """Flags of a run to go on with: its own, and those of RESUME_FLAGS that are given."""
+    if not (Path(path) / "config.json").is_file():
+        fail(f"cannot resume {path!r}: no config.json there; give the folder that a run printed")
     with readable(path):
-        saved = Args(**json.loads((Path(path) / "config.json").read_text()))
+        config = json.loads((Path(path) / "config.json").read_text())
+        unknown = sorted(config.keys() - asdict(Args()).keys())
+        if unknown:
+            raise ValueError(f"{unknown[0]} is no flag of {Path(__file__).name}")
+        saved = Args(**config)
     saved.resume = path
     args = tyro.cli(Args, default=saved)
     for name, value in asdict(saved).items():
@@ -1170,7 +1186,7 @@ def warm_up(args, num_actions):
 
 def main():
     args = tyro.cli(Args)
-    if args.resume:
+    if args.resume is not None:
         args = resumed(args.resume)
     config = asdict(args) | {"resume": None}
     if args.resume:
@@ -1237,6 +1253,7 @@ def main():
         if args.save_model:
             run.write_model(learner.online, learner.graph)
         if finished and counters.evaluated_step < counters.step:
+            print(f"Evaluating {args.eval_episodes} episodes ...", flush=True)
             with StopSignal() as stop:
                 log_evaluation(args, game, run, learner, counters, stop)
             finished = counters.evaluated_step == counters.step
@@ -1265,12 +1282,13 @@ def main():
         }
         run.write_json("result.json", result)
         run.close()
-    summary = f"score {score:g}" if finished else f"interrupted; go on with --resume {run.path}"
+    summary = f"score {score:g}" if finished else "interrupted"
     if human is not None:
         summary += f" ({100 * human:.1f}% of human)"
     print(
         f"{game} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
-        f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {run.path}"
+        f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; "
+        f"{run.path if finished else f'go on with --resume {run.path}'}"
     )
     if not finished:
         sys.exit(130)

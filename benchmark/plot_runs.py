@@ -39,6 +39,7 @@ def read_curve(run):
 def main():
     args = tyro.cli(Args)
     figure, axis = plt.subplots(figsize=(6.5, 3.4))
+    labels = set()
     for run in args.runs:
         try:
             config = json.loads((run / "config.json").read_text())
@@ -46,6 +47,9 @@ def main():
         except (OSError, ValueError, KeyError) as error:
             fail(f"{run} is no run: {error}")
         label = f"{config['env_id']}, {config['backup']}, seed {config['seed']}"
+        if label in labels:  # of the same setting, another time
+            label = run.resolve().name
+        labels.add(label)
         axis.errorbar(steps, means, errors, label=label, marker="o", markersize=4, capsize=2)
     if args.random_score is not None:
         axis.axhline(args.random_score, color="gray", linestyle="--", label="random actions")

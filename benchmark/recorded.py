@@ -117,6 +117,8 @@ class Recorded:
         network = self.network(which)
         if network is None:
             return None
+        if len(nodes) == 0:  # of a subgraph in which every outcome ends the episode
+            return np.zeros((0, self.graph.num_actions), np.float32)
         parts = [nodes[i : i + 256] for i in range(0, len(nodes), 256)]
         return np.concatenate([network(self.graph.observations_of(part)) for part in parts])
 

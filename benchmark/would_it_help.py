@@ -132,7 +132,8 @@ def judge(found):
         failing.append(
             "Crossovers: observations are real numbers that hardly ever come again "
             f"({found['obs_dtype']}, novel state ratio {ratio:.3f}). States match by their bytes; "
-            "discretise or round the observations, or there is no graph."
+            "discretise or round the observations, or there is no graph. (Then add 0.0: -0.0 is "
+            "another state than 0.0.)"
         )
     elif changed is not None and changed < 0.05:
         failing.append(

@@ -78,7 +78,13 @@ class FrontierPlanner:
     # ----------------------------------------------------------------------------------------------
 
     def changed(self, node, next_node):
-        """To be called after `graph.add` or `graph.remove` of a transition between these nodes."""
+        """To be called after `graph.add` or `graph.remove` of a transition between these nodes.
+
+        Raises KeyError for what never was the id of a node.
+        """
+        for i in (node, next_node):
+            if not 0 <= i < self.graph.num_ids:
+                raise KeyError(f"Require the id of a node, or of one just removed, got {i}")
         self._changes.append((node, next_node))
 
     def plan(self, budget=None):
@@ -105,7 +111,8 @@ class FrontierPlanner:
         return self._plan.value[: self.graph.num_ids]
 
     def action_values(self, node):
-        """Q(s, a) of a node: float64 [A]."""
+        """Q(s, a) of a node: float64 [A]. Raises KeyError for another id."""
+        self.graph.require_node(node)
         self._make_room()
         q = np.empty(self.graph.num_actions)
         frontier_kernels.back_up_actions(
@@ -119,6 +126,9 @@ class FrontierPlanner:
         Args:
             node: the id that `graph.node` returned for the state.
             rng: np.random.Generator; one draw is taken from it unless the result is None.
+
+        Raises:
+            KeyError: for what is not the id of a node.
         """
         q = self.action_values(node)
         best = q.max()
@@ -305,6 +315,7 @@ class FrontierEpisodes:
 
     def begin(self, node, rng):
         """An episode starts in a node: decide what it is. One draw is taken from rng."""
+        self.planner.graph.require_node(node)
         self.planner.plan(self.budget)
         self.start_value = float(self.planner.values[node])
         left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
@@ -316,6 +327,7 @@ class FrontierEpisodes:
 
     def act(self, node, rng):
         """The planner's action, or None where the step is left alone. To be called every step."""
+        self.planner.graph.require_node(node)
         self._before = self._lately.copy(), self._window.copy()
         if self.is_underway:  # count the step that led here
             is_new = self.planner.graph.arrays.degree[node] == 0

@@ -27,9 +27,10 @@ MAX_STAMP = 2**31 - 2**26  # a mark keeps its stamp in 31 bits; one call uses fa
 class TransitionGraph:
     """All transitions seen, T = (s, a, r, done, s'), with a count f(T) each.
 
-    Nodes are observations, matched by their bytes. Edges are distinct transitions; those of a node
-    lie together in one block of the edge arrays (dynamic CSR, drawn in `kernels.py`). Adding,
-    removing and finding a transition cost O(1), for any number of nodes and outcomes.
+    Nodes are observations, matched by their bytes: -0.0 is another state than 0.0. Edges are
+    distinct transitions; those of a node lie together in one block of the edge arrays (dynamic CSR,
+    drawn in `kernels.py`). Adding, removing and finding a transition cost O(1), for any number of
+    nodes and outcomes.
 
     A node is freed, and its id given out again, when `remove` takes away the last edge that names
     it. An id that `node` returned is therefore safe until the next `remove`: intern, then add, then
@@ -221,6 +222,11 @@ class TransitionGraph:
             )
         return obs
 
+    def require_node(self, node):
+        """Raises KeyError unless it is the id of a node."""
+        if not self._is_node(node):
+            raise KeyError(f"Require the id of a node, got {node}")
+
     def _is_node(self, node):
         return 0 <= node < self.num_ids and self._arrays.in_degree[node] != FREED
 
@@ -274,8 +280,7 @@ class TransitionGraph:
         node, next_node = operator.index(node), operator.index(next_node)
         action, reward = operator.index(action), float(reward)
         for i in (node, next_node):
-            if not self._is_node(i):
-                raise KeyError(f"Require the id of a node, got {i}")
+            self.require_node(i)
         if not 0 <= action < self.num_actions:
             raise ValueError(f"Require 0 <= action < {self.num_actions}, got {action}")
         if not math.isfinite(reward):
@@ -336,7 +341,7 @@ class TransitionGraph:
             raise ValueError(f"Require depth >= 1, got {depth}")
         if breadth < 0:
             raise ValueError(f"Require breadth >= 0 (0 = no limit), got {breadth}")
-        if breadth > 0 and rng is None:
+        if breadth > 0 and not isinstance(rng, np.random.Generator):
             raise ValueError(f"Require rng, a np.random.Generator, for breadth {breadth}")
         nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
         if nodes.shape != actions.shape:

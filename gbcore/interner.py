@@ -68,9 +68,12 @@ class Interner:
         return arrays
 
     def take(self, ids):
-        """The interned arrays of some ids: [*ids.shape, *shape]."""
+        """The interned arrays of some ids: [*ids.shape, *shape]. Raises KeyError for others."""
         ids = np.asarray(ids)
-        return self._decoded(self.table.rows[ids.reshape(-1)]).reshape(*ids.shape, *self.shape)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.num_ids:
+            least, most = ids.min(), ids.max()
+            raise KeyError(f"Require 0 <= id < {self.num_ids}, got {least} to {most}")
+        return self._decoded(self.table.rows[ids.reshape(-1)]).reshape((*ids.shape, *self.shape))
 
     def add(self, array):
         """Id of an array, inserted if new. Raises ValueError for another shape or dtype."""

@@ -22,6 +22,9 @@ class LeafTable:
     Args:
         graph: the TransitionGraph.
         evaluate: function of observations [CHUNK, *obs_shape] that returns float32 [CHUNK, A].
+
+    Methods raise KeyError for what is not the id of a node, and ValueError for values of another
+    shape or actions out of range.
     """
 
     def __init__(self, graph, evaluate):
@@ -43,13 +46,19 @@ class LeafTable:
             part = missing[start : start + CHUNK]
             padded = np.full(CHUNK, part[-1])
             padded[: len(part)] = part
-            self.q[part] = self.evaluate(self.graph.observations_of(padded))[: len(part)]
+            q = self.evaluate(self.graph.observations_of(padded))
+            if tuple(q.shape) != (CHUNK, self.q.shape[1]):
+                shape = tuple(q.shape)
+                raise ValueError(f"Require values of shape {(CHUNK, self.q.shape[1])}, got {shape}")
+            self.q[part] = q[: len(part)]
             self._generation[part] = self.graph.generations[part]
         self.num_evaluated += len(missing)
         return self.q[nodes]
 
     def write(self, nodes, actions, values):
         """Replace the values of some pairs; where a pair comes twice, the first one stays."""
+        if len(actions) and not 0 <= actions.min() <= actions.max() < self.q.shape[1]:
+            raise ValueError(f"Require 0 <= action < {self.q.shape[1]}, got {actions}")
         unknown = np.unique(self._unknown(nodes))
         self.values(unknown)  # else a later evaluation would undo what is written
         # put writes in order, which assignment to an index does not promise.
@@ -75,6 +84,8 @@ class LeafTable:
 
     def _unknown(self, nodes):
         self._make_room()
+        if len(nodes) and not 0 <= nodes.min() <= nodes.max() < self.graph.num_ids:
+            raise KeyError(f"Require ids of nodes, got {nodes.min()} to {nodes.max()}")
         return nodes[self._generation[nodes] != self.graph.generations[nodes]]
 
     def _make_room(self):

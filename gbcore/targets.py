@@ -55,10 +55,14 @@ def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, poli
     best, probabilities = np.empty(0, np.int64), np.empty((0, 0), leaf_q.dtype)
     if _needs_selector(rule, selector_q):
         _check_companion("selector_q", selector_q, leaf_q.shape)
-        best = np.argmax(selector_q, axis=1)
+        best = np.argmax(np.asarray(selector_q), axis=1)
     if rule == "policy":
         _check_companion("policy", policy, leaf_q.shape)
         probabilities = np.ascontiguousarray(policy, leaf_q.dtype)
+        sums = probabilities.sum(axis=1)
+        if not np.allclose(sums, 1, atol=1e-3):
+            row = int(np.argmax(~np.isclose(sums, 1, atol=1e-3)))
+            raise ValueError(f"Require a policy whose rows sum to 1, got {sums[row]} in row {row}")
     values = np.empty(len(leaf_q) + len(subgraphs.vertex_row) + 1, leaf_q.dtype)
     pair_q = np.empty(len(subgraphs.pair_action), leaf_q.dtype)
     kernels.back_up(

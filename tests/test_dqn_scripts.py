@@ -548,6 +548,14 @@ def test_bad_input_is_one_line_and_status_2(script, flags, words, monkeypatch, c
         assert word in err
 
 
+def test_flags_that_do_nothing_are_named(capsys):
+    args = minigrid_script.Args(frontier_share=0.9, total_timesteps=100, cuda=False)
+    minigrid_script.check_args(args)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "--learning-starts" in first
+    assert "--frontier-share does nothing" in second
+
+
 @both
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none(script, task, monkeypatch, capsys):

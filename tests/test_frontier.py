@@ -170,6 +170,22 @@ def test_states_that_hold_each_other_up_fall_at_once():
     assert not world.planner.values.any()
 
 
+@pytest.mark.parametrize("node", [-1, 2, 10**7])
+def test_ids_of_no_node_are_refused(node):
+    graph = TransitionGraph(1, (1,), np.int64)
+    planner, rng = FrontierPlanner(graph), np.random.default_rng(0)
+    for i in range(2):
+        graph.node(np.array([i]))
+    episodes = FrontierEpisodes(planner)
+    for call in (
+        lambda: planner.act(node, rng), lambda: planner.action_values(node),
+        lambda: planner.changed(0, node), lambda: planner.changed(node, 0),
+        lambda: episodes.begin(node, rng), lambda: episodes.act(node, rng),
+    ):  # fmt: skip
+        with pytest.raises(KeyError, match="Require the id of a node"):
+            call()
+
+
 def test_what_did_not_change_is_not_read():
     n = scaled(5_000, 500)
     world = World(2, capacity=n)

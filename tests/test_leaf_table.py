@@ -59,6 +59,22 @@ def test_written_values_go_with_their_state():
     np.testing.assert_array_equal(table.values(np.array(again)), [[8, -8], [9, -9]])
 
 
+def test_what_is_no_node_no_action_or_no_value_is_refused():
+    graph = TransitionGraph(2, (2,), np.int64)
+    table = LeafTable(graph, value_of)
+    nodes = np.array([graph.node(observation(k)) for k in range(2)])
+    one = np.zeros(1, np.float32)
+    for bad in (-1, 2):
+        with pytest.raises(KeyError, match="Require ids of nodes"):
+            table.values(np.array([0, bad]))
+        with pytest.raises(KeyError, match="Require 0 <= id < 2"):
+            graph.observations_of(np.array([0, bad]))
+        with pytest.raises(ValueError, match="Require 0 <= action < 2"):
+            table.write(nodes[:1], np.array([bad]), one)
+    with pytest.raises(ValueError, match=r"Require values of shape \(32, 2\), got \(32, 1\)"):
+        LeafTable(graph, lambda obs: value_of(obs)[:, :1]).values(nodes)
+
+
 def test_state_and_restore(tmp_path):
     graph = TransitionGraph(2, (2,), np.int64)
     table = LeafTable(graph, value_of)

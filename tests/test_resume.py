@@ -310,6 +310,23 @@ def test_a_finished_run_leaves_what_it_was_not_asked_for_before(case, finished, 
     assert left_behind(run) == undisturbed(case)[1]
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "no config.json"),
+        ("nowhere", "no config.json"),
+        ("other", "max_grad_norm is no flag"),
+    ],
+)
+def test_what_is_no_run_of_this_script_is_refused(path, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    config = {"env_id": "Breakout", "max_grad_norm": 10}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    assert command(gb_dqn_minatar, "--resume", path) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_a_total_below_the_steps_done(finished, capsys):
     script, run = finished("minigrid")
     (run / "result.json").unlink()

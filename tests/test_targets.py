@@ -799,6 +799,21 @@ def test_prune_rejects():
         prune(sub, "double")
 
 
+def test_a_tensor_selects_and_a_policy_sums_to_1():
+    case = Case(2, CORNERS["two-cycle"][1])
+    sub = case.expand([(0, 0)], 2)
+    rows = case.rows(sub)
+    leaf_q, selector = case.leaf_q[rows], case.selector_q[rows]
+    np.testing.assert_array_equal(
+        q_targets(sub, leaf_q, 0.9, "double", torch.from_numpy(selector)),
+        q_targets(sub, leaf_q, 0.9, "double", selector),
+    )
+    policy = case.policy[rows]
+    policy[-1] *= 15
+    with raises_naming("rows sum to 1", ValueError):
+        q_targets(sub, leaf_q, 0.9, "policy", policy=policy)
+
+
 # --- trajectories ---
 
 
