@@ -182,6 +182,16 @@ def settings(args, suite):
                 yield common | extra | changed | {"backup": backup}
 
 
+# Flags that every run gets from the sweep.
+OF_THE_SWEEP = {
+    "env_id": "--tasks chooses", "seed": "--seeds chooses", "backup": "--backups chooses",
+    "run_dir": "--run-dir chooses", "resume": "the sweep resumes by itself",
+    "threads": "--threads chooses", "cuda": "--gpus-per-run chooses",
+    "checkpoint_frequency": "--checkpoint-frequency chooses",
+    "save_model": "a sweep keeps scores, and with --keep-checkpoints the last checkpoint",
+}  # fmt: skip
+
+
 def overrides(suite, words):
     changed = {}
     for word in words:
@@ -191,6 +201,8 @@ def overrides(suite, words):
             fail(f"{SUITES[suite].script}.py has no flag {error.args[0]!r}")
         except ValueError as error:
             fail(error)
+        if name in OF_THE_SWEEP:
+            fail(f"{name} is no override: {OF_THE_SWEEP[name]}")
         changed[name] = value
     return changed
 

@@ -233,6 +233,8 @@ def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without
         (("--suites", "minigrid", "--overrides", "dept=3"), "dept"),
         (("--suites", "minigrid", "--overrides", "depth=deep"), "depth"),
         (("--suites", "minigrid", "--overrides", "depth"), "name=value"),
+        (("--suites", "minigrid", "--overrides", "seed=9"), "--seeds"),
+        (("--suites", "minigrid", "--overrides", "save_model=true"), "keeps scores"),
         (("--suites", "minigrid", "--variants", "persist_targets=2"), "persist_targets"),
         (("--suites", "minigrid", "--seeds", "-1"), "--seeds"),
         (("--suites", "minigrid", "--threads", "0"), "--threads"),
