@@ -1,7 +1,8 @@
 """From scores to statistics: pure functions of arrays and tables, no files and no drawing.
 
 A score table is a dict task -> {seed: score}. A score matrix is float [runs, tasks], as rliable
-takes it: run i of one task has nothing to do with run i of another.
+takes it: run i of one task has nothing to do with run i of another. Where two matrices are
+subtracted, run i of a task has the same seed in both.
 """
 
 import contextlib
@@ -9,10 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 from rliable import library, metrics
+from scipy import stats
 
 REPETITIONS = 5_000  # of the bootstrap
 SIGNIFICANCE = 0.95
-FEWEST_SEEDS = 5  # of each task, to judge a claim: intervals from fewer are too narrow
+FEWEST_SEEDS = 5  # of each task, to judge a claim
+LEVEL = 0.05  # of a judgement, one-sided
 
 
 class Summary(NamedTuple):
@@ -26,6 +29,7 @@ class Estimate(NamedTuple):
     low: float  # of the 95% interval; nan where there is only one run per task
     high: float
     seeds: int  # the fewest of any task that went in
+    p: float = np.nan  # of a difference, see sign_flip_p
 
 
 def summary(scores):
@@ -75,7 +79,7 @@ def score_matrix(table, tasks, scales):
 
 
 def estimate(statistic, *matrices):
-    """A statistic of one or two score matrices, with its stratified bootstrap interval."""
+    """A statistic of one or two unpaired score matrices, with its stratified bootstrap interval."""
     seeds = min(len(matrix) for matrix in matrices)
 
     def as_array(*samples):
@@ -111,9 +115,40 @@ def probability_of_improvement(matrix, other):
     return np.mean(np.greater(*pairs) + 0.5 * np.equal(*pairs))
 
 
-def difference(matrix, other):
-    """Difference of the means."""
-    return mean(matrix) - mean(other)
+def difference(matrix, other, weights=None):
+    """Estimate of the mean of the tasks' differences. Runs with the same seed stay together.
+
+    Args:
+        matrix, other: scores [runs, tasks], whose runs have the same seeds.
+        weights: of the tasks; default: 1 / tasks each.
+    """
+    gains = matrix - other
+    weights = np.full(gains.shape[1], 1 / gains.shape[1]) if weights is None else weights
+
+    def total(gains):
+        return gains.mean(axis=0) @ weights
+
+    return estimate(total, gains)._replace(p=sign_flip_p(gains * weights))
+
+
+def sign_flip_p(gains):
+    """Chance of so large a sum of gains in its direction, if each had either sign by chance.
+
+    The exact one-sided paired permutation test where at most 13 gains are not 0, else of 10,000
+    random choices of signs. Five gains that agree have 1/32. Sums that are smaller by up to 1%
+    count as being as large: gains that are next to nothing decide nothing.
+    """
+    gains = gains[gains != 0]
+    gains = gains if gains.sum() >= 0 else -gains
+    if len(gains) < 2:
+        return 0.5 ** len(gains)
+    sums = stats.permutation_test(
+        (gains,), np.sum, permutation_type="samples", vectorized=True, n_resamples=10_000,
+        rng=np.random.default_rng(0),
+    ).null_distribution  # fmt: skip
+    number = np.count_nonzero(sums >= 0.99 * gains.sum() - 1e-12)
+    is_exact = len(sums) == 2 ** len(gains)
+    return float(number / len(sums) if is_exact else (number + 1) / (len(sums) + 1))
 
 
 def profiles(matrices, thresholds):
@@ -149,52 +184,57 @@ def band(curves, window=5):
     last = np.arange(1, len(steps) + 1)
     first = np.maximum(last - window, 0)
     smooth = (total[:, last] - total[:, first]) / (last - first)
-    return np.array(steps), smooth.mean(axis=0), smooth.std(axis=0) / np.sqrt(len(curves))
+    error = np.full(len(steps), np.nan)  # of one curve
+    if len(curves) > 1:
+        error = smooth.std(axis=0, ddof=1) / np.sqrt(len(curves))
+    return np.array(steps), smooth.mean(axis=0), error
 
 
-def support(estimate):
-    """What an interval of a difference says about its being > 0; from few seeds, nothing."""
-    if estimate.seeds < FEWEST_SEEDS:
+def support(difference):
+    """What the Estimate of a difference says about its being > 0; from few seeds, nothing."""
+    if difference.seeds < FEWEST_SEEDS:
         return "open"
-    if estimate.low > 0:
-        return "supported"
-    if estimate.high < 0:
-        return "contradicted"
-    return "undecided"
+    if not difference.p <= LEVEL:
+        return "undecided"
+    return "supported" if difference.value > 0 else "contradicted"
+
+
+def median_step(steps):
+    """Median of steps, of which None is later than all; inf if that is None."""
+    return float(np.median([np.inf if step is None else step for step in steps]))
 
 
 class Shortfall(NamedTuple):
-    """Why runs of one cell scored below the paper's mean - std, by the stage that failed."""
+    """Why runs of one cell scored less than was wanted, by the stage that failed."""
 
     no_reward: int  # no training episode had a return above 0
-    never_learned: int  # rewards, but no smoothed evaluation reached the paper's mean
+    never_learned: int  # rewards, but no smoothed evaluation reached what was wanted
     lost: int  # reached it, and ended below it
     fine: int  # ended at or above it
-    first_reward: float  # median step of the first reward, nan without one
+    first_reward: float  # median step of the first reward, inf where half of the runs have none
     states: float  # median number of states found
 
 
-def shortfall(rows, curves, paper_mean):
+def shortfall(rows, curves, wanted):
     """Sort the runs of a cell by where they fell short.
 
     Args:
         rows: dicts with score, first_reward_step (None if none) and states, one per seed.
         curves: step -> return, one per row.
-        paper_mean: what was to be reached.
+        wanted: the score that was to be reached.
     """
     counts = {"no_reward": 0, "never_learned": 0, "lost": 0, "fine": 0}
     for row, curve in zip(rows, curves, strict=True):
         if row["first_reward_step"] is None:
             counts["no_reward"] += 1
-        elif row["score"] >= paper_mean:
+        elif row["score"] >= wanted:
             counts["fine"] += 1
-        elif curve and band([curve])[1].max() >= paper_mean:
+        elif curve and band([curve])[1].max() >= wanted:
             counts["lost"] += 1
         else:
             counts["never_learned"] += 1
-    firsts = [r["first_reward_step"] for r in rows if r["first_reward_step"] is not None]
     return Shortfall(
         **counts,
-        first_reward=float(np.median(firsts)) if firsts else np.nan,
+        first_reward=median_step(row["first_reward_step"] for row in rows),
         states=float(np.median([row["states"] for row in rows])),
     )

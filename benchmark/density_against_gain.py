@@ -131,7 +131,8 @@ def interval(keys, scores, ratios, ranks, repetitions, rng):
         x, y = [], []
         for i in rng.integers(len(keys), size=len(keys)):
             both = scores[keys[i]]
-            graph, tree = (np.mean(rng.choice(both[b], len(both[b]))) for b in ("graph", "tree"))
+            seeds = rng.integers(len(both["graph"]), size=len(both["graph"]))
+            graph, tree = (np.mean(np.array(both[b])[seeds]) for b in ("graph", "tree"))
             value = gain(graph, tree)
             if np.isfinite(value):
                 x.append(np.mean(ratios[keys[i]]))

@@ -24,13 +24,22 @@ from run_records import ROOT, SUITES, Records
 
 try:
     import aggregate
-    from report import count, fail, interval, markdown, replace_between, short, short_task
+    from report import (
+        SOLVED,
+        chance_text,
+        count,
+        fail,
+        interval,
+        markdown,
+        replace_between,
+        short,
+        short_task,
+    )  # fmt: skip
 except ImportError as missing:
     print(f"error: no {missing.name}: pip install -r requirements-sweep.txt", file=sys.stderr)
     sys.exit(2)
 
 BEGIN, END = "<!-- tables: python benchmark/frontier_report.py -->", "<!-- end of tables -->"
-SOLVED = 0.9  # of the best evaluation that any run had on the same task and seed
 MORE_SEEDS = "more_seeds"  # folder beside the rows: other seeds of single tasks, judged apart
 
 # (suite, episode seed) -> title, steps of the tables, backups.
@@ -106,17 +115,22 @@ def best_of(part):
 
 
 def cell_text(scores, best, task):
-    """0.58 [0.40, 0.71], 3 of 5: mean, interval, seeds solved."""
+    """0.58 [0.40, 0.71], 3 of 5: mean, interval, seeds solved; (5) seeds where best is None."""
     if not scores:
         return "-"
-    matrix = np.array(list(scores.values()))[:, None]
+    found = interval(aggregate.estimate(aggregate.mean, np.array(list(scores.values()))[:, None]))
+    if best is None:
+        return f"{found} ({len(scores)})"
     solved = sum(s >= SOLVED * best[task, seed] > 0 for seed, s in scores.items())
-    return f"{interval(aggregate.estimate(aggregate.mean, matrix))}, {solved} of {len(scores)}"
+    return f"{found}, {solved} of {len(scores)}"
 
 
-def score_table(part, tasks, backups, step):
-    """One row per task and the mean of all, one column per backup and variant."""
-    variants, best = sorted(part), best_of(part)
+def score_table(part, tasks, backups, step, is_solvable):
+    """One row per task and the mean of all, one column per backup and variant.
+
+    is_solvable: whether a best return is known to be reached, so that seeds can be called solved.
+    """
+    variants, best = sorted(part), best_of(part) if is_solvable else None
     columns = [(b, v) for b in backups for v in variants if b in part[v]]
     rows = []
     for task in tasks:
@@ -140,19 +154,21 @@ def score_table_at(tasks_of_runs, tasks, step):
     return {task: scores_at(tasks_of_runs.get(task, {}), step) for task in tasks}
 
 
-def found_table(part, tasks):
-    """What exploration found, whatever the backup: states, and the first reward."""
-    variants, rows = sorted(part), []
+def found_table(part, tasks, backup="graph"):
+    """What exploration found with a backup, on the seeds that all variants have."""
+    variants, rows = sorted(v for v in part if backup in part[v]), []
     for task in tasks:
+        runs = [part[v][backup].get(task, {}) for v in variants]
+        seeds = set.intersection(*map(set, runs))
         cells = []
-        for variant in variants:
-            runs = [r.row for b in part[variant].values() for r in b.get(task, {}).values()]
-            rewarded = [float(r["first_reward_step"]) for r in runs if r["first_reward_step"]]
-            states = [float(r["states"]) for r in runs if r["states"]]
+        for of_variant in runs:
+            found = [of_variant[seed].row for seed in seeds]
+            firsts = [float(r["first_reward_step"] or "inf") for r in found]
+            first = aggregate.median_step(firsts) if found else np.inf
             cells += [
-                f"{np.median(states):,.0f}" if states else "-",
-                f"{len(rewarded)} of {len(runs)}" if runs else "-",
-                f"{np.median(rewarded):,.0f}" if rewarded else "-",
+                f"{np.median([float(r['states'] or 'nan') for r in found]):,.0f}" if found else "-",
+                f"{np.isfinite(firsts).sum()} of {len(found)}" if found else "-",
+                "-" if np.isinf(first) else f"{first:,.0f}",
             ]
         rows.append([short_task(task), *cells])
     header = [f"{what}, {label(v)}" for v in variants
@@ -161,7 +177,7 @@ def found_table(part, tasks):
 
 
 def difference_table(part, tasks, backup, step):
-    """Frontier - off per task, on the seeds of both, with its interval and what that says."""
+    """Frontier - off per task and in the mean, on the seeds of both, and what that says."""
     rows = []
     for variant in sorted(part):
         if not variant or backup not in part[variant] or backup not in part.get("", {}):
@@ -169,17 +185,21 @@ def difference_table(part, tasks, backup, step):
         tables = aggregate.on_the_same_seeds(
             *(score_table_at(part[v][backup], tasks, step) for v in (variant, ""))
         )
-        for task in tasks:
-            pair = [aggregate.score_matrix(table, [task], {task: (0.0, 1.0)}) for table in tables]
+        for name, chosen in (*((short_task(t), [t]) for t in tasks), ("**mean of tasks**", tasks)):
+            scales = dict.fromkeys(chosen, (0.0, 1.0))
+            pair = [aggregate.score_matrix(table, chosen, scales) for table in tables]
             if any(matrix is None for matrix in pair):
                 continue
-            change = aggregate.estimate(aggregate.difference, *pair)
+            on, off = pair
+            change = aggregate.difference(on, off)
             support = aggregate.support(change)
             judged = {"supported": "better", "contradicted": "worse"}.get(support, support)
-            rows.append([label(variant), short_task(task), short(pair[1].mean()),
-                         short(pair[0].mean()), interval(change), judged,
-                         str(change.seeds)])  # fmt: skip
-    header = ["variant", "task", "off", "on", "on - off", "", "seeds"]
+            rows.append([
+                label(variant), name, short(off.mean()), short(on.mean()), interval(change),
+                f"{(on > off).sum()} : {(on < off).sum()}",
+                chance_text(change.p).removeprefix("= "), judged, str(change.seeds),
+            ])  # fmt: skip
+    header = ["variant", "task", "off", "on", "on - off", "runs higher : lower", "p", "", "seeds"]
     return markdown(header, rows) if rows else None
 
 
@@ -208,8 +228,8 @@ def tables(records):
         yield f"{count(len(seeds_of(part)), 'run')}."
         for step in steps:
             yield f"After {step:,} steps:"
-            yield score_table(part, tasks, backups, step)
-        yield "What was found:"
+            yield score_table(part, tasks, backups, step, is_solvable=suite != "minatar")
+        yield "What `graph` found, on the seeds of both; the first reward at the median of runs:"
         yield found_table(part, tasks)
         yield from difference_tables(part, tasks, backups, steps[-1])
 

@@ -8,6 +8,7 @@ where the grid is not complete yet.
 """
 
 import functools
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ except ImportError as missing:
     fail(f"no {missing.name}: pip install -r requirements-sweep.txt")
 
 PAPER = Path(__file__).resolve().parent / "paper"
+RESULTS = ROOT / "benchmark" / "results"
 BEGIN, END = "<!-- results: python benchmark/report.py -->", "<!-- end of results -->"
 
 # Columns of the tables: (backup, variant) of the rows -> name.
@@ -36,24 +38,25 @@ COLUMNS = {
     ("graph", "persist_targets=True"): "graph, persistent",
 }
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
+SOLVED = 0.9  # of the best evaluation that any run had on the same task and seed
 
-# What a change to graph would mend, if it helped. Frontier episodes are no column of the tables.
+# Changes to graph, of which one may raise its score. Frontier episodes are no column of the tables.
 FRONTIER = "graph, frontier"
 REMEDIES = {
-    "graph, persistent": "propagation",
-    "graph, breadth 0": "propagation",
+    "graph, persistent": "further propagation",
+    "graph, breadth 0": "no sampling of the graph",
     FRONTIER: "exploration",
 }
 
 
 @dataclass
 class Args:
-    results_dir: Path = ROOT / "benchmark" / "results"
+    results_dir: Path = RESULTS
     """where the rows are"""
-    out: Path = ROOT / "docs" / "report.md"
-    """the report; its pictures lie beside it"""
-    readme: Path | None = ROOT / "README.md"
-    """the file whose results between two markers are replaced"""
+    out: Path | None = None
+    """the report, its pictures beside it; docs/report.md, or report.md beside other rows"""
+    readme: Path | None = None
+    """where results between two markers are replaced; README.md, or nowhere with other rows"""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -149,7 +152,8 @@ def read_protocols(results_dir):
                 (suite, key.episode_seed), new_protocol(suite, key.episode_seed, paper)
             )
             row = {name: number(text[name]) for name in (
-                "score", "steps", "novel_state_ratio", "states", "first_reward_step")}  # fmt: skip
+                "score", "steps", "wall_seconds", "novel_state_ratio", "states",
+                "first_reward_step")}  # fmt: skip
             row |= {"commit": text["commit"], "curve": curves.get(key, {})}
             if suite == "atari100k":  # the paper's tables are in percent of human
                 low, high = human[key.task]
@@ -294,6 +298,23 @@ def estimate(statistic, *matrices):
     return aggregate.estimate(statistic, *matrices)
 
 
+def difference(pair, weights=None):
+    """None until both matrices are there."""
+    if any(matrix is None for matrix in pair):
+        return None
+    return aggregate.difference(*pair, weights)
+
+
+def judged(difference):
+    """0.58 [0.40, 0.71], p = 0.01: supported."""
+    chance = "" if np.isnan(difference.p) else f", p {chance_text(difference.p)}"
+    return f"{interval(difference)}{chance}: {aggregate.support(difference)}"
+
+
+def chance_text(p):
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
 def improvement_table(protocol):
     """P(graph > other), and the difference of the normalised means."""
     rows = []
@@ -303,34 +324,55 @@ def improvement_table(protocol):
             rows.append([
                 column,
                 interval(estimate(aggregate.probability_of_improvement, *pair)),
-                interval(estimate(aggregate.difference, *pair)),
+                interval(difference(pair)),
             ])  # fmt: skip
     return markdown(["graph against", "P(improvement) [95%]", "normalised mean, difference [95%]"],
                     rows)  # fmt: skip
 
 
+@functools.cache
+def orderings(protocol):
+    """(better, worse) in the paper's means of tasks -> (means, Estimate) of ours; None without."""
+    paper = {
+        c: np.mean([paper_cell(protocol, c, task)[0] for task in protocol.tasks])
+        for c in OF_THE_PAPER
+    }
+    found = {}
+    for names in itertools.combinations(sorted(paper, key=paper.get, reverse=True), 2):
+        pair = protocol.matrices(names, normalised=False)
+        gain = difference(pair)
+        found[names] = gain and ([matrix.mean() for matrix in pair], gain)
+    return {names: ([paper[name] for name in names], ours) for names, ours in found.items()}
+
+
 def order_claims(protocol):
     """A sentence per pair of backups that the paper's means order."""
-    for better, worse in (("graph", "tree"), ("tree", "n-step"), ("graph", "n-step"),
-                          ("graph", "one-step"), ("tree", "one-step")):  # fmt: skip
-        theirs = [
-            np.mean([paper_cell(protocol, c, task)[0] for task in protocol.tasks])
-            for c in (better, worse)
-        ]
+    for (better, worse), (theirs, ours) in orderings(protocol).items():
         claim = (
             f"**{better} > {worse}** in the mean (paper: {short(theirs[0])} and {short(theirs[1])})"
         )
-        pair = protocol.matrices((better, worse), normalised=False)
-        raw = estimate(aggregate.difference, *pair)
-        if raw is None:
+        if ours is None:
             yield f"- {claim}: not enough runs yet."
             continue
-        text = (f"{short(pair[0].mean())} and {short(pair[1].mean())}, difference "
-                f"{interval(raw)}: {aggregate.support(raw)}")  # fmt: skip
-        scaled = estimate(aggregate.difference, *protocol.matrices((better, worse)))
+        means, gain = ours
+        text = f"{short(means[0])} and {short(means[1])}, difference {judged(gain)}"
         if any(scale != (0.0, 1.0) for scale in protocol.scales.values()):
-            text += f"; of normalised scores {interval(scaled)}: {aggregate.support(scaled)}"
-        yield f"- {claim}: {text} ({count(raw.seeds, 'seed')})."
+            scaled = difference(protocol.matrices((better, worse)))
+            text += f"; of normalised scores {judged(scaled)}"
+        yield f"- {claim}: {text} ({count(gain.seeds, 'seed')})."
+
+
+def orders_in_short(protocol):
+    """One sentence: which orders of the paper's means hold here."""
+    found = {}
+    for (better, worse), (_, ours) in orderings(protocol).items():
+        name = "open" if ours is None else aggregate.support(ours[1])
+        found.setdefault(name, []).append(f"{better} > {worse}")
+    parts = [
+        f"{', '.join(found[name])} {name}"
+        for name in ("supported", "contradicted", "undecided", "open") if name in found
+    ]  # fmt: skip
+    return f"The paper's orders of the means: {'; '.join(parts)}."
 
 
 def freeway_claim(protocol):
@@ -346,18 +388,17 @@ def freeway_claim(protocol):
     if any(matrix is None for matrix in pair):
         return f"- {claim}: not enough runs yet."
 
-    def gain(x, y):
-        return x.mean(axis=0) - y.mean(axis=0)
-
-    freeway = aggregate.estimate(lambda x, y: gain(x, y)[0], *pair)
-    rest = aggregate.estimate(lambda x, y: gain(x, y)[1:].sum(), *pair)
-    lead = aggregate.estimate(lambda x, y: gain(x, y)[0] - gain(x, y)[1:].sum(), *pair)
-    judged = aggregate.support(lead)
-    if judged == "supported" and not freeway.low > 0:
-        judged = "undecided"
+    in_freeway = np.array([1.0, *(0.0 for _ in others)])
+    freeway = difference(pair, in_freeway)
+    rest = difference(pair, 1 - in_freeway)
+    lead = difference(pair, 2 * in_freeway - 1)
+    support = aggregate.support(lead)
+    if support == "supported" != aggregate.support(freeway):
+        support = "undecided"
     return (
-        f"- {claim}: {interval(freeway)} in Freeway, {interval(rest)} in the other four; "
-        f"the first less the second {interval(lead)}: {judged} ({count(lead.seeds, 'seed')})."
+        f"- {claim}: {interval(freeway)} in Freeway, {interval(rest)} in the other four; the first "
+        f"less the second {interval(lead)}, p {chance_text(lead.p)}: {support} "
+        f"({count(lead.seeds, 'seed')})."
     )
 
 
@@ -383,8 +424,8 @@ def shortfalls(protocol, column):
         paper = paper_cell(protocol, "graph", task)
         ours = cell_summary(protocol, column, task)
         if paper and aggregate.verdict(ours.mean, *paper) == "below":
-            rows = list(seeds.values())
-            found[task] = aggregate.shortfall(rows, [row["curve"] for row in rows], paper[0])
+            rows, (mean, std) = list(seeds.values()), paper
+            found[task] = aggregate.shortfall(rows, [row["curve"] for row in rows], mean - std)
     return found
 
 
@@ -399,11 +440,12 @@ def shortfall_table(protocol):
                 short_task(task), column, f"{short(ours.mean)} ({ours.number})",
                 short(paper_cell(protocol, "graph", task)[0]),
                 str(why.no_reward), str(why.never_learned), str(why.lost), str(why.fine),
-                "-" if np.isnan(why.first_reward) else f"{why.first_reward:,.0f}",
+                "none" if np.isinf(why.first_reward) else f"{why.first_reward:,.0f}",
                 f"{why.states:,.0f}",
             ])  # fmt: skip
     header = ["task", "backup", "ours", "paper", "no reward met", "met, not learned",
-              "learned, lost", "at the paper's mean", "first reward at step", "states"]  # fmt: skip
+              "learned, lost", "in the paper's range", "first reward at step",
+              "states"]  # fmt: skip
     return markdown(header, rows) if rows else None
 
 
@@ -415,9 +457,7 @@ def remedy_table(protocol):
     found, rows = shortfalls(protocol, "graph"), []
     for task in (task for task in protocol.tasks if task in found):
         gains = {
-            column: estimate(
-                aggregate.difference, *protocol.matrices((column, "graph"), [task], False)
-            )
+            column: difference(protocol.matrices((column, "graph"), [task], normalised=False))
             for column in REMEDIES
         }
         missing = (
@@ -426,31 +466,52 @@ def remedy_table(protocol):
         rows.append([
             short_task(task), short(missing),
             *(interval(gain) + (f" ({gain.seeds})" if gain else "") for gain in gains.values()),
-            missing_stage(found[task], gains),
+            what_helps(found[task], gains),
         ])  # fmt: skip
-    header = [
-        "task",
-        "below by",
-        *(c.removeprefix("graph, ") for c in REMEDIES),
-        "what was missing",
-    ]
+    header = ["task", "below by", *(c.removeprefix("graph, ") for c in REMEDIES), "what helps"]
     return markdown(header, rows) if rows else None
 
 
-def missing_stage(why, gains):
-    """Exploration, propagation or fitting, as far as the runs tell.
+def what_helps(why, gains):
+    """What graph was short of, as far as the runs tell.
 
     Args:
         why: the Shortfall of graph's runs.
         gains: column of REMEDIES -> Estimate of what it adds to graph's score, or None.
     """
-    judged = {c: aggregate.support(gain) if gain else "open" for c, gain in gains.items()}
-    stages = {REMEDIES[column]: "" for column, j in judged.items() if j == "supported"}
+    support = {c: aggregate.support(gain) if gain else "open" for c, gain in gains.items()}
+    found = [REMEDIES[column] for column, judged in support.items() if judged == "supported"]
     if why.no_reward:
-        stages["exploration"] = f" ({count(why.no_reward, 'run')} met no reward)"
-    if stages:
-        return " and ".join(f"{stage}{note}" for stage, note in sorted(stages.items()))
-    return "open" if "open" in judged.values() else "fitting"
+        found = [name for name in found if name != "exploration"]
+        found.append(f"exploration ({count(why.no_reward, 'run')} met no reward)")
+    if found:
+        return " and ".join(found)
+    return "open" if "open" in support.values() else "none of these"
+
+
+def exploration_text(protocol):
+    """How many runs met a reward, and how many of those solved the task. Of returns within [0, 1].
+
+    Solved: a score of at least SOLVED of the best evaluation of any run of the task and seed.
+    """
+    best = {}
+    for cells in protocol.cells.values():
+        for task, seeds in cells.items():
+            for seed, row in seeds.items():
+                best[task, seed] = max(best.get((task, seed), 0), *row["curve"].values())
+    parts = []
+    for column in OF_THE_PAPER:
+        runs = [
+            (row, best[task, seed]) for task, seeds in protocol.cells.get(column, {}).items()
+            for seed, row in seeds.items()
+        ]  # fmt: skip
+        met = [(row, top) for row, top in runs if row["first_reward_step"] is not None]
+        solved = sum(row["score"] >= SOLVED * top > 0 for row, top in met)
+        parts.append(f"`{column}` {len(met)} of {len(runs)}, and solved {solved}")
+    return (
+        f"Runs that met a reward, and those of them that solved the task, with {SOLVED} or more of "
+        f"the best evaluation of any run of that task and seed: {'; '.join(parts)}."
+    )
 
 
 def comparison(fixed, fresh):
@@ -464,18 +525,18 @@ def comparison(fixed, fresh):
     rows, distances = [], {}
     for protocol in (fixed, fresh):
         counts = verdict_counts(protocol, both)
-        distances[protocol.title] = np.mean([
-            abs(cell_summary(protocol, c, t).mean - paper_cell(protocol, c, t)[0])
-            / protocol.scales[t][1] for c, t in both
-        ])  # fmt: skip
+        of_task = {t: distance(protocol, [cell for cell in both if cell[1] == t]) for _, t in both}
+        distances[protocol.title] = distance(protocol, both)
         ratio = novel_ratio(protocol)
         rows.append([
             protocol.title.removeprefix("MinAtar, "),
             *(str(counts[name]) for name in ("inside", "above", "below")),
-            short(distances[protocol.title]), "-" if ratio is None else f"{ratio:.3f}",
+            short(distances[protocol.title]),
+            ", ".join(f"{task} {short(value)}" for task, value in of_task.items()),
+            "-" if ratio is None else f"{ratio:.3f}",
         ])  # fmt: skip
-    header = ["MinAtar", "inside the paper's ± std", "above", "below",
-              "mean distance (normalised)", "novel state ratio, graph (paper: 0.298)"]  # fmt: skip
+    header = ["MinAtar", "inside the paper's ± std", "above", "below", "mean distance (normalised)",
+              "by task", "novel state ratio, graph (paper: 0.298)"]  # fmt: skip
     nearer = min(distances, key=distances.get).removeprefix("MinAtar, ")
     fewest = min(cell_summary(p, c, t).number for p in (fixed, fresh) for c, t in both)
     text = (
@@ -491,16 +552,24 @@ def comparison(fixed, fresh):
     changes = []
     for column in fixed.columns:
         tables = aggregate.on_the_same_seeds(fresh.scores(column), fixed.scores(column))
-        whole = estimate(aggregate.difference, *map(fresh.as_matrix, tables))
+        whole = difference([fresh.as_matrix(table) for table in tables])
         per_task = []
         for task in fixed.tasks:
             pair = [fresh.as_matrix(table, [task], normalised=False) for table in tables]
-            found = estimate(aggregate.difference, *pair)
+            found = difference(pair)
             per_task.append("the same" if found and task in same else interval(found))
         if whole is not None or set(per_task) != {"-"}:
             changes.append([column, *per_task, interval(whole)])
     table = markdown(["fresh - fixed", *fixed.tasks, "normalised mean"], changes)
     return f"{text}\n\n{markdown(header, rows)}\n\nWhat changes from fixed to fresh:\n\n{table}"
+
+
+def distance(protocol, cells):
+    """Mean distance of our means from the paper's, in normalised scores, over (column, task)s."""
+    return np.mean([
+        abs(cell_summary(protocol, c, t).mean - paper_cell(protocol, c, t)[0])
+        / protocol.scales[t][1] for c, t in cells
+    ])  # fmt: skip
 
 
 def same_runs(one, other, task):
@@ -556,9 +625,13 @@ def summary_panel(protocol):
             / (protocol.scales[t][1] - protocol.scales[t][0])
             for t in protocol.tasks if paper_cell(protocol, column, t)
         ]  # fmt: skip
+        ours = protocol.matrix(column)
+        graph = protocol.matrices(("graph", column))[0]
+        is_fewer = graph is not None and len(graph) < len(protocol.matrix("graph"))
         backups[column] = (
-            estimate(aggregate.mean, protocol.matrix(column)),
+            estimate(aggregate.mean, ours),
             np.mean(paper) if paper else None,
+            graph.mean() if is_fewer and len(graph) == len(ours) else None,
         )
     return protocol.title.replace(", ", ",\n", 1), f"mean {protocol.metric}", backups
 
@@ -597,22 +670,37 @@ HOW = f"""\
 How to read it: a score is the mean over the last 10% of a run's evaluations; a cell is the mean ±
 the standard deviation over seeds (of the population, as the paper's), and the number of seeds.
 *Inside*, *above* and *below* compare our mean with the paper's mean ± std, with half a unit of its
-last digit for rounding. Intervals are 95% percentile intervals of a bootstrap over seeds,
-stratified by task ([rliable](https://github.com/google-research/rliable),
-{aggregate.REPETITIONS:,} samples); from few seeds they are too narrow (were scores normal, the
-interval of a difference, five seeds a side, would cover it 91% of the time for the mean of five
-tasks and 88% for one task), and one seed gives none. Where tasks have different numbers of seeds,
-statistics over tasks use the first so many that all of them have, and where two backups are
-compared, only seeds that both have: in MiniGrid each is a layout of its own. A claim is
-*supported* if the interval of the difference lies above 0, *contradicted* if it lies below,
-*undecided* if 0 is in it, and *open* with fewer than {aggregate.FEWEST_SEEDS} seeds.
+last digit for rounding: a description, not a test. Where the paper's std is 0.00, one seed that
+solves the task is *above*.
+
+Intervals are 95% percentile intervals of a bootstrap over seeds, stratified by task
+([rliable](https://github.com/google-research/rliable), {aggregate.REPETITIONS:,} samples), and one
+seed gives none. From few seeds they are too narrow: were scores normal, those of five seeds would
+cover the mean of five tasks 90% of the time and that of one task 84%. Where tasks have different
+numbers of seeds, statistics over tasks use the first so many that all of them have. Two backups are
+compared on the seeds that both have (*graph, same seeds*), and their runs with the same seed stay
+together: in MiniGrid each seed is a layout of its own. P(improvement) is the chance that a run of
+`graph` is better than one of the other backup, of any seed; IQM the mean of the middle half.
+
+So it is not the interval of a difference that judges a claim, but p: the chance of so large a
+difference in its direction if each seed's difference had either sign by chance (one-sided paired
+permutation test). *Supported*, or *contradicted*: p <= {aggregate.LEVEL} in the claim's direction,
+or against it; *undecided*: neither; *open*: fewer than {aggregate.FEWEST_SEEDS} seeds. On one task
+five seeds decide only if all five agree (1/32). No correction is made for the number of claims.
 
 MiniGrid's returns are taken as they are. MinAtar's are divided by the highest mean in the paper's
 table for the game, so that 1 is the paper's best backup there. (The paper divides by the scores of
 a DQN after 5,000,000 steps, which it does not print.) Means of raw MinAtar scores, as in the
 paper's summary, are shown too; Freeway and Space Invaders make most of them.
-`graph, breadth 0` is `--breadth 0`, every transition; `graph, persistent` is `--persist-targets`,
-nested values that stay until the next target network."""
+
+What the paper says is the default here. The commands that its authors released depart from it, and
+some of that is tried beside it: `graph, persistent` is `--persist-targets`, nested values that
+stay until the next target network, as in their DQN; *fixed episode seeds* re-seed the MinAtar game
+at every episode, as they do. Their depth of 10 in MiniGrid (the paper's, and ours: 5) was not run.
+`graph, breadth 0` is `--breadth 0`, every transition.
+
+A run that is interrupted and resumed goes on with a new episode in the version that made these
+rows; later ones replay the episode under way. A few of the rows are of such runs."""
 
 
 def section(protocol, folder):
@@ -622,13 +710,18 @@ def section(protocol, folder):
     yield task_table(protocol)
     yield markdown(SUMMARY_HEADER, summary_rows(protocol))
     yield improvement_table(protocol)
+    if protocol.suite == "minigrid":
+        yield exploration_text(protocol)
     curves = curves_of(protocol)
     if curves:
         name = f"report_{protocol.slug}_curves.png"
         episodes = "an evaluation" if protocol.suite == "atari100k" else "3 episodes"
         report_figures.draw_curves(folder / name, curves, f"mean return of {episodes}")
         yield f"![Learning curves, {protocol.title}]({name})"
-        yield "Mean of the seeds and its standard error, over five evaluations."
+        yield (
+            "Mean of the seeds and its standard error, over five evaluations; dashed where there "
+            "is one seed only."
+        )
     if protocol.suite == "atari100k":
         return
     short_of = shortfall_table(protocol)
@@ -637,10 +730,10 @@ def section(protocol, folder):
         return
     yield "### Where graph is below the paper"
     yield (
-        "Runs by what they lacked. *No reward met*: exploration. *Met, not learned*: propagation "
-        "or fitting; no mean of five evaluations reached the paper's mean. *Learned, lost*: "
-        "fitting; one did, but the score is below it. Where `graph, persistent`, whose propagation "
-        "has no bound, is as far below, propagation is not what was missing."
+        "Runs by what they lacked of the paper's mean - std. *No reward met*: exploration. *Met, "
+        "not learned*: propagation or fitting; no mean of five evaluations reached it. *Learned, "
+        "lost*: fitting; one did, but the score is below it. The first reward is the median of all "
+        "runs, *none* where half of them have none."
     )
     yield short_of
     remedies = remedy_table(protocol)
@@ -650,9 +743,11 @@ def section(protocol, folder):
         "What would mend it: by how much the mean of `graph` grows, on the seeds that both have "
         "(their number in brackets), with `--persist-targets`, with `--breadth 0`, and with "
         "`--exploration frontier` ([docs/frontier.md](frontier.md); made by a later version). "
-        "What was missing is the stage whose remedy has an interval above 0, and exploration where "
-        "runs met no reward. If no remedy has, *fitting* is left, or what the paper does not say "
-        f"of its protocol; with fewer than {aggregate.FEWEST_SEEDS} seeds it is *open*."
+        "A change *helps* if that is supported as a claim is, and exploration is what was missing "
+        "where runs met no reward. Persistent targets change the bias of targets, too: where they "
+        "do not help, propagation may still be short. If none of these helps, fitting is left, or "
+        "what the paper does not say of its protocol; with fewer than "
+        f"{aggregate.FEWEST_SEEDS} seeds it is *open*."
     )
     yield remedies
 
@@ -673,7 +768,8 @@ def report(protocols, left_out, folder, in_short):
     yield "# Does it reproduce?"
     yield (
         "Written by `python benchmark/report.py` from `benchmark/results/*.csv`: "
-        f"{count(len(runs), 'run')}, made by the code at {', '.join(commits) or '-'}."
+        f"{count(len(runs), 'run')}, made by the code at {', '.join(commits) or '-'} in "
+        f"{sum(row['wall_seconds'] for row in runs) / 3600:,.1f} hours of one core."
         + (f" {count(left_out, 'row')} with other flags: not shown." if left_out else "")
     )
     yield HOW
@@ -717,7 +813,7 @@ def summary_text(protocols, folder):
         parts.append("![Mean scores of every backup, ours and the paper's](report_summary.png)")
         parts.append(
             "Bars: mean over tasks, with its 95% interval, pale where there is one seed only; "
-            "diamonds: the paper. "
+            "dotted: `graph` on the seeds of that bar, where they are fewer; diamonds: the paper. "
             "MinAtar's scores are divided by the best mean that the paper has for the game."
         )
     rows = []
@@ -725,7 +821,10 @@ def summary_text(protocols, folder):
         for row in summary_rows(protocol):
             rows.append([protocol.title, *row[:5], row[-1]])
     parts.append(markdown(["suite", *SUMMARY_HEADER[:5], SUMMARY_HEADER[-1]], rows))
-    parts.append("\n".join(f"- {p.title}, {seeds_text(p)}: {shown_verdicts(p)}" for p in protocols))
+    parts.append("\n".join(
+        f"- **{p.title}**, {seeds_text(p)}: {shown_verdicts(p)} {orders_in_short(p)}"
+        for p in protocols
+    ))  # fmt: skip
     parts.append(atari_line(protocols))
     return "\n\n".join(parts)
 
@@ -742,20 +841,28 @@ def replace_between(path, begin, end, text):
 
 def main():
     args = tyro.cli(Args)
+    out, readme = args.out, args.readme
+    if args.results_dir == RESULTS and out is None and readme is None:
+        out, readme = ROOT / "docs" / "report.md", ROOT / "README.md"
+    elif out is None:
+        out = args.results_dir / "report.md"
     try:
         protocols, left_out = read_protocols(args.results_dir)
+        if not protocols and left_out:
+            columns = ", ".join(COLUMNS.values())
+            fail(f"no row in {args.results_dir} has a column, {left_out} are of others: {columns}")
         if not protocols:
             fail(f"no rows in {args.results_dir}; benchmark/sweep.py makes them")
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        in_short = summary_text(protocols, args.out.parent)
-        parts = report(protocols, left_out, args.out.parent, in_short)
-        args.out.write_text("\n\n".join(parts) + "\n")
-        if args.readme is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        in_short = summary_text(protocols, out.parent)
+        parts = report(protocols, left_out, out.parent, in_short)
+        out.write_text("\n\n".join(parts) + "\n")
+        if readme is not None:
             text = in_short.replace("](report_", "](docs/report_")
-            args.readme.write_text(replace_between(args.readme, BEGIN, END, text))
+            readme.write_text(replace_between(readme, BEGIN, END, text))
     except (OSError, ValueError, KeyError) as error:
         fail(error)
-    print(f"wrote {args.out}")
+    print("wrote", *filter(None, (out, readme)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ def bare(axis):
 def draw_summary(path, panels):
     """Mean score per backup beside the paper's.
 
-    panels: (title, label of the axis, {backup: (Estimate, paper's mean or None)}) of each.
+    panels: (title, label of the axis, {backup: (Estimate, the paper's, graph's on its seeds)})
+    of each; the last two may be None.
     """
     widths = [len(backups) for _, _, backups in panels]
     figure, axes = plt.subplots(
@@ -33,7 +34,7 @@ def draw_summary(path, panels):
         width_ratios=widths, layout="constrained",
     )  # fmt: skip
     for axis, (title, label, backups) in zip(axes[0], panels, strict=True):
-        for x, (name, (ours, paper)) in enumerate(backups.items()):
+        for x, (name, (ours, paper, graph)) in enumerate(backups.items()):
             if ours is not None:
                 several = np.isfinite(ours.low)
                 alpha = 1.0 if several else 0.35
@@ -41,6 +42,8 @@ def draw_summary(path, panels):
                 if several:
                     errors = [[ours.value - ours.low], [ours.high - ours.value]]
                     axis.errorbar(x, ours.value, errors, color="black", capsize=3, linewidth=1)
+            if graph is not None:
+                axis.hlines(graph, x - 0.4, x + 0.4, COLOURS["graph"], linestyle=":", linewidth=2)
             if paper is not None:
                 axis.plot(x, paper, "D", markerfacecolor="white", color="black", markersize=6)
         axis.set_xticks(range(len(backups)), backups, rotation=35, ha="right")
@@ -68,8 +71,9 @@ def draw_curves(path, tasks, label):
     handles = {}
     for axis, (task, backups) in zip(axes.flat, tasks.items(), strict=False):
         for name, (steps, mean, error, seeds) in backups.items():
-            (line,) = axis.plot(steps, mean, color=COLOURS[name], linewidth=1.4)
-            handles.setdefault(name, (line, seeds))
+            style = "-" if seeds > 1 else "--"
+            (line,) = axis.plot(steps, mean, style, color=COLOURS[name], linewidth=1.4)
+            handles[name] = line if seeds > 1 else handles.get(name, line)
             axis.fill_between(
                 steps, mean - error, mean + error, color=COLOURS[name], alpha=0.2, linewidth=0
             )
@@ -81,7 +85,7 @@ def draw_curves(path, tasks, label):
         axis.axis("off")
     names = [name for name in COLOURS if name in handles]
     axes.flat[len(tasks)].legend(
-        [handles[name][0] for name in names], names, frameon=False, loc="center", fontsize=10
+        [handles[name] for name in names], names, frameon=False, loc="center", fontsize=10
     )
     figure.supxlabel("environment steps", fontsize=10)
     figure.supylabel(label, fontsize=10)
@@ -97,14 +101,15 @@ def draw_profiles(path, panels):
         1, len(panels), figsize=(3.9 * len(panels), 3.3), squeeze=False, sharey=True,
         layout="constrained",
     )  # fmt: skip
+    handles = {}
     for axis, (title, label, thresholds, backups) in zip(axes[0], panels, strict=True):
         for name, (values, (low, high)) in backups.items():
-            axis.plot(thresholds, values, color=COLOURS[name], label=name)
+            (handles[name],) = axis.plot(thresholds, values, color=COLOURS[name])
             axis.fill_between(thresholds, low, high, color=COLOURS[name], alpha=0.15, linewidth=0)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(label)
         axis.set_ylim(0, 1.02)
         bare(axis)
     axes[0, 0].set_ylabel("share of runs above")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right", frameon=False)
+    figure.legend(handles.values(), handles, loc="outside right", frameon=False)
     save(figure, path)

@@ -83,7 +83,39 @@ def test_probability_of_improvement_counts_a_tie_as_half():
     improvement = (0.625 + 0.5) / 2
     assert aggregate.probability_of_improvement(one, other) == pytest.approx(improvement)
     assert metrics.probability_of_improvement(one, other) == pytest.approx(improvement)
-    assert aggregate.difference(one, other) == pytest.approx((1.5 - 1.0) / 2)
+
+
+def test_a_difference_is_of_pairs():
+    one, other = np.array([[1.0, 5.0], [2.0, 9.0]]), np.array([[0.0, 5.0], [1.0, 9.0]])
+    found = aggregate.difference(one, other)
+    assert found[:4] == (0.5, 0.5, 0.5, 2)  # each seed's gain is 1 in a task and 0 in the other
+    assert found.p == 1 / 4
+    assert aggregate.difference(one, other, np.array([0.0, 1.0])).p == 1.0
+    assert aggregate.difference(one, other, np.array([2.0, -1.0])).value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ([1, 1, 1, 1, 1], 1 / 32),
+        ([-1, -1, -1, -1, -1], 1 / 32),
+        ([2, 2, 2, -1], 2 / 16),  # + + + - and + + + +
+        ([1, 1, 1, 0, 0], 1 / 8),
+        ([1, 1, 1, 1e-3, 1e-3], 1 / 8),
+        ([0, 0], 1.0),
+        ([3], 1 / 2),
+        ([], 1.0),
+        ([1] * 30, 1 / 10_001),
+    ],
+)
+def test_sign_flip_p(gains, expected):
+    assert aggregate.sign_flip_p(np.array(gains, np.float64)) == pytest.approx(expected)
+
+
+def test_sign_flip_p_of_many_gains_is_that_of_the_normal_distribution():
+    gains = np.random.default_rng(0).normal(0.2, 1, 60)
+    expected = 0.5 * math.erfc(gains.sum() / np.sqrt(2 * (gains**2).sum()))
+    assert aggregate.sign_flip_p(gains) == pytest.approx(expected, abs=0.01)
 
 
 def test_an_interval_is_stratified_reproducible_and_leaves_the_generator_alone():
@@ -91,7 +123,7 @@ def test_an_interval_is_stratified_reproducible_and_leaves_the_generator_alone()
     expected = np.random.get_state()[1].copy()  # noqa: NPY002
     # Tasks differ by 100, seeds do not differ: resampling over tasks would show.
     flat = aggregate.estimate(aggregate.mean, np.array([[0.0, 100.0], [0.0, 100.0]]))
-    assert flat == (50.0, 50.0, 50.0, 2)
+    assert flat[:4] == (50.0, 50.0, 50.0, 2)
     spread = np.array([[0.0, 100.0], [1.0, 101.0], [2.0, 102.0]])
     one, two = (aggregate.estimate(aggregate.mean, spread) for _ in range(2))
     assert one == two
@@ -100,28 +132,30 @@ def test_an_interval_is_stratified_reproducible_and_leaves_the_generator_alone()
 
 
 @pytest.mark.parametrize("num_tasks", [1, 5])
-def test_how_often_an_interval_of_five_seeds_covers_is_what_the_pages_say(num_tasks):
-    """Differences of two equal sides with normal scores, a hundred experiments at a time."""
+def test_how_often_an_interval_of_five_seeds_covers_is_what_the_page_says(num_tasks):
+    """Normal scores, a hundred experiments at a time."""
     rng, num_seeds, covered = np.random.default_rng(0), 5, []
-    size = (1_000, 2, num_tasks, num_seeds)
+    size = (1_000, num_tasks, num_seeds)
     for _ in range(200):
         drawn = rng.multinomial(num_seeds, [1 / num_seeds] * num_seeds, size[:-1])
-        drawn[:, 1] *= -1
         scores = rng.normal(size=(100, *size[1:])).reshape(100, -1)
-        differences = scores @ (drawn.reshape(len(drawn), -1).T / (num_tasks * num_seeds))
-        low, high = np.percentile(differences, [2.5, 97.5], axis=1)  # [100]
+        means = scores @ (drawn.reshape(len(drawn), -1).T / (num_tasks * num_seeds))
+        low, high = np.percentile(means, [2.5, 97.5], axis=1)  # [100]
         covered += [(low <= 0) & (high >= 0)]
     said = " ".join(report.HOW.split())
-    said = re.search(r"cover it (\d+)% of .* five tasks and (\d+)% for one task", said).groups()
-    assert int(said[num_tasks == 1]) == pytest.approx(100 * np.mean(covered), abs=0.6)
-    one = int(said[1])
-    page = (ROOT / "docs" / "frontier.md").read_text()
-    assert f"would cover the difference {one}% of the time" in page
-    assert f"at least one is judged better or worse {100 * (1 - (one / 100) ** 5):.0f}%" in page
+    said = re.search(r"mean of five tasks (\d+)% of the time and that of one task (\d+)%", said)
+    assert int(said[1 + (num_tasks == 1)]) == pytest.approx(100 * np.mean(covered), abs=0.7)
+
+
+def test_how_often_one_of_five_tasks_is_judged_by_chance_is_what_the_page_says():
+    either_way = 2 * aggregate.sign_flip_p(np.ones(5))
+    page = " ".join((ROOT / "docs" / "frontier.md").read_text().split())
+    assert f"by chance once in {1 / either_way:.0f}" in page
+    assert f"at least one is judged {100 * (1 - (1 - either_way) ** 5):.0f}% of the time" in page
 
 
 def test_one_seed_has_no_interval():
-    single = aggregate.estimate(aggregate.difference, np.array([[2.0]]), np.array([[1.0], [1.0]]))
+    single = aggregate.difference(np.array([[2.0]]), np.array([[1.0]]))
     assert single.value == 1.0
     assert math.isnan(single.low)
     assert math.isnan(single.high)
@@ -129,13 +163,13 @@ def test_one_seed_has_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(0.1, 0.2, "supported"), (-0.2, -0.1, "contradicted"), (-0.1, 0.1, "undecided"),
-     (0.0, 0.1, "undecided")],
+    ("value", "p", "expected"),
+    [(0.1, 0.05, "supported"), (-0.1, 0.05, "contradicted"), (0.1, 0.06, "undecided"),
+     (0.0, 1.0, "undecided")],
 )  # fmt: skip
-def test_support(low, high, expected):
-    assert aggregate.support(aggregate.Estimate(0.0, low, high, 5)) == expected
-    assert aggregate.support(aggregate.Estimate(0.0, low, high, 4)) == "open"
+def test_support(value, p, expected):
+    assert aggregate.support(aggregate.Estimate(value, -1.0, 1.0, 5, p)) == expected
+    assert aggregate.support(aggregate.Estimate(value, -1.0, 1.0, 4, p)) == "open"
 
 
 def test_band_is_the_mean_and_standard_error_of_running_means():
@@ -143,7 +177,8 @@ def test_band_is_the_mean_and_standard_error_of_running_means():
     steps, mean, error = aggregate.band(curves, window=2)
     assert steps.tolist() == [1, 2, 3]
     assert mean.tolist() == [1.0, 2.0, 5.5]  # of (0, 1, 3) and (2, 3, 8)
-    np.testing.assert_allclose(error, np.array([1.0, 1.0, 2.5]) / np.sqrt(2))
+    np.testing.assert_allclose(error, [1.0, 1.0, 2.5])
+    assert np.isnan(aggregate.band(curves[:1])[2]).all()
 
 
 def test_shortfall_sorts_runs_by_the_stage_that_failed():
@@ -152,7 +187,8 @@ def test_shortfall_sorts_runs_by_the_stage_that_failed():
 
     rows = [row(0, None), row(0.2, 100), row(0.3, 300), row(0.9, 50)]
     curves = [{1: 0}, {1: 0.4, 2: 0.2}, {1: 0.8, 2: 0.8}, {1: 0.9}]
-    assert aggregate.shortfall(rows, curves, 0.5) == (1, 1, 1, 1, 100.0, 10.0)
+    assert aggregate.shortfall(rows, curves, 0.5) == (1, 1, 1, 1, 200.0, 10.0)
+    assert aggregate.shortfall(rows[:2], curves[:2], 0.5).first_reward == math.inf
 
 
 def test_profiles_are_shares_of_runs_above():
@@ -223,9 +259,11 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
     assert claim(text, "graph > one-step").endswith("undecided (5 seeds).")
     assert "| MiniGrid | graph | 5 | 0.53 | 0.58 |" in text
     assert "Atari 100K: no run" in text
-    assert "100 runs, made by the code at abc1234" in text
+    assert "100 runs, made by the code at abc1234 in 0.2 hours" in text  # 9 s each
+    assert re.search(r"orders of the means: graph > tree supported; .* contradicted", readme)
+    assert "`graph` 0 of 25, and solved 0" in text
     # graph is below the paper in Empty-8x8 (0.96 +- 0) alone; no run met a reward.
-    assert "| Empty-8x8 | graph | 0.53 (5) | 0.96 | 5 | 0 | 0 | 0 | - | 40 |" in text
+    assert "| Empty-8x8 | graph | 0.53 (5) | 0.96 | 5 | 0 | 0 | 0 | none | 40 |" in text
     assert readme.startswith("before\n")
     assert readme.endswith("after\n")
     assert "| MiniGrid | graph | 5 | 0.53 | 0.58 |" in readme
@@ -236,22 +274,36 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("no_reward", "lows", "stage"),
+    ("no_reward", "chances", "expected"),
     [
-        (0, (0.1, -1, -1), "propagation"),
-        (0, (0.1, None, 0.1), "exploration and propagation"),
-        (2, (-1, 0.1, -1), "exploration (2 runs met no reward) and propagation"),
-        (0, (-1, -1, -1), "fitting"),
-        (0, (-1, None, -1), "open"),
+        (0, (0.01, 1, 1), "further propagation"),
+        (0, (0.01, None, 0.01), "further propagation and exploration"),
+        (2, (1, 0.01, 1), "no sampling of the graph and exploration (2 runs met no reward)"),
+        (2, (1, 1, 0.01), "exploration (2 runs met no reward)"),
+        (0, (1, 1, 1), "none of these"),
+        (0, (1, None, 1), "open"),
     ],
 )
-def test_missing_stage(no_reward, lows, stage):
+def test_what_helps(no_reward, chances, expected):
     why = aggregate.Shortfall(no_reward, 5 - no_reward, 0, 0, 100.0, 40.0)
     gains = {
-        column: None if low is None else aggregate.Estimate(low + 0.5, low, low + 1.0, 5)
-        for column, low in zip(report.REMEDIES, lows, strict=True)
+        column: None if p is None else aggregate.Estimate(0.5, 0.0, 1.0, 5, p)
+        for column, p in zip(report.REMEDIES, chances, strict=True)
     }
-    assert report.missing_stage(why, gains) == stage
+    assert report.what_helps(why, gains) == expected
+
+
+def test_runs_that_met_a_reward_and_solved():
+    def row(score, first, best=1.0):
+        return {"score": score, "first_reward_step": first, "curve": {1000: best}}
+
+    protocol = report.new_protocol("minigrid", "", report.read_paper())
+    protocol.cells = {
+        "graph": {"a": {1: row(0.9, 10), 2: row(0.0, 20), 3: row(0.0, None)}},
+        "tree": {"a": {1: row(0.89, 10), 2: row(0.0, None, 0.0)}},
+    }
+    text = report.exploration_text(protocol)
+    assert "`tree` 1 of 2, and solved 0; `graph` 2 of 3, and solved 1." in text
 
 
 def test_a_low_score_is_set_beside_what_would_mend_it(tmp_path, monkeypatch):
@@ -264,6 +316,7 @@ def test_a_low_score_is_set_beside_what_would_mend_it(tmp_path, monkeypatch):
     text, _ = make_report(tmp_path, monkeypatch)
     assert "5 runs, made by" in text
     exploration = "exploration (5 runs met no reward)"
+    assert "| freeway | graph | 0.03 (5) | 30.28 | 5 |" in text
     (row,) = re.findall(r"^\| freeway \| 30.25 .*$", text, re.MULTILINE)
     assert re.sub(r" \[.*\]", "", row) == f"| freeway | 30.25 | - | - | 20.00 (5) | {exploration} |"
 
@@ -304,13 +357,32 @@ def test_both_episode_seedings_are_compared(tmp_path, monkeypatch):
     write_rows(tmp_path, near(-0.5), MINATAR, "minatar", "fresh")
     text, _ = make_report(tmp_path, monkeypatch)
     assert "under **fixed episode seeds** are nearer" in text
-    assert "| fixed episode seeds | 20 | 0 | 0 | 0.00 | 0.250 |" in text
+    assert re.search(
+        r"\| fixed episode seeds \| 20 \| 0 \| 0 \| 0.00 \| seaquest 0.00, .* 0.250 \|", text
+    )
     fixed, fresh = re.findall(r"^- \*\*Freeway as the main.*$", text, re.MULTILINE)
     assert "(paper: +29.82 in Freeway, -1.96 in the other four)" in fixed
     assert "29.82 [29.82, 29.82] in Freeway, -1.96 [-1.96, -1.96] in the other four" in fixed
     assert fixed.endswith("supported (5 seeds).")
     assert fresh.endswith("supported (5 seeds).")  # both lost 0.5 alike
     assert "is the same under both" not in text
+
+
+def test_other_rows_have_a_report_of_their_own(tmp_path, monkeypatch, capsys):
+    write_rows(tmp_path, {("graph", ""): lambda *_: 0.9}, MINIGRID[:1], seeds=1)
+    monkeypatch.setattr(sys, "argv", ["report.py", "--results-dir", str(tmp_path)])
+    readme = (ROOT / "README.md").read_bytes()
+    report.main()
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'report.md'}\n"
+    assert "1 run, made by" in (tmp_path / "report.md").read_text()
+    assert (ROOT / "README.md").read_bytes() == readme
+
+
+def test_rows_without_a_column_are_named(tmp_path, monkeypatch, capsys):
+    write_rows(tmp_path, {("tree", "gamma=0.5"): lambda *_: 0.1}, MINIGRID[:1], seeds=2)
+    with pytest.raises(SystemExit):
+        make_report(tmp_path, monkeypatch)
+    assert "2 are of others: one-step" in capsys.readouterr().err
 
 
 def test_no_rows_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):
@@ -375,13 +447,13 @@ def test_frontier_tables(tmp_path):
     ]  # fmt: skip
     header, _ = table_rows(text, "task")[:2]
     assert header[1:] == ["one-step, off", "graph, off", "graph, frontier"]
-    assert found[1:] == ["10", "1 of 4", "700", "10", "2 of 2", "700"]
+    assert found[1:] == ["10", "1 of 2", "-", "10", "2 of 2", "700"]
     (empty, *_) = table_rows(text, "Empty-8x8")
     assert empty[1:] == ["-", "-", "-"]
-    # Of one task alone a difference can be told.
+    # Of one task alone a difference can be told: from 0.9 and 0 to 0.9 and 0.8.
     (change,) = table_rows(text, "frontier")
-    assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [-0.10, 0.90]"]
-    assert change[5:] == ["open", "2"]
+    assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [0.00, 0.80]"]
+    assert change[5:] == ["1 : 0", "0.500", "open", "2"]
 
 
 def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
@@ -401,7 +473,7 @@ def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
     assert "6 runs." in first  # other seeds are not mixed in
     assert title
     (change,) = table_rows(more, "frontier")
-    assert change[1:] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [-0.10, 0.90]", "open", "2"]
+    assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [0.00, 0.80]"]
     words[1] = str(tmp_path / "nothing")
     monkeypatch.setattr(sys, "argv", ["frontier_report.py", *words])
     with pytest.raises(SystemExit) as stop:
@@ -413,12 +485,12 @@ def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
 def test_the_readme_says_of_freeway_what_the_frontier_page_has():
     page = (ROOT / "docs" / "frontier.md").read_text()
     page = page.split("### MinAtar, fixed episode seeds")[1].split("### ")[0]
-    (row,) = re.findall(r"^\| frontier \| freeway \| (.*) \| better \| 5 \|$", page, re.MULTILINE)
+    (row,) = re.findall(r"^\| frontier \| freeway \| .* \|$", page, re.MULTILINE)
+    cells = [cell.strip() for cell in row.split("|")[3:-1]]
     readme = " ".join((ROOT / "README.md").read_text().split())
-    said = re.search(r"goes from (\S+) to (\S+) \(five seeds; the difference (\S+), "
-                     r"95% interval (\S+) to (\S+)\)", readme).groups()  # fmt: skip
-    shown = [float(number) for number in re.findall(r"[\d.]+", row)]
-    assert [float(number) for number in said] == pytest.approx(shown, abs=0.051)
+    said = re.search(r"goes from (\S+) to (\S+) \((\d) of (\d) seeds score more\)", readme).groups()
+    assert [float(n) for n in said[:2]] == pytest.approx([*map(float, cells[:2])], abs=0.051)
+    assert (said[2], said[3]) == (cells[3].split(" : ")[0], cells[-1])
 
 
 def test_score_at_a_step_is_that_of_a_run_that_ends_there():
