@@ -16,6 +16,7 @@ REPETITIONS = 5_000  # of the bootstrap
 SIGNIFICANCE = 0.95
 FEWEST_SEEDS = 5  # of each task, to judge a claim
 LEVEL = 0.05  # of a judgement, one-sided
+SOLVED = 0.9  # of the best evaluation that any run had on the same task and seed
 
 
 class Summary(NamedTuple):
@@ -190,13 +191,21 @@ def band(curves, window=5):
     return np.array(steps), smooth.mean(axis=0), error
 
 
-def support(difference):
+def support(gain):
     """What the Estimate of a difference says about its being > 0; from few seeds, nothing."""
-    if difference.seeds < FEWEST_SEEDS:
+    if gain.seeds < FEWEST_SEEDS:
         return "open"
-    if not difference.p <= LEVEL:
+    if not gain.p <= LEVEL:
         return "undecided"
-    return "supported" if difference.value > 0 else "contradicted"
+    return "supported" if gain.value > 0 else "contradicted"
+
+
+def best_evaluations(runs):
+    """(task, seed) -> the best evaluation of any run. runs: (task, seed, curve) of each."""
+    best = {}
+    for task, seed, curve in runs:
+        best[task, seed] = max(best.get((task, seed), 0.0), max(curve.values(), default=0.0))
+    return best
 
 
 def median_step(steps):

@@ -126,13 +126,13 @@ def rank(values):
 
 def interval(keys, scores, ratios, ranks, repetitions, rng):
     """95% bootstrap interval of the correlation over tasks: (low, high)."""
+    pairs = {key: np.array([scores[key]["graph"], scores[key]["tree"]]) for key in keys}
     found = []
     for _ in range(repetitions):
         x, y = [], []
         for i in rng.integers(len(keys), size=len(keys)):
-            both = scores[keys[i]]
-            seeds = rng.integers(len(both["graph"]), size=len(both["graph"]))
-            graph, tree = (np.mean(np.array(both[b])[seeds]) for b in ("graph", "tree"))
+            both = pairs[keys[i]]
+            graph, tree = both[:, rng.integers(both.shape[1], size=both.shape[1])].mean(axis=1)
             value = gain(graph, tree)
             if np.isfinite(value):
                 x.append(np.mean(ratios[keys[i]]))

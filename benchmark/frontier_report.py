@@ -25,7 +25,7 @@ from run_records import ROOT, SUITES, Records
 try:
     import aggregate
     from report import (
-        SOLVED,
+        RESULTS,
         chance_text,
         count,
         fail,
@@ -55,10 +55,10 @@ PARTS = {
 
 @dataclass
 class Args:
-    results_dir: Path = ROOT / "benchmark" / "results"
+    results_dir: Path = RESULTS
     """where the rows are"""
-    out: Path = ROOT / "docs" / "frontier.md"
-    """the file whose tables between two markers are replaced"""
+    out: Path | None = None
+    """where tables between two markers are replaced; for our rows, docs/frontier.md"""
 
 
 @dataclass
@@ -104,14 +104,10 @@ def scores_at(runs, step):
 
 def best_of(part):
     """(task, seed) -> the best evaluation of any run."""
-    best = {}
-    for backups in part.values():
-        for tasks in backups.values():
-            for task, runs in tasks.items():
-                for seed, run in runs.items():
-                    top = max(run.curve.values(), default=0.0)
-                    best[task, seed] = max(best.get((task, seed), 0.0), top)
-    return best
+    return aggregate.best_evaluations(
+        (task, seed, run.curve) for backups in part.values() for tasks in backups.values()
+        for task, runs in tasks.items() for seed, run in runs.items()
+    )  # fmt: skip
 
 
 def cell_text(scores, best, task):
@@ -121,7 +117,7 @@ def cell_text(scores, best, task):
     found = interval(aggregate.estimate(aggregate.mean, np.array(list(scores.values()))[:, None]))
     if best is None:
         return f"{found} ({len(scores)})"
-    solved = sum(s >= SOLVED * best[task, seed] > 0 for seed, s in scores.items())
+    solved = sum(s >= aggregate.SOLVED * best[task, seed] > 0 for seed, s in scores.items())
     return f"{found}, {solved} of {len(scores)}"
 
 
@@ -154,11 +150,11 @@ def score_table_at(tasks_of_runs, tasks, step):
     return {task: scores_at(tasks_of_runs.get(task, {}), step) for task in tasks}
 
 
-def found_table(part, tasks, backup="graph"):
-    """What exploration found with a backup, on the seeds that all variants have."""
-    variants, rows = sorted(v for v in part if backup in part[v]), []
+def found_table(part, tasks):
+    """What exploration found with `graph`, on the seeds that all variants have."""
+    variants, rows = sorted(v for v in part if "graph" in part[v]), []
     for task in tasks:
-        runs = [part[v][backup].get(task, {}) for v in variants]
+        runs = [part[v]["graph"].get(task, {}) for v in variants]
         seeds = set.intersection(*map(set, runs))
         cells = []
         for of_variant in runs:
@@ -253,15 +249,18 @@ def suite_tasks(suite):
 
 def main():
     args = tyro.cli(Args)
+    if args.out is None and args.results_dir != RESULTS:
+        fail("--out is needed with another --results-dir: docs/frontier.md is of our rows")
+    out = args.out or ROOT / "docs" / "frontier.md"
     try:
         parts = list(tables(Records(args.results_dir)))
         if not parts:
             fail(f"no rows with exploration=frontier in {args.results_dir}")
         parts += repetition(Records(args.results_dir / MORE_SEEDS))
-        args.out.write_text(replace_between(args.out, BEGIN, END, "\n\n".join(parts)))
+        out.write_text(replace_between(out, BEGIN, END, "\n\n".join(parts)))
     except (OSError, ValueError, KeyError) as error:
         fail(error)
-    print(f"wrote {args.out}")
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ COLUMNS = {
     ("graph", "persist_targets=True"): "graph, persistent",
 }
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
-SOLVED = 0.9  # of the best evaluation that any run had on the same task and seed
 
 # Changes to graph, of which one may raise its score. Frontier episodes are no column of the tables.
 FRONTIER = "graph, frontier"
@@ -56,7 +55,7 @@ class Args:
     out: Path | None = None
     """the report, its pictures beside it; docs/report.md, or report.md beside other rows"""
     readme: Path | None = None
-    """where results between two markers are replaced; README.md, or nowhere with other rows"""
+    """where results between two markers are replaced; README.md if all else is left alone"""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -305,10 +304,9 @@ def difference(pair, weights=None):
     return aggregate.difference(*pair, weights)
 
 
-def judged(difference):
-    """0.58 [0.40, 0.71], p = 0.01: supported."""
-    chance = "" if np.isnan(difference.p) else f", p {chance_text(difference.p)}"
-    return f"{interval(difference)}{chance}: {aggregate.support(difference)}"
+def judged(gain):
+    """0.58 [0.40, 0.71], p = 0.010: supported."""
+    return f"{interval(gain)}, p {chance_text(gain.p)}: {aggregate.support(gain)}"
 
 
 def chance_text(p):
@@ -332,7 +330,10 @@ def improvement_table(protocol):
 
 @functools.cache
 def orderings(protocol):
-    """(better, worse) in the paper's means of tasks -> (means, Estimate) of ours; None without."""
+    """(better, worse) by the paper -> the paper's means of tasks; ours, with the Estimate.
+
+    Ours are None until both have runs of every task.
+    """
     paper = {
         c: np.mean([paper_cell(protocol, c, task)[0] for task in protocol.tasks])
         for c in OF_THE_PAPER
@@ -341,8 +342,9 @@ def orderings(protocol):
     for names in itertools.combinations(sorted(paper, key=paper.get, reverse=True), 2):
         pair = protocol.matrices(names, normalised=False)
         gain = difference(pair)
-        found[names] = gain and ([matrix.mean() for matrix in pair], gain)
-    return {names: ([paper[name] for name in names], ours) for names, ours in found.items()}
+        ours = None if gain is None else ([matrix.mean() for matrix in pair], gain)
+        found[names] = [paper[name] for name in names], ours
+    return found
 
 
 def order_claims(protocol):
@@ -492,13 +494,12 @@ def what_helps(why, gains):
 def exploration_text(protocol):
     """How many runs met a reward, and how many of those solved the task. Of returns within [0, 1].
 
-    Solved: a score of at least SOLVED of the best evaluation of any run of the task and seed.
+    Solved: a score of SOLVED or more of the best evaluation of any run of the task and seed.
     """
-    best = {}
-    for cells in protocol.cells.values():
-        for task, seeds in cells.items():
-            for seed, row in seeds.items():
-                best[task, seed] = max(best.get((task, seed), 0), *row["curve"].values())
+    best = aggregate.best_evaluations(
+        (task, seed, row["curve"]) for cells in protocol.cells.values()
+        for task, seeds in cells.items() for seed, row in seeds.items()
+    )  # fmt: skip
     parts = []
     for column in OF_THE_PAPER:
         runs = [
@@ -506,11 +507,12 @@ def exploration_text(protocol):
             for seed, row in seeds.items()
         ]  # fmt: skip
         met = [(row, top) for row, top in runs if row["first_reward_step"] is not None]
-        solved = sum(row["score"] >= SOLVED * top > 0 for row, top in met)
+        solved = sum(row["score"] >= aggregate.SOLVED * top > 0 for row, top in met)
         parts.append(f"`{column}` {len(met)} of {len(runs)}, and solved {solved}")
     return (
-        f"Runs that met a reward, and those of them that solved the task, with {SOLVED} or more of "
-        f"the best evaluation of any run of that task and seed: {'; '.join(parts)}."
+        "Runs that met a reward, and those of them that solved the task, with "
+        f"{aggregate.SOLVED} or more of the best evaluation of any run of that task and seed: "
+        f"{'; '.join(parts)}."
     )
 
 

@@ -311,7 +311,7 @@ class FrontierEpisodes:
         self.is_frontier = self.is_planned = self.is_underway = False
         self._lately = np.zeros((2, 2))  # steps left alone, planned x states found, steps
         self._window = np.zeros(2)  # states found, steps since `metrics`
-        self._before = self._lately.copy(), self._window.copy()  # the last `act`
+        self._before = self._lately.copy(), self._window.copy()  # as the last `act` found them
 
     def begin(self, node, rng):
         """An episode starts in a node: decide what it is. One draw is taken from rng."""
@@ -326,7 +326,10 @@ class FrontierEpisodes:
         self.is_underway = False
 
     def act(self, node, rng):
-        """The planner's action, or None where the step is left alone. To be called every step."""
+        """The planner's action, or None where the step is left alone. To be called every step.
+
+        Where the episode turns out to be over already, `take_back` forgets the call.
+        """
         self.planner.graph.require_node(node)
         self._before = self._lately.copy(), self._window.copy()
         if self.is_underway:  # count the step that led here

@@ -70,8 +70,8 @@ class Interner:
     def take(self, ids):
         """The interned arrays of some ids: [*ids.shape, *shape]. Raises KeyError for others."""
         ids = np.asarray(ids)
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.num_ids:
-            least, most = ids.min(), ids.max()
+        least, most = (ids.min(), ids.max()) if ids.size else (0, -1)
+        if least < 0 or most >= self.num_ids:
             raise KeyError(f"Require 0 <= id < {self.num_ids}, got {least} to {most}")
         return self._decoded(self.table.rows[ids.reshape(-1)]).reshape((*ids.shape, *self.shape))
 

@@ -40,7 +40,8 @@ def q_targets(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=N
         [B], of the dtype of leaf_q.
 
     Raises:
-        ValueError: for an unknown rule, a missing argument or a wrong shape.
+        ValueError: for an unknown rule, a missing argument, a wrong shape, or a policy whose rows
+            do not sum to 1.
         TypeError: for values that are neither float32 nor float64.
     """
     return pair_q_values(subgraphs, leaf_q, gamma, rule, selector_q, policy)[: subgraphs.num_roots]

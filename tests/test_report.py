@@ -474,6 +474,10 @@ def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
     assert title
     (change,) = table_rows(more, "frontier")
     assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [0.00, 0.80]"]
+    monkeypatch.setattr(sys, "argv", ["frontier_report.py", *words[:2]])
+    with pytest.raises(SystemExit):
+        frontier_report.main()
+    assert "--out is needed" in capsys.readouterr().err  # our page is not of other rows
     words[1] = str(tmp_path / "nothing")
     monkeypatch.setattr(sys, "argv", ["frontier_report.py", *words])
     with pytest.raises(SystemExit) as stop:
