@@ -127,6 +127,7 @@ def rank(values):
 def interval(keys, scores, ratios, ranks, repetitions, rng):
     """95% bootstrap interval of the correlation over tasks: (low, high)."""
     pairs = {key: np.array([scores[key]["graph"], scores[key]["tree"]]) for key in keys}
+    densities = {key: np.mean(ratios[key]) for key in keys}
     found = []
     for _ in range(repetitions):
         x, y = [], []
@@ -135,7 +136,7 @@ def interval(keys, scores, ratios, ranks, repetitions, rng):
             graph, tree = both[:, rng.integers(both.shape[1], size=both.shape[1])].mean(axis=1)
             value = gain(graph, tree)
             if np.isfinite(value):
-                x.append(np.mean(ratios[keys[i]]))
+                x.append(densities[keys[i]])
                 y.append(value)
         found.append(correlation(np.array(x), np.array(y), ranks))
     found = np.array(found)

@@ -771,7 +771,7 @@ def report(protocols, left_out, folder, in_short):
     yield (
         "Written by `python benchmark/report.py` from `benchmark/results/*.csv`: "
         f"{count(len(runs), 'run')}, made by the code at {', '.join(commits) or '-'} in "
-        f"{sum(row['wall_seconds'] for row in runs) / 3600:,.1f} hours of one core."
+        f"{sum(row['wall_seconds'] for row in runs) / 3600:,.1f} hours, pauses included."
         + (f" {count(left_out, 'row')} with other flags: not shown." if left_out else "")
     )
     yield HOW
