@@ -249,7 +249,7 @@ def suite_tasks(suite):
 
 def main():
     args = tyro.cli(Args)
-    if args.out is None and args.results_dir.resolve() != RESULTS:
+    if args.out is None and args.results_dir.resolve() != RESULTS.resolve():
         fail("--out is needed with another --results-dir: docs/frontier.md is of our rows")
     out = args.out or ROOT / "docs" / "frontier.md"
     try:

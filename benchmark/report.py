@@ -844,7 +844,7 @@ def replace_between(path, begin, end, text):
 def main():
     args = tyro.cli(Args)
     out, readme = args.out, args.readme
-    if args.results_dir.resolve() == RESULTS and out is None and readme is None:
+    if args.results_dir.resolve() == RESULTS.resolve() and out is None and readme is None:
         out, readme = ROOT / "docs" / "report.md", ROOT / "README.md"
     elif out is None:
         out = args.results_dir / "report.md"

@@ -486,6 +486,20 @@ def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
     assert "no rows" in capsys.readouterr().err
 
 
+def test_our_rows_by_a_relative_path_through_a_link_are_our_rows(tmp_path, monkeypatch):
+    frontier_records(tmp_path / "disk")
+    (tmp_path / "results").symlink_to("disk")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "frontier.md"
+    page.write_text(f"{frontier_report.BEGIN}\nold\n{frontier_report.END}")
+    monkeypatch.setattr(frontier_report, "ROOT", tmp_path)
+    monkeypatch.setattr(frontier_report, "RESULTS", tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["frontier_report.py", "--results-dir", "results"])
+    frontier_report.main()
+    assert "0.85 [0.80, 0.90], 2 of 2" in page.read_text()
+
+
 def test_the_readme_says_of_freeway_what_the_frontier_page_has():
     page = (ROOT / "docs" / "frontier.md").read_text()
     page = page.split("### MinAtar, fixed episode seeds")[1].split("### ")[0]
