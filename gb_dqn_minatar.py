@@ -5,7 +5,8 @@
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update every 4 steps. Games: Young and Tian 2019, with sticky actions, difficulty
 ramping and all 6 actions. This file and the folder gbcore are all there is: copy them and change
-them.
+them. For another kind of environment: Game and make_envs, QNetwork, game_of, and the versions that
+main asks for.
 """
 
 import contextlib
@@ -134,7 +135,7 @@ class Args:
     depth: int = 5
     """nested backups per target; one-step always takes 1"""
     breadth: int = 20
-    """transitions kept per level of a graph backup; 0 = all"""
+    """transitions followed per level of a graph backup; 0 = all"""
     persist_targets: bool = False
     """write nested values into the leaf values until the target network is updated"""
 
@@ -275,6 +276,10 @@ def resumed(path):
         unknown = sorted(config.keys() - asdict(Args()).keys())
         if unknown:
             raise ValueError(f"{unknown[0]} is no flag of {Path(__file__).name}")
+        for name, default in asdict(Args()).items():
+            value = config.get(name, default)
+            if default is not None and type(value) is not type(default):
+                raise ValueError(f"Require {name} like {default!r}, got {value!r}")
         saved = Args(**config)
     saved.resume = path
     args = tyro.cli(Args, default=saved)
@@ -288,6 +293,8 @@ def resumed(path):
         with readable(path):
             result = json.loads(result.read_text())
             steps, score, interrupted = (result[k] for k in ("steps", "score", "interrupted"))
+            if result["script"] != Path(__file__).stem:
+                raise ValueError(f"it is a run of {result['script']}.py")
         asked = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
         is_whole = all((Path(path) / name).exists() for name in asked)
         if not interrupted and steps >= args.total_timesteps and is_whole:

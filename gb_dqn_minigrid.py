@@ -5,8 +5,10 @@
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update per step. The whole grid is observed, and its layout is the same in every
 episode. This file and the folder gbcore are all there is: copy them and change them.
-For another kind of environment: Task and make_envs, QNetwork, task_of and check_task, and in train
-the reward, which is 1 for any success here.
+For another kind of environment: Task and make_envs, QNetwork, task_of and check_task, the versions
+that main asks for, and in train the reward, which is 1 for any success here. Task seeds each reset
+alike, so that all that is random happens again: where episodes should differ, see the Game of
+gb_dqn_minatar.py, which keeps its generator's state instead.
 """
 
 import contextlib
@@ -134,7 +136,7 @@ class Args:
     depth: int = 5
     """nested backups per target; one-step always takes 1"""
     breadth: int = 50
-    """transitions kept per level of a graph backup; 0 = all"""
+    """transitions followed per level of a graph backup; 0 = all"""
     persist_targets: bool = False
     """write nested values into the leaf values until the target network is updated"""
 
@@ -296,6 +298,10 @@ def resumed(path):
         unknown = sorted(config.keys() - asdict(Args()).keys())
         if unknown:
             raise ValueError(f"{unknown[0]} is no flag of {Path(__file__).name}")
+        for name, default in asdict(Args()).items():
+            value = config.get(name, default)
+            if default is not None and type(value) is not type(default):
+                raise ValueError(f"Require {name} like {default!r}, got {value!r}")
         saved = Args(**config)
     saved.resume = path
     args = tyro.cli(Args, default=saved)
@@ -309,6 +315,8 @@ def resumed(path):
         with readable(path):
             result = json.loads(result.read_text())
             steps, score, interrupted = (result[k] for k in ("steps", "score", "interrupted"))
+            if result["script"] != Path(__file__).stem:
+                raise ValueError(f"it is a run of {result['script']}.py")
         asked = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
         is_whole = all((Path(path) / name).exists() for name in asked)
         if not interrupted and steps >= args.total_timesteps and is_whole:

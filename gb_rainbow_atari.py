@@ -173,7 +173,7 @@ class Args:
     depth: int = 10
     """nested backups per target; one-step always takes 1"""
     breadth: int = 10
-    """transitions kept per level of a graph backup; 0 = all"""
+    """transitions followed per level of a graph backup; 0 = all"""
 
     n_atoms: int = 51
     """atoms of the value distribution"""
@@ -328,6 +328,10 @@ def resumed(path):
         unknown = sorted(config.keys() - asdict(Args()).keys())
         if unknown:
             raise ValueError(f"{unknown[0]} is no flag of {Path(__file__).name}")
+        for name, default in asdict(Args()).items():
+            value = config.get(name, default)
+            if default is not None and type(value) is not type(default):
+                raise ValueError(f"Require {name} like {default!r}, got {value!r}")
         saved = Args(**config)
     saved.resume = path
     args = tyro.cli(Args, default=saved)
@@ -341,6 +345,8 @@ def resumed(path):
         with readable(path):
             result = json.loads(result.read_text())
             steps, score, interrupted = (result[k] for k in ("steps", "score", "interrupted"))
+            if result["script"] != Path(__file__).stem:
+                raise ValueError(f"it is a run of {result['script']}.py")
         asked = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
         is_whole = all((Path(path) / name).exists() for name in asked)
         if not interrupted and steps >= args.total_timesteps and is_whole:

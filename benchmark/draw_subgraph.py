@@ -35,7 +35,7 @@ class Args:
     depth: int = 0
     """nested backups; 0 = the run's (5 for a bare graph)"""
     breadth: int = -1
-    """transitions kept per level, 0 = all; -1 = the run's (20 for a bare graph)"""
+    """transitions followed per level, 0 = all; -1 = the run's (20 for a bare graph)"""
     gamma: float = -1.0
     """the discount; -1 = the run's (0.99 for a bare graph)"""
     leaves: Annotated[str, tyro.conf.arg(metavar="{target,online,zero}")] = "target"

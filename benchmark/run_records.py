@@ -365,6 +365,9 @@ def finished_runs(run_dir, suites, wanted=()):
         if not is_finished(folder):
             continue
         config, result = read_json(folder / "config.json"), read_json(folder / "result.json")
+        if not isinstance(config, dict) or "total_timesteps" not in config:
+            print(f"left out: {folder}, whose config.json is damaged", file=sys.stderr)
+            continue
         for suite in suites:
             if result["script"] != SUITES[suite].script:
                 continue

@@ -38,7 +38,7 @@ class Args:
     depth: int = 0
     """nested backups per target; 0 = the run's, else 5 (Atari 10)"""
     breadth: int = -1
-    """transitions kept per level; 0 = all; -1 = the run's, else 20 (Atari 10, MiniGrid 50)"""
+    """transitions followed per level; 0 = all; -1 = the run's, else 20 (Atari 10, MiniGrid 50)"""
     gamma: float = 0.99
     """the discount of the targets compared"""
     sampled: int = 2_000

@@ -1,5 +1,7 @@
 """FrontierPlanner: the way to what was never tried. FrontierEpisodes: when to go there."""
 
+import operator
+
 import numpy as np
 
 from gbcore import frontier_kernels
@@ -82,6 +84,7 @@ class FrontierPlanner:
 
         Raises KeyError for what never was the id of a node.
         """
+        node, next_node = operator.index(node), operator.index(next_node)
         for i in (node, next_node):
             if not 0 <= i < self.graph.num_ids:
                 raise KeyError(f"Require the id of a node, or of one just removed, got {i}")
@@ -90,12 +93,15 @@ class FrontierPlanner:
     def plan(self, budget=None):
         """Bring values up to date, reading about so many edges; all that it takes if None.
 
-        Returns the number of edges that were read.
+        Returns the number of edges that were read. Raises ValueError for a budget < 1.
         """
+        budget = np.iinfo(np.int64).max if budget is None else operator.index(budget)
+        if budget < 1:
+            raise ValueError(f"Require budget >= 1, got {budget}")
         changes = self._take_changes()
         return frontier_kernels.make_plan(
             self.graph.arrays, self._plan, changes, self.discount, self.prior, self.tolerance,
-            np.iinfo(np.int64).max if budget is None else budget, self._q,
+            budget, self._q,
         )  # fmt: skip
 
     @property

@@ -186,6 +186,8 @@ class TransitionGraph:
     def observations_of(self, nodes):
         """Observations of some nodes: [*nodes.shape, *obs_shape].
 
+        Raises KeyError for what never was an id; what a freed one has here means nothing.
+
         Stacks of 4 byte frames lie in memory as convolutions want them: [..., H, W, 4], the order
         that torch calls channels_last.
         """
@@ -223,12 +225,17 @@ class TransitionGraph:
         return obs
 
     def require_node(self, node):
-        """Raises KeyError unless it is the id of a node."""
-        if not self._is_node(node):
+        """Raises KeyError unless it is the id of a node, TypeError unless it is an integer."""
+        if not (0 <= operator.index(node) < self.num_ids and self._arrays.in_degree[node] != FREED):
             raise KeyError(f"Require the id of a node, got {node}")
 
-    def _is_node(self, node):
-        return 0 <= node < self.num_ids and self._arrays.in_degree[node] != FREED
+    def require_nodes(self, nodes):
+        """As `require_node`, for each of int64 [n]."""
+        if len(nodes) and not 0 <= nodes.min() <= nodes.max() < self.num_ids:
+            raise KeyError(f"Require ids of nodes, got {nodes.min()} to {nodes.max()}")
+        freed = self._arrays.in_degree[nodes] == FREED
+        if freed.any():
+            raise KeyError(f"Require ids of nodes, got {nodes[freed][0]}, which was freed")
 
     # ----------------------------------------------------------------------------------------------
     # Edges
@@ -240,7 +247,8 @@ class TransitionGraph:
         Args:
             node, next_node: ids that `node` returned.
             action: 0 .. num_actions - 1.
-            reward: a finite training reward.
+            reward: a finite training reward, kept as float64: `remove` needs the same one, which
+                the 0.1 of a float32 array is not.
             terminated: the MDP ended here. A time limit is no termination.
 
         Raises:
@@ -320,16 +328,18 @@ class TransitionGraph:
     def expand(self, nodes, actions, depth, breadth=0, rng=None):
         """Subgraphs for the nested targets of a batch of pairs: paper, Algorithm 1.
 
-        Level 0 is the root pair with all its outcomes. Each further level holds the transitions of
-        the distinct states that the level above led to, at most `breadth` of them for each root:
-        where there are more, `breadth` are sampled without replacement in proportion to f(T). With
-        breadth 0 nothing is sampled, and the roots share their levels.
+        Level 0 is the root pair with all its outcomes. Each further level goes on from the distinct
+        states that the level above led to, and follows at most `breadth` of their transitions for
+        each root: where there are more, `breadth` are sampled without replacement in proportion to
+        f(T). A pair with a sampled transition still averages over all its outcomes; those not
+        sampled are leaves. A pair with none is a leaf itself. With breadth 0 nothing is sampled,
+        and the roots share their levels.
 
         Args:
             nodes: int [B], root states.
             actions: int [B], root actions. A pair never seen is backed up by its leaf value.
             depth: levels of transitions, at least 1: the number of nested backups.
-            breadth: bound on the transitions kept per level and root; 0 for none.
+            breadth: bound on the transitions followed per level and root; 0 for none.
             rng: np.random.Generator, needed if breadth > 0; one draw is taken from it.
 
         Raises:
@@ -397,7 +407,10 @@ class TransitionGraph:
         )
 
     def save(self, path, compress=True):
-        """Write the graph to a .npz file, ids and order of edges included."""
+        """Write the graph to a .npz file, ids and order of edges included.
+
+        NumPy adds the ending .npz to a name without it.
+        """
         arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
         saved = {
             "format_version": np.int64(FORMAT_VERSION),
@@ -435,9 +448,9 @@ class TransitionGraph:
         except OSError:
             raise
         except Exception as error:  # zipfile and NumPy promise no single one
-            raise ValueError(f"Require a whole .npz file, got {path}: {error}") from error
+            raise ValueError(f"Require a whole .npz file, got {path}") from error
         version = saved.get("format_version")
-        if version != FORMAT_VERSION:
+        if not np.array_equal(version, FORMAT_VERSION):
             raise ValueError(f"Require a graph of format {FORMAT_VERSION}, got {version}: {path}")
         try:
             return cls._from_saved(saved, capacity)

@@ -68,7 +68,10 @@ class Interner:
         return arrays
 
     def take(self, ids):
-        """The interned arrays of some ids: [*ids.shape, *shape]. Raises KeyError for others."""
+        """The interned arrays of some ids: [*ids.shape, *shape]; void for freed ids.
+
+        Raises KeyError for what never was an id.
+        """
         ids = np.asarray(ids)
         least, most = (ids.min(), ids.max()) if ids.size else (0, -1)
         if least < 0 or most >= self.num_ids:

@@ -23,7 +23,7 @@ class LeafTable:
         graph: the TransitionGraph.
         evaluate: function of observations [CHUNK, *obs_shape] that returns float32 [CHUNK, A].
 
-    Methods raise KeyError for what is not the id of a node, and ValueError for values of another
+    Methods raise KeyError for what is not the id of a node, and ValueError for arrays of another
     shape or actions out of range.
     """
 
@@ -56,7 +56,13 @@ class LeafTable:
         return self.q[nodes]
 
     def write(self, nodes, actions, values):
-        """Replace the values of some pairs; where a pair comes twice, the first one stays."""
+        """Replace the values [n] of pairs, given by nodes and actions int64 [n].
+
+        Where a pair comes twice, the first one stays.
+        """
+        if not nodes.shape == actions.shape == values.shape == (len(nodes),):
+            shapes = f"{nodes.shape}, {actions.shape}, {values.shape}"
+            raise ValueError(f"Require as many nodes, actions and values, [n] each; got {shapes}")
         if len(actions) and not 0 <= actions.min() <= actions.max() < self.q.shape[1]:
             raise ValueError(f"Require 0 <= action < {self.q.shape[1]}, got {actions}")
         unknown = np.unique(self._unknown(nodes))
@@ -84,8 +90,7 @@ class LeafTable:
 
     def _unknown(self, nodes):
         self._make_room()
-        if len(nodes) and not 0 <= nodes.min() <= nodes.max() < self.graph.num_ids:
-            raise KeyError(f"Require ids of nodes, got {nodes.min()} to {nodes.max()}")
+        self.graph.require_nodes(nodes)
         return nodes[self._generation[nodes] != self.graph.generations[nodes]]
 
     def _make_room(self):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from gbcore import kernels
+from gbcore.graph import as_indices
 from gbcore.kernels import BEHAVIOUR, DOUBLE, GREEDY, POLICY, Subgraphs
 
 RULES = {"greedy": GREEDY, "double": DOUBLE, "policy": POLICY, "behaviour": BEHAVIOUR}
@@ -48,7 +49,12 @@ def q_targets(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=N
 
 
 def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=None):
-    """As `q_targets`, for every expanded pair [P]: roots first, then level by level."""
+    """As `q_targets`, for every expanded pair [P]: roots first, then level by level.
+
+    Their actions are `subgraphs.pair_action`; their nodes are those of the roots, followed by
+    `np.repeat(subgraphs.nodes[subgraphs.vertex_row], np.diff(subgraphs.vertex_pairs))`. A pair met
+    on several levels, or under several roots, comes several times.
+    """
     leaf_q = np.ascontiguousarray(leaf_q)
     if leaf_q.dtype not in (np.float32, np.float64):
         raise TypeError(f"Require leaf_q of float32 or float64, got {leaf_q.dtype}")
@@ -101,6 +107,10 @@ def categorical_targets(
     num_leaves, num_actions, num_atoms = leaf_pmf.shape
     if tuple(support.shape) != (num_atoms,) or num_atoms < 2:
         raise ValueError(f"Require support of shape ({num_atoms},), got {tuple(support.shape)}")
+    if support.device.type == "cpu":  # elsewhere one would have to wait for it
+        steps = support.diff()
+        if not (steps > 0).all() or not torch.allclose(steps, steps.mean(), rtol=1e-2, atol=0):
+            raise ValueError(f"Require a support equally spaced and increasing, got {support}")
     if _needs_selector(rule, selector_q):
         _check_companion("selector_q", selector_q, (num_leaves, num_actions))
     if rule == "policy":
@@ -342,7 +352,7 @@ def prune(subgraphs, rule, best_actions=None):
         bool [M] of these nodes: is the leaf value itself read there?
 
     Raises:
-        ValueError: for another rule, or missing best_actions.
+        ValueError: for another rule, missing best_actions, or other than one action per node.
     """
     num_leaves = len(subgraphs.nodes)
     pair_read = np.ones(len(subgraphs.pair_action), np.bool_)
@@ -362,7 +372,10 @@ def prune(subgraphs, rule, best_actions=None):
             )
             if size > asked:
                 new = rows[asked:size]
-                best[new] = best_actions(subgraphs.nodes[new])
+                chosen = as_indices("best_actions", best_actions(subgraphs.nodes[new]))
+                if chosen.shape != new.shape or chosen.min() < 0:
+                    raise ValueError(f"Require {len(new)} best actions >= 0, got {chosen}")
+                best[new] = chosen
             if level + 1 < num_levels:
                 kernels.mark_path_pairs(subgraphs, level + 1, best, pair_read, vertex_read)
         rows = rows[:size]

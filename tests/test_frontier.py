@@ -186,6 +186,24 @@ def test_ids_of_no_node_are_refused(node):
             call()
 
 
+@pytest.mark.parametrize("node", [0.0, np.zeros(1, np.int64), None])
+def test_what_is_no_integer_is_refused_and_leaves_nothing_behind(node):
+    graph = TransitionGraph(1, (1,), np.int64)
+    planner = FrontierPlanner(graph)
+    graph.node(np.array([0]))
+    for call in (
+        lambda: planner.changed(0, node), lambda: planner.changed(node, 0),
+        lambda: planner.act(node, np.random.default_rng(0)), lambda: graph.require_node(node),
+        lambda: planner.plan("much" if node is None else node + 0.5),
+    ):  # fmt: skip
+        with pytest.raises(TypeError):
+            call()
+    assert planner.num_waiting == 0
+    with pytest.raises(ValueError, match="Require budget >= 1"):
+        planner.plan(0)
+    assert planner.plan() == 0
+
+
 def test_what_did_not_change_is_not_read():
     n = scaled(5_000, 500)
     world = World(2, capacity=n)

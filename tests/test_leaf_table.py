@@ -71,8 +71,23 @@ def test_what_is_no_node_no_action_or_no_value_is_refused():
             graph.observations_of(np.array([0, bad]))
         with pytest.raises(ValueError, match="Require 0 <= action < 2"):
             table.write(nodes[:1], np.array([bad]), one)
+    for pairs in (
+        (nodes, nodes, one),
+        (nodes, nodes[:1], one),
+        (nodes[:1], nodes[:1], nodes * one),
+    ):
+        with pytest.raises(ValueError, match="Require as many nodes, actions and values"):
+            table.write(*pairs)
+    graph.add(0, 0, 0.0, 1, False)
+    table.values(nodes)
+    graph.remove(0, 0, 0.0, 1, False)
+    graph.node(observation(2))  # 0 or 1 again, the other one stays free
+    for call in (table.values, lambda freed: table.write(freed, nodes, nodes * one)):
+        with pytest.raises(KeyError, match="which was freed"):
+            call(nodes)
+    again = np.array([graph.find(observation(2))])
     with pytest.raises(ValueError, match=r"Require values of shape \(32, 2\), got \(32, 1\)"):
-        LeafTable(graph, lambda obs: value_of(obs)[:, :1]).values(nodes)
+        LeafTable(graph, lambda obs: value_of(obs)[:, :1]).values(again)
 
 
 def test_state_and_restore(tmp_path):

@@ -334,6 +334,20 @@ def test_a_total_below_the_steps_done(finished, capsys):
     assert ">= 240" in capsys.readouterr().err
 
 
+def test_a_finished_run_of_another_script_is_refused(finished, capsys):
+    _, run = finished("minigrid")
+    assert command(gb_dqn_minatar, "--resume", str(run)) == 2
+    assert "it is a run of gb_dqn_minigrid.py" in capsys.readouterr().err
+
+
+@all_scripts
+def test_a_flag_of_another_type_is_refused(case, finished, capsys):
+    script, run = finished(case)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"batch_size": "big"}))
+    is_refused(script, run, capsys, "Require batch_size like 32, got 'big'")
+
+
 def test_two_processes_cannot_go_on_with_one_run(finished, capsys, monkeypatch):
     script, run = finished("minigrid")
     (run / "result.json").unlink()

@@ -127,7 +127,9 @@ def test_a_row_holds_what_the_run_measured(tmp_path):
     }  # fmt: skip
 
 
-def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(tmp_path, monkeypatch):
+def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
+    tmp_path, monkeypatch, capsys
+):
     runs, results = tmp_path / "runs", tmp_path / "results"
     flags = ("--collect-only", "--run-dir", runs, "--results-dir", results)
     make_run(runs / "a", env_id="Empty-8x8", seed=1)
@@ -136,7 +138,11 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(tmp_pat
     make_run(runs / "nested" / "b", "minatar", env_id="freeway", episode_seed="fixed")
     make_run(runs / "long", "minatar-1m", env_id="freeway")
     make_run(runs / "short", env_id="Empty-8x8", seed=3, total_timesteps=500)  # of no suite
+    for name, content in (("damaged", '{"env_id": '), ("empty", "{}"), ("list", "[1]")):
+        make_run(runs / name, env_id="Empty-8x8", seed=5)
+        (runs / name / "config.json").write_text(content)
     in_process(monkeypatch, *flags)
+    assert capsys.readouterr().err.count("whose config.json is damaged") == 3
     first = {path.name: path.read_bytes() for path in results.iterdir()}
     assert {path.stem for path in results.glob("*.csv")} == {
         "minigrid", "minigrid_curves", "minatar", "minatar_curves", "minatar-1m",

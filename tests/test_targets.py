@@ -724,12 +724,15 @@ def test_every_expanded_pair_has_the_target_of_its_depth(case, depth):
     values = pair_q_values(sub, case.leaf_q[case.rows(sub)], case.gamma)
     oracle, rows = case.oracle("greedy"), case.rows(sub)
     assert values.shape == sub.pair_action.shape
+    nodes = np.repeat(sub.nodes[sub.vertex_row], np.diff(sub.vertex_pairs))  # as documented
+    assert len(nodes) == len(values) - sub.num_roots
     np.testing.assert_array_equal(values[: sub.num_roots], case.q_targets(sub, "greedy"))
     for level in range(1, depth):
         for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
             s = int(rows[sub.vertex_row[v]])
             for p in range(sub.vertex_pairs[v], sub.vertex_pairs[v + 1]):
                 expected = oracle.target(s, int(sub.pair_action[p]), depth - level)
+                assert nodes[p - sub.num_roots] == sub.nodes[sub.vertex_row[v]]
                 assert values[p] == pytest.approx(expected, abs=TOLERANCE)
 
 
@@ -797,6 +800,15 @@ def test_prune_rejects():
             prune(sub, bad, lambda nodes: nodes * 0)
     with raises_naming("best_actions", ValueError):
         prune(sub, "double")
+    for wrong in (
+        lambda nodes: nodes * 0 - 1,
+        lambda nodes: nodes[:0],
+        lambda nodes: nodes[:, None],
+    ):
+        with raises_naming("best", ValueError):
+            prune(sub, "double", wrong)
+    with raises_naming("integers for best_actions", TypeError):
+        prune(sub, "double", lambda nodes: nodes * 0.5)
 
 
 def test_a_tensor_selects_and_a_policy_sums_to_1():
@@ -1133,6 +1145,11 @@ def test_categorical_targets_rejects():
         categorical_targets(sub, pmf, support, 0.9, rule="double", selector_q=selector[:-1])
     with raises_naming(4, ValueError):
         categorical_targets(sub, pmf, support[:4], 0.9, rule="greedy")
+    uneven = support.clone()
+    uneven[-1] *= 3
+    for wrong in (uneven, support.flip(0), support * 0, support * torch.nan):
+        with raises_naming("equally spaced and increasing", ValueError):
+            categorical_targets(sub, pmf, wrong, 0.9, rule="greedy")
 
 
 def test_trajectory_subgraphs_rejects():
