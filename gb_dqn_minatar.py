@@ -131,7 +131,8 @@ class Args:
     backup: Annotated[str, tyro.conf.arg(metavar="{one-step,n-step,tree,graph,graph-mixed}")] = (
         "graph"
     )
-    """the bootstrap target"""
+    """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
+    over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
     depth: int = 5
     """nested backups per target; one-step always takes 1"""
     breadth: int = 20
