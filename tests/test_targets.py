@@ -1152,6 +1152,19 @@ def test_categorical_targets_rejects():
             categorical_targets(sub, pmf, wrong, 0.9, rule="greedy")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "v_max"),
+    [(torch.int64, 25), (torch.bfloat16, 10), (torch.float16, 10), (torch.float32, 10)],
+)
+def test_a_support_may_be_of_any_dtype(dtype, v_max):
+    case = Case(2, CORNERS["two-cycle"][1])
+    sub = case.expand([(0, 0)], 2)
+    pmf = torch.full((len(sub.nodes), 2, 51), 1 / 51)
+    support = torch.linspace(-v_max, v_max, 51).to(dtype)
+    targets = categorical_targets(sub, pmf, support, 0.9, rule="greedy")
+    np.testing.assert_allclose(targets.sum(1), 1, rtol=1e-5)
+
+
 def test_trajectory_subgraphs_rejects():
     columns = Ring(STEPS, 8).columns()
     starts = np.array([0])
