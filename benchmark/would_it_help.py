@@ -172,10 +172,14 @@ def judge(found):
             "backup's score, or slightly more."
         )
     else:
-        verdict = (
-            f"Worth trying: {changed:.0%} of the targets are not tree backup's; "
-            f"{found['targets_zero']:.1%} are higher by rewards that it misses."
-        )
+        verdict = f"Worth trying: {changed:.0%} of the targets are not tree backup's; "
+        if found["targets_zero"] >= 0.0005:
+            verdict += f"{found['targets_zero']:.1%} are higher by rewards that it misses."
+        else:
+            verdict += (
+                "but hardly one is higher by a reward that it misses. Collect more transitions "
+                "before you trust this."
+            )
     if changed is not None and changed >= 0.05 and not_markov:
         verdict += " But states that hide something are averaged over: compare with tree backup."
     if found["rewarded"] == 0 and changed is not None and changed >= 0.05:
