@@ -5,10 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import density_against_gain
 import draw_subgraph
+import evaluate
 import measures
 import numpy as np
 import play
@@ -17,6 +19,8 @@ import recorded
 import stability
 import would_it_help
 
+import gb_dqn_minigrid
+import gb_rainbow_atari
 from gbcore import TransitionGraph
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -235,6 +239,54 @@ def test_a_run_is_read_from_its_checkpoint(run_folder):
     assert run.action_names()[2] == "forward"
     alone = recorded.read(run_folder / "checkpoint" / "graph.npz")
     assert alone.initial_states.tolist() == run.initial_states.tolist()
+
+
+def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
+    run = recorded.read(run_folder)
+    video = tmp_path / "episode.mp4"
+    returns, lengths = evaluate.play(run, episodes=3, epsilon=0, seed=5, video=video)
+    assert video.stat().st_size > 0
+    task = gb_dqn_minigrid.Task(run.task, seed=run.config["seed"])
+    obs, rewards, over = task.reset(), [], False
+    while not over:
+        obs, reward, terminated, truncated = task.step(int(run.network()(obs[None])[0].argmax()))
+        rewards.append(reward)
+        over = terminated or truncated
+    assert returns == [sum(rewards)] * 3  # one layout, nothing random
+    assert lengths == [len(rewards)] * 3
+
+    random = [evaluate.play(run, episodes=2, epsilon=1, seed=seed)[1] for seed in (5, 5, 6)]
+    assert random[0] == random[1] != random[2]
+
+    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--episodes", "2"])
+    evaluate.main()
+    assert f"{run.task} graph seed 1: mean return" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder / "checkpoint" / "graph.npz")])
+    refused(capsys, evaluate.main, "which script")
+    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--video", "none/e.mp4"])
+    refused(capsys, evaluate.main, "--video", "none/e.mp4")
+
+
+def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
+    class Run:
+        script, task, name = "gb_rainbow_atari", "freeway", "run"
+        config = asdict(gb_rainbow_atari.Args(eval_envs=3))
+
+        def network(self):
+            return lambda obs: np.array([[0, 2, 1]] * len(obs))
+
+    asked = []
+
+    def instead(policy, game, seed, num_episodes, num_envs, epsilon):
+        assert policy(np.zeros((2, 4, 84, 84), np.uint8)).tolist() == [1, 1]
+        asked.append((game, seed, num_episodes, num_envs, epsilon))
+        return [1.0], [1]
+
+    monkeypatch.setattr(gb_rainbow_atari, "evaluate", instead)
+    for seed in (0, 0, 1):
+        evaluate.play(Run(), episodes=7, epsilon=None, seed=seed)
+    assert asked[0] == ("freeway", asked[0][1], 7, 3, gb_rainbow_atari.Args().eval_epsilon)
+    assert asked[0] == asked[1] != asked[2]
 
 
 def test_a_damaged_checkpoint_is_one_line(run_folder, tmp_path, capsys):

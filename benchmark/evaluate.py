@@ -1,0 +1,105 @@
+"""Play the trained network of a run: its score over other episodes than the run's own.
+
+    python benchmark/evaluate.py runs/RUN
+    python benchmark/evaluate.py runs/RUN --episodes 500 --epsilon 0 --seed 7
+    python benchmark/evaluate.py runs/RUN --video episode.mp4
+
+Environments, action noise and episodes are those of the run's script: MiniGrid plays the layout of
+the run's seed, MinAtar with fixed episode seeds the run's game. What else is random (sticky
+actions, no-ops, the exploration of epsilon) is drawn from --seed. A run that is not finished, or
+was interrupted, plays the network of its checkpoint.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import recorded
+import torch
+import tyro
+from output import fail
+
+
+@dataclass
+class Args:
+    run: Annotated[Path, tyro.conf.Positional]
+    """a run's folder, with model.pt or a checkpoint"""
+    episodes: int = 100
+    """episodes to play"""
+    epsilon: float | None = None
+    """share of random actions; default: the run's --eval-epsilon"""
+    seed: int = 0
+    """of everything that the script draws in an evaluation"""
+    threads: int = 1
+    """CPU threads for torch"""
+    video: Path | None = None
+    """write one more episode as mp4"""
+
+
+def play(run, episodes, epsilon, seed, video=None):
+    """Returns and lengths of episodes; epsilon None is the run's. Writes a video where one is
+    asked for.
+    """
+    script = import_module(run.script)
+    try:
+        args = script.Args(**run.config)
+    except TypeError as error:
+        fail(f"{run.name}: its config.json has other flags than {run.script}.py: {error}")
+    epsilon = args.eval_epsilon if epsilon is None else epsilon
+    network = run.network()
+
+    def policy(obs):
+        return network(obs).argmax(axis=1)
+
+    if run.script == "gb_rainbow_atari":
+        # Not the run's own evaluation seed, whatever --seed is.
+        seeds = np.random.SeedSequence([seed, args.seed]).generate_state(2).tolist()
+        played = script.evaluate(policy, run.task, seeds[0], episodes, args.eval_envs, epsilon)
+        filmed = (run.task, seeds[1] >> 1)  # ale-py's seeds are int32
+    else:
+        rng = np.random.default_rng([seed, args.seed])
+        envs = script.make_envs(args, run.task, rng, episodes)
+        played = script.evaluate(policy, envs, rng, epsilon)
+        rendered = ("rgb_array",) if run.script == "gb_dqn_minigrid" else ()
+        filmed = (script.make_envs(args, run.task, rng, 1, *rendered)[0], rng)
+    if video is not None:
+        script.record_video(policy, *filmed, epsilon, video)
+    return played
+
+
+def main():
+    args = tyro.cli(Args)
+    for name in ("episodes", "threads"):
+        if getattr(args, name) < 1:
+            fail(f"--{name} must be >= 1, got {getattr(args, name)}")
+    if args.epsilon is not None and not 0 <= args.epsilon <= 1:
+        fail(f"--epsilon must be in [0, 1], got {args.epsilon}")
+    if args.seed < 0:
+        fail(f"--seed must be >= 0, got {args.seed}")
+    if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
+        fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
+    torch.set_num_threads(args.threads)
+    run = recorded.read(args.run)
+    if run.script is None:
+        fail(f"{args.run} does not say which script made it")
+    if run.tensors is None:
+        fail(f"{args.run} has no network: it was made with --no-save-model and no checkpoint")
+    try:
+        returns, lengths = play(run, args.episodes, args.epsilon, args.seed, args.video)
+    except OSError:
+        fail(f"cannot write {args.video}")
+    error = np.std(returns, ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
+    print(
+        f"{run.task} {run.config['backup']} seed {run.config['seed']}: "
+        f"mean return {np.mean(returns):.4g} (standard error {error:.2g}) over {len(returns)} "
+        f"episodes; median {np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
+        f"{np.max(returns):.4g}; {np.mean(lengths):.4g} steps per episode"
+    )
+    if args.video is not None:
+        print(f"wrote {args.video}")
+
+
+if __name__ == "__main__":
+    main()
