@@ -89,6 +89,8 @@ def main():
     try:
         returns, lengths = play(run, args.episodes, args.epsilon, args.seed, args.video)
     except OSError:
+        if args.video is None:  # nothing was to be written
+            raise
         fail(f"cannot write {args.video}")
     error = np.std(returns, ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
     print(
