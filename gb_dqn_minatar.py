@@ -85,7 +85,7 @@ class Args:
     capture_video: bool = False
     """write a video of one episode after training (pip install imageio-ffmpeg)"""
     save_model: bool = True
-    """write the networks and the transition graph at the end"""
+    """write the online network and the transition graph at the end"""
     run_dir: str = "runs"
     """folder in which each run gets a folder of its own"""
 
@@ -963,8 +963,9 @@ def main():
     if args.capture_video:
         rng = np.random.default_rng([args.seed, counters.step, 1])
         env = make_envs(args, game, rng, 1)[0]
-        with writable(run), contextlib.suppress(KeyboardInterrupt):
-            record_video(learner.act, env, rng, args.eval_epsilon, run.path / "episode.mp4")
+        interrupt = contextlib.suppress(KeyboardInterrupt)
+        with writable(run), interrupt, run.replacing("episode.mp4") as video:
+            record_video(learner.act, env, rng, args.eval_epsilon, video)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Args:
     capture_video: bool = False
     """write a video of one episode after training (pip install imageio-ffmpeg)"""
     save_model: bool = True
-    """write the networks and the transition graph at the end"""
+    """write the online network and the transition graph at the end"""
     run_dir: str = "runs"
     """folder in which each run gets a folder of its own"""
 
@@ -427,10 +427,16 @@ class Game:
         return {"seed": self.seed, "actions": self.actions}
 
     def restore(self, state):
-        """Play a game again, up to where `state` was called. Returns the observation there."""
+        """Play a game again, up to where `state` was called. Returns the observation there.
+
+        None where the game ends before.
+        """
         obs = self.reset(state["seed"])
         for action in state["actions"]:
-            obs, *_ = self.step(action)
+            result = self.step(action)
+            if result is None:
+                return None
+            obs = result[0]
         return obs
 
     def close(self):
@@ -1140,7 +1146,8 @@ def restore(args, game, checkpoint, device):
     if counters.step > args.total_timesteps:
         raise ValueError(f"Require --total-timesteps >= {counters.step}, the steps done")
     env = Game(game)
-    if graph.find(env.restore(state["environment"])[0]) != counters.node:
+    obs = env.restore(state["environment"])
+    if obs is None or graph.find(obs[0]) != counters.node:
         raise ValueError("the environment's versions play the episode under way otherwise")
     capacity = args.buffer_size or args.total_timesteps
     replay = Replay(graph, capacity, args.priority_exponent, make_frontier(args, graph))
@@ -1300,9 +1307,9 @@ def main():
     if not finished:
         sys.exit(130)
     if args.capture_video:
-        seed, video = args.seed + 20_000, run.path / "episode.mp4"
-        with writable(run), contextlib.suppress(KeyboardInterrupt):
-            record_video(learner.act, game, seed, args.eval_epsilon, video)
+        interrupt = contextlib.suppress(KeyboardInterrupt)
+        with writable(run), interrupt, run.replacing("episode.mp4") as video:
+            record_video(learner.act, game, args.seed + 20_000, args.eval_epsilon, video)
 
 
 if __name__ == "__main__":

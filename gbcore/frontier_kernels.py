@@ -1,6 +1,7 @@
 """The compiled loops of `frontier.py`: values that follow a changing graph.
 
 No kernel here calls one of `kernels.py`: Numba's cache does not notice an edit in another file.
+Nor does it notice new values of EMPTY and FREED: after such an edit, delete `__pycache__`.
 """
 
 from typing import NamedTuple

@@ -267,6 +267,7 @@ class TransitionGraph:
 
         Raises:
             KeyError: if there is no such transition.
+            ValueError: as `add`.
         """
         transition = self._check_transition(node, action, reward, next_node, terminated)
         num_freed = kernels.remove_transition(

@@ -893,7 +893,7 @@ def read_value(rule, q, i, best, policy, row):
 
 @njit(cache=True, nogil=True)
 def back_up(sub, leaf_q, best, policy, gamma, rule, values, pair_q):
-    """Nested Bellman backup of every pair, deepest level first: paper Eq. 1, 2 and 5.
+    """Nested Bellman backup of every pair, deepest level first: paper Eq. 3 to 8.
 
     best int64 [M] is the online network's action, empty where there is none; policy [M, A], empty
     likewise. Out: values [M + V + 1] of all vertices, pair_q [P].

@@ -53,8 +53,11 @@ class RunDirectory:
         if resume_step is None:
             self.path = _make_folder(self.path)
         self._lock = _lock(self.path) if lock is None else lock  # the folder is ours until we end
-        (self.path / "result.json").unlink(missing_ok=True)  # that of an end before this one
-        self.write_json("config.json", config)
+        # What may be refused comes before anything in the folder is changed.
+        of_metrics = ("global_step", *metric_names)
+        of_evaluations = ("global_step", "episode", "episodic_return", "episodic_length")
+        metrics = _kept_rows(self.path / "metrics.csv", of_metrics, resume_step)
+        evaluations = _kept_rows(self.path / "evaluations.csv", of_evaluations, evaluated_step)
         self.wandb = None
         if wandb_options is not None:
             import wandb
@@ -63,6 +66,8 @@ class RunDirectory:
                 id=self.path.name, resume="allow", config=config, sync_tensorboard=True,
                 **wandb_options,
             )  # fmt: skip
+        (self.path / "result.json").unlink(missing_ok=True)  # that of an end before this one
+        self.write_json("config.json", config)
         # TensorBoard's thread raises what stopped it in our next call, and need not print it.
         threading.excepthook = _print_unless_os_error
         self._writer = SummaryWriter(
@@ -70,10 +75,8 @@ class RunDirectory:
         )
         rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
         self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-        columns = ("global_step", *metric_names)
-        self._metrics = _Table(self.path / "metrics.csv", columns, resume_step)
-        columns = ("global_step", "episode", "episodic_return", "episodic_length")
-        self._evaluations = _Table(self.path / "evaluations.csv", columns, evaluated_step)
+        self._metrics = _Table(self.path / "metrics.csv", of_metrics, metrics)
+        self._evaluations = _Table(self.path / "evaluations.csv", of_evaluations, evaluations)
 
     def log(self, step, metrics):
         """One row of metrics.csv, and one TensorBoard scalar per metric that has a value."""
@@ -102,15 +105,19 @@ class RunDirectory:
 
     def write_json(self, name, content):
         """Write a dict as indented JSON."""
-        with _replacing(self.path / name) as new:
+        with self.replacing(name) as new:
             new.write_text(json.dumps(content, indent=2) + "\n")
 
     def write_model(self, network, graph):
         """Write model.pt and graph.npz."""
-        with _replacing(self.path / "model.pt") as new:
+        with self.replacing("model.pt") as new:
             new.write_bytes(_bytes_of(network.state_dict()))
-        with _replacing(self.path / "graph.npz") as new, new.open("wb") as file:
-            graph.save(file)
+        with self.replacing("graph.npz") as new:
+            graph.save(new)
+
+    def replacing(self, name):
+        """Context manager: a path to write a file of the run to, which gets its name if whole."""
+        return _replacing(self.path / name)
 
     def flush(self):
         """Write out what is held back: TensorBoard's events; rows of tables never are."""
@@ -118,12 +125,14 @@ class RunDirectory:
 
     def close(self):
         """Flush and close every file."""
-        os.close(self._lock)
-        self._metrics.close()
-        self._evaluations.close()
-        self._writer.close()
-        if self.wandb is not None:
-            self.wandb.finish()
+        try:
+            self._metrics.close()
+            self._evaluations.close()
+            self._writer.close()
+            if self.wandb is not None:
+                self.wandb.finish()
+        finally:
+            os.close(self._lock)
 
 
 @contextlib.contextmanager
@@ -158,32 +167,37 @@ def _lock(path):
 
 def _make_folder(path):
     """A new folder of that name, or with a number appended if there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     for tries in itertools.count(1):
         new = path if tries == 1 else Path(f"{path}-{tries}")
         with contextlib.suppress(FileExistsError):
-            new.mkdir(parents=True)
+            new.mkdir()
             return new
+
+
+def _kept_rows(path, columns, last_step):
+    """Rows of a table up to a step, as dicts; none of a new run. OSError for other columns."""
+    if last_step is None or not path.exists():
+        return []
+    text = path.read_text(errors="replace")
+    whole = text[: text.rfind("\n") + 1]  # a full disk may have cut the last row
+    header, *rows = csv.reader(io.StringIO(whole, newline="")) if whole else [columns]
+    if tuple(header) != tuple(columns):
+        raise OSError(errno.EINVAL, f"{path.name} has other columns than this version's")
+    return [
+        dict(zip(columns, row, strict=True)) for row in rows
+        if len(row) == len(columns) and row[0].isdigit() and int(row[0]) <= last_step
+    ]  # fmt: skip
 
 
 class _Table:
     """A CSV file of which every row is on disk at once: a killed run loses none."""
 
-    def __init__(self, path, columns, last_step):
-        kept = []
-        if last_step is not None and path.exists():
-            text = path.read_text(errors="replace")
-            whole = text[: text.rfind("\n") + 1]  # a full disk may have cut the last row
-            header, *rows = csv.reader(io.StringIO(whole, newline="")) if whole else [columns]
-            if tuple(header) != tuple(columns):
-                raise OSError(errno.EINVAL, f"{path.name} has other columns than this version's")
-            kept = [
-                dict(zip(columns, row, strict=True)) for row in rows
-                if len(row) == len(columns) and row[0].isdigit() and int(row[0]) <= last_step
-            ]  # fmt: skip
+    def __init__(self, path, columns, rows):
         self._columns = columns
         with _replacing(path) as new:
             header = dict(zip(columns, columns, strict=True))
-            new.write_text("".join(self._line(row) for row in (header, *kept)))
+            new.write_text("".join(self._line(row) for row in (header, *rows)))
         self._file = path.open("ab", buffering=0)
 
     def write(self, row):
@@ -203,7 +217,7 @@ class _Table:
 @contextlib.contextmanager
 def _replacing(path):
     """A path to write to, in place of path: nobody ever sees half a file."""
-    new = path.with_name(path.name + ".new")
+    new = path.with_name("new." + path.name)  # writers of videos go by the ending
     try:
         yield new
         new.replace(path)

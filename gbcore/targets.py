@@ -9,8 +9,8 @@ nothing but the kind of value that they carry. With V_0 read from the network, f
               = sum_a pi(a | s) G_k(s, a)                                     rule "policy"
               = mean over all transitions of s, weighted by f                 rule "behaviour"
 
-The paper's Equations 1, 2 and 5 of nested and mixed Graph Backup; on trajectories, Tree Backup
-("greedy", "double") and n-step Q ("behaviour").
+The paper's Equations 5 to 8 of nested and mixed Graph Backup; on trajectories, Tree Backup
+(Equation 4: "greedy", "double") and n-step Q (Equation 3: "behaviour").
 """
 
 from typing import NamedTuple
@@ -354,7 +354,8 @@ def prune(subgraphs, rule, best_actions=None):
 
     Returns:
         The pruned `Subgraphs`, whose nodes come in the order in which they were asked for, and a
-        bool [M] of these nodes: is the leaf value itself read there?
+        bool [M] of these nodes: is the leaf value itself read there? With "behaviour", vertex_row
+        is -1 for an expanded vertex whose state is not among the nodes.
 
     Raises:
         ValueError: for another rule, missing best_actions, or other than one action >= 0 per node.

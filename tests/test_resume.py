@@ -356,19 +356,40 @@ def test_two_processes_cannot_go_on_with_one_run(finished, capsys, monkeypatch):
     monkeypatch.setattr(script, "load_checkpoint", None)  # it is not read, while it may change
     assert command(script, "--resume", str(run)) == 2
     assert "another process" in capsys.readouterr().err
+    close = other._writer.close
+
+    def close_late():
+        with pytest.raises(OSError, match="another process"):
+            run_directory._lock(run)
+        close()
+
+    monkeypatch.setattr(other._writer, "close", close_late)
     other.close()
+    os.close(run_directory._lock(run))
+
+
+def test_a_link_that_leads_nowhere_is_no_folder(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted" / "runs")
+    with pytest.raises(FileExistsError, match="runs"):
+        run_directory.RunDirectory(tmp_path / "runs" / "run", {}, ())
 
 
 def test_ctrl_c_in_the_video_leaves_a_finished_run(tmp_path, monkeypatch):
     script, flags = CASES["minigrid"]
 
-    def record(*_):
+    def record(*arguments):
+        arguments[-1].write_bytes(b"half")
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(script, "record_video", record)
-    flags = [*flags, "--total-timesteps", "50", "--capture-video", "--run-dir", str(tmp_path)]
-    assert command(script, *flags) == 0
-    assert not json.loads((only_run(tmp_path) / "result.json").read_text())["interrupted"]
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "record_video", record)
+        flags = [*flags, "--total-timesteps", "50", "--capture-video", "--run-dir", str(tmp_path)]
+        assert command(script, *flags) == 0
+    run = only_run(tmp_path)
+    assert not json.loads((run / "result.json").read_text())["interrupted"]
+    assert not list(run.glob("*.mp4"))
+    assert command(script, "--resume", str(run)) == 0  # which makes it anew
+    assert (run / "episode.mp4").stat().st_size > 4
 
 
 # --------------------------------------------------------------------------------------------------
@@ -448,6 +469,23 @@ def test_damaged_rows_are_left_out_and_other_columns_refused(finished, undisturb
     assert command(script, "--resume", str(run)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "metrics.csv has other columns" in line
+
+
+@pytest.mark.parametrize("table", ["metrics.csv", "evaluations.csv"])
+def test_a_refused_table_leaves_a_finished_run_as_it_is(table, finished, capsys):
+    script, run = finished("minigrid")
+    (run / table).write_text("global_step,other\n30,1\n")
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert command(script, "--resume", str(run), "--total-timesteps", "260") == 2
+    assert f"{table} has other columns" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_a_game_that_ends_before_its_actions_is_refused(finished, capsys, monkeypatch):
+    script, run = finished("atari")
+    (run / "result.json").unlink()
+    monkeypatch.setattr(script.Game, "step", lambda *_: None)
+    is_refused(script, run, capsys, "play the episode under way otherwise")
 
 
 def test_a_checkpoint_runs_no_code(finished, capsys, tmp_path):
