@@ -208,9 +208,26 @@ def difference_tables(part, tasks, backups, step):
             yield table
 
 
-def seeds_of(part):
-    """The seed of every run."""
-    return [seed for b in part.values() for t in b.values() for runs in t.values() for seed in runs]
+def seeds_of(part, backups):
+    """The seed of every run of these backups."""
+    return [
+        seed for of in part.values() for backup in backups for runs in of.get(backup, {}).values()
+        for seed in runs
+    ]  # fmt: skip
+
+
+def with_more_seeds(part, more):
+    """The runs of both, of the tasks that have some in the second."""
+    return {
+        variant: {
+            backup: {
+                task: part.get(variant, {}).get(backup, {}).get(task, {}) | runs
+                for task, runs in tasks.items()
+            }
+            for backup, tasks in of.items()
+        }
+        for variant, of in more.items()
+    }
 
 
 def tables(records):
@@ -221,7 +238,7 @@ def tables(records):
             continue  # nothing was explored with the frontier
         tasks = suite_tasks(suite)
         yield f"### {title}"
-        yield f"{count(len(seeds_of(part)), 'run')}."
+        yield f"{count(len(seeds_of(part, backups)), 'run')}."
         for step in steps:
             yield f"After {step:,} steps:"
             yield score_table(part, tasks, backups, step, is_solvable=suite != "minatar")
@@ -230,15 +247,18 @@ def tables(records):
         yield from difference_tables(part, tasks, backups, steps[-1])
 
 
-def repetition(records):
+def repetition(records, more_records):
     """What other seeds say, of tasks chosen by what the first ones said. In parts, as above."""
     for (suite, episode_seed), (title, steps, backups) in PARTS.items():
-        part = read_part(records, suite, episode_seed)
-        seeds = seeds_of(part)
+        more, tasks = read_part(more_records, suite, episode_seed), suite_tasks(suite)
+        seeds = seeds_of(more, backups)
         if seeds:
             yield f"### {title}: seeds {min(seeds)} to {max(seeds)}"
             yield f"{count(len(seeds), 'run')}, of tasks chosen after the table above was known."
-            yield from difference_tables(part, suite_tasks(suite), backups, steps[-1])
+            yield from difference_tables(more, tasks, backups, steps[-1])
+            yield "With the seeds above, of which the choice was made:"
+            both = with_more_seeds(read_part(records, suite, episode_seed), more)
+            yield from difference_tables(both, tasks, backups, steps[-1])
 
 
 def suite_tasks(suite):
@@ -253,10 +273,11 @@ def main():
         fail("--out is needed with another --results-dir: docs/frontier.md is of our rows")
     out = args.out or ROOT / "docs" / "frontier.md"
     try:
-        parts = list(tables(Records(args.results_dir)))
+        records = Records(args.results_dir)
+        parts = list(tables(records))
         if not parts:
             fail(f"no rows with exploration=frontier in {args.results_dir}")
-        parts += repetition(Records(args.results_dir / MORE_SEEDS))
+        parts += repetition(records, Records(args.results_dir / MORE_SEEDS))
         out.write_text(replace_between(out, BEGIN, END, "\n\n".join(parts)))
     except (OSError, ValueError, KeyError) as error:
         fail(error)

@@ -44,7 +44,7 @@ FRONTIER = "graph, frontier"
 REMEDIES = {
     "graph, persistent": "further propagation",
     "graph, breadth 0": "no sampling of the graph",
-    FRONTIER: "exploration",
+    FRONTIER: "frontier episodes",
 }
 
 
@@ -201,7 +201,7 @@ def interval(estimate):
     if estimate is None:
         return "-"
     if np.isnan(estimate.low):
-        return short(estimate.value)  # of one seed
+        return short(estimate.value)  # of few seeds
     return f"{short(estimate.value)} [{short(estimate.low)}, {short(estimate.high)}]"
 
 
@@ -288,6 +288,25 @@ def summary_rows(protocol):
 SUMMARY_HEADER = ["backup", "seeds", "mean of tasks", "paper", "graph, same seeds",
                   "median of tasks", "paper", "normalised mean [95%]",
                   "normalised IQM [95%]"]  # fmt: skip
+SAME_SEEDS = SUMMARY_HEADER.index("graph, same seeds")
+
+
+def summary_table(protocols, chosen, with_title):
+    """Some columns of summary_rows; graph's on the same seeds only where a backup has fewer."""
+    if not any(map(has_fewer_seeds, protocols)):
+        chosen = [i for i in chosen if i != SAME_SEEDS]
+    rows = [
+        [protocol.title] * with_title + [row[i] for i in chosen]
+        for protocol in protocols for row in summary_rows(protocol)
+    ]  # fmt: skip
+    return markdown(["suite"] * with_title + [SUMMARY_HEADER[i] for i in chosen], rows)
+
+
+def has_fewer_seeds(protocol):
+    """Whether a backup has fewer seeds than graph."""
+    graph = protocol.matrix("graph")
+    shared = [protocol.matrices(("graph", column))[0] for column in protocol.columns]
+    return any(matrix is not None and len(matrix) < len(graph) for matrix in shared)
 
 
 def estimate(statistic, *matrices):
@@ -305,8 +324,12 @@ def difference(pair, weights=None):
 
 
 def judged(gain):
-    """0.58 [0.40, 0.71], p = 0.010: supported."""
-    return f"{interval(gain)}, p {chance_text(gain.p)}: {aggregate.support(gain)}"
+    """0.58 [0.40, 0.71], p = 0.010: supported; and what gains next to nothing would change."""
+    verdict, strict = (aggregate.support(gain._replace(p=p)) for p in (gain.p, gain.strict_p))
+    text = f"{interval(gain)}, p {chance_text(gain.p)}: {verdict}"
+    if strict != verdict:
+        text += f" (without the tolerance p {chance_text(gain.strict_p)}: {strict})"
+    return text
 
 
 def chance_text(p):
@@ -330,9 +353,10 @@ def improvement_table(protocol):
 
 @functools.cache
 def orderings(protocol):
-    """(better, worse) by the paper -> the paper's means of tasks; ours, with the Estimate.
+    """(better, worse) by the paper -> the paper's means of tasks; ours.
 
-    Ours are None until both have runs of every task.
+    Ours are None until both have runs of every task, then the means, the Estimate of their
+    difference, and that of normalised scores; None where scores are taken as they are.
     """
     paper = {
         c: np.mean([paper_cell(protocol, c, task)[0] for task in protocol.tasks])
@@ -341,8 +365,10 @@ def orderings(protocol):
     found = {}
     for names in itertools.combinations(sorted(paper, key=paper.get, reverse=True), 2):
         pair = protocol.matrices(names, normalised=False)
-        gain = difference(pair)
-        ours = None if gain is None else ([matrix.mean() for matrix in pair], gain)
+        gain, scaled = difference(pair), None
+        if any(scale != (0.0, 1.0) for scale in protocol.scales.values()):
+            scaled = difference(protocol.matrices(names))
+        ours = None if gain is None else ([matrix.mean() for matrix in pair], gain, scaled)
         found[names] = [paper[name] for name in names], ours
     return found
 
@@ -356,10 +382,9 @@ def order_claims(protocol):
         if ours is None:
             yield f"- {claim}: not enough runs yet."
             continue
-        means, gain = ours
+        means, gain, scaled = ours
         text = f"{short(means[0])} and {short(means[1])}, difference {judged(gain)}"
-        if any(scale != (0.0, 1.0) for scale in protocol.scales.values()):
-            scaled = difference(protocol.matrices((better, worse)))
+        if scaled is not None:
             text += f"; of normalised scores {judged(scaled)}"
         yield f"- {claim}: {text} ({count(gain.seeds, 'seed')})."
 
@@ -368,8 +393,12 @@ def orders_in_short(protocol):
     """One sentence: which orders of the paper's means hold here."""
     found = {}
     for (better, worse), (_, ours) in orderings(protocol).items():
-        name = "open" if ours is None else aggregate.support(ours[1])
-        found.setdefault(name, []).append(f"{better} > {worse}")
+        _, gain, scaled = ours or (None, None, None)
+        name = aggregate.support(gain) if gain else "open"
+        order = f"{better} > {worse}"
+        if scaled and aggregate.support(scaled) != name:
+            order += f" (of normalised scores {aggregate.support(scaled)})"
+        found.setdefault(name, []).append(order)
     parts = [
         f"{', '.join(found[name])} {name}"
         for name in ("supported", "contradicted", "undecided", "open") if name in found
@@ -395,7 +424,9 @@ def freeway_claim(protocol):
     rest = difference(pair, 1 - in_freeway)
     lead = difference(pair, 2 * in_freeway - 1)
     support = aggregate.support(lead)
-    if support == "supported" != aggregate.support(freeway):
+    if freeway.value + rest.value <= 0:
+        support = "graph has no lead here"
+    elif support == "supported" != aggregate.support(freeway):
         support = "undecided"
     return (
         f"- {claim}: {interval(freeway)} in Freeway, {interval(rest)} in the other four; the first "
@@ -484,7 +515,7 @@ def what_helps(why, gains):
     support = {c: aggregate.support(gain) if gain else "open" for c, gain in gains.items()}
     found = [REMEDIES[column] for column, judged in support.items() if judged == "supported"]
     if why.no_reward:
-        found = [name for name in found if name != "exploration"]
+        found = [name for name in found if name != REMEDIES[FRONTIER]]
         found.append(f"exploration ({count(why.no_reward, 'run')} met no reward)")
     if found:
         return " and ".join(found)
@@ -524,27 +555,36 @@ def comparison(fixed, fresh):
     ]  # fmt: skip
     if not both:
         return "No cell has runs under both yet."
-    rows, distances = [], {}
+    rows, of_backups = [], {}
     for protocol in (fixed, fresh):
-        counts = verdict_counts(protocol, both)
-        of_task = {t: distance(protocol, [cell for cell in both if cell[1] == t]) for _, t in both}
-        distances[protocol.title] = distance(protocol, both)
+        counts, name = verdict_counts(protocol, both), protocol.title.removeprefix("MinAtar, ")
+        of_task = distances(protocol, both, lambda cell: cell[1])
+        of_backups[name] = {"all": distance(protocol, both)}
+        of_backups[name] |= distances(protocol, both, lambda cell: cell[0])
         ratio = novel_ratio(protocol)
         rows.append([
-            protocol.title.removeprefix("MinAtar, "),
-            *(str(counts[name]) for name in ("inside", "above", "below")),
-            short(distances[protocol.title]),
-            ", ".join(f"{task} {short(value)}" for task, value in of_task.items()),
+            name, *(str(counts[verdict]) for verdict in ("inside", "above", "below")),
+            *(", ".join(f"{key} {short(value)}" for key, value in of.items())
+              for of in (of_backups[name], of_task)),
             "-" if ratio is None else f"{ratio:.3f}",
         ])  # fmt: skip
-    header = ["MinAtar", "inside the paper's ± std", "above", "below", "mean distance (normalised)",
-              "by task", "novel state ratio, graph (paper: 0.298)"]  # fmt: skip
-    nearer = min(distances, key=distances.get).removeprefix("MinAtar, ")
+    header = ["MinAtar", "inside the paper's ± std", "above", "below",
+              "mean distance (normalised)", "by task",
+              "novel state ratio, graph (paper: 0.298)"]  # fmt: skip
+    nearer = {
+        key: min(of_backups, key=lambda name: of_backups[name][key])
+        for key in next(iter(of_backups.values()))
+    }
     fewest = min(cell_summary(p, c, t).number for p in (fixed, fresh) for c, t in both)
     text = (
         f"On the {count(len(both), 'cell')} (task and backup) that have runs under both, the means "
-        f"under **{nearer}** are nearer to the paper's ({count(fewest, 'seed')} at least)."
+        f"under **{nearer.pop('all')}** are nearer to the paper's ({count(fewest, 'seed')} at "
+        f"least). By backup: {', '.join(f'`{key}` under {name}' for key, name in nearer.items())}."
     )
+    for name, protocol in zip(of_backups, (fixed, fresh), strict=True):
+        (better, worse), (_, ours) = next(iter(orderings(protocol).items()))
+        verdict = aggregate.support(ours[1]) if ours else "open"
+        text += f" Under {name} the paper's first order, {better} > {worse}, is {verdict}."
     same = [task for task in fixed.tasks if same_runs(fixed, fresh, task)]
     if same:
         text += (
@@ -572,6 +612,14 @@ def distance(protocol, cells):
         abs(cell_summary(protocol, c, t).mean - paper_cell(protocol, c, t)[0])
         / protocol.scales[t][1] for c, t in cells
     ])  # fmt: skip
+
+
+def distances(protocol, cells, group):
+    """group(cell) -> the distance of these cells."""
+    return {
+        key: distance(protocol, [cell for cell in cells if group(cell) == key])
+        for key in dict.fromkeys(map(group, cells))
+    }
 
 
 def same_runs(one, other, task):
@@ -676,19 +724,22 @@ last digit for rounding: a description, not a test. Where the paper's std is 0.0
 solves the task is *above*.
 
 Intervals are 95% percentile intervals of a bootstrap over seeds, stratified by task
-([rliable](https://github.com/google-research/rliable), {aggregate.REPETITIONS:,} samples), and one
-seed gives none. From few seeds they are too narrow: were scores normal, those of five seeds would
-cover the mean of five tasks 90% of the time and that of one task 84%. Where tasks have different
-numbers of seeds, statistics over tasks use the first so many that all of them have. Two backups are
-compared on the seeds that both have (*graph, same seeds*), and their runs with the same seed stay
+([rliable](https://github.com/google-research/rliable), {aggregate.REPETITIONS:,} samples), of
+{aggregate.FEWEST_SEEDS} seeds or more. From few they are too narrow: were scores normal, those of
+five seeds would cover the mean of five tasks 90% of the time and that of one task 84%. Where tasks
+have different numbers of seeds, statistics over tasks use the first so many that all of them have.
+Two backups are compared on the seeds that both have, and their runs with the same seed stay
 together: in MiniGrid each seed is a layout of its own. P(improvement) is the chance that a run of
 `graph` is better than one of the other backup, of any seed; IQM the mean of the middle half.
 
 So it is not the interval of a difference that judges a claim, but p: the chance of so large a
 difference in its direction if each seed's difference had either sign by chance (one-sided paired
-permutation test). *Supported*, or *contradicted*: p <= {aggregate.LEVEL} in the claim's direction,
-or against it; *undecided*: neither; *open*: fewer than {aggregate.FEWEST_SEEDS} seeds. On one task
-five seeds decide only if all five agree (1/32). No correction is made for the number of claims.
+permutation test, exact). A sum of differences that is smaller by up to {aggregate.TOLERANCE:.0%}
+counts as being as large, so that differences next to nothing decide nothing; where a verdict hangs
+on that, both are given. *Supported*, or *contradicted*: p <= {aggregate.LEVEL} in the claim's
+direction, or against it; *undecided*: neither; *open*: fewer than {aggregate.FEWEST_SEEDS} seeds.
+On one task five seeds decide only if all five agree (1/32). Each claim is judged alone: of twenty
+that were all false, one would pass.
 
 MiniGrid's returns are taken as they are. MinAtar's are divided by the highest mean in the paper's
 table for the game, so that 1 is the paper's best backup there. (The paper divides by the scores of
@@ -699,10 +750,7 @@ What the paper says is the default here. The commands that its authors released 
 some of that is tried beside it: `graph, persistent` is `--persist-targets`, nested values that
 stay until the next target network, as in their DQN; *fixed episode seeds* re-seed the MinAtar game
 at every episode, as they do. Their depth of 10 in MiniGrid (the paper's, and ours: 5) was not run.
-`graph, breadth 0` is `--breadth 0`, every transition.
-
-A run that is interrupted and resumed goes on with a new episode in the version that made these
-rows; later ones replay the episode under way. A few of the rows are of such runs."""
+`graph, breadth 0` is `--breadth 0`, every transition."""
 
 
 def section(protocol, folder):
@@ -710,7 +758,7 @@ def section(protocol, folder):
     yield f"## {protocol.title}"
     yield f"{seeds_text(protocol).capitalize()}. {shown_verdicts(protocol)}"
     yield task_table(protocol)
-    yield markdown(SUMMARY_HEADER, summary_rows(protocol))
+    yield summary_table([protocol], range(len(SUMMARY_HEADER)), with_title=False)
     yield improvement_table(protocol)
     if protocol.suite == "minigrid":
         yield exploration_text(protocol)
@@ -745,10 +793,10 @@ def section(protocol, folder):
         "What would mend it: by how much the mean of `graph` grows, on the seeds that both have "
         "(their number in brackets), with `--persist-targets`, with `--breadth 0`, and with "
         "`--exploration frontier` ([docs/frontier.md](frontier.md); made by a later version). "
-        "A change *helps* if that is supported as a claim is, and exploration is what was missing "
-        "where runs met no reward. Persistent targets change the bias of targets, too: where they "
-        "do not help, propagation may still be short. If none of these helps, fitting is left, or "
-        "what the paper does not say of its protocol; with fewer than "
+        "A change *helps* if that is supported as a claim is, each alone, and exploration is what "
+        "was missing where runs met no reward. Persistent targets change the bias of targets, too: "
+        "where they do not help, propagation may still be short. If none of these helps, fitting "
+        "is left, or what the paper does not say of its protocol; with fewer than "
         f"{aggregate.FEWEST_SEEDS} seeds it is *open*."
     )
     yield remedies
@@ -766,12 +814,20 @@ def report(protocols, left_out, folder, in_short):
     """The report's Markdown, in parts; draws its pictures into the folder."""
     runs = [row for p in protocols for c in p.columns for seeds in p.cells.get(c, {}).values()
             for row in seeds.values()]  # fmt: skip
-    commits = sorted({row["commit"] for row in runs})
+    remedies = [row for p in protocols for task in shortfalls(p, "graph")
+                for row in p.cells.get(FRONTIER, {}).get(task, {}).values()]  # fmt: skip
+    commits, later = (sorted({row["commit"] for row in rows}) for rows in (runs, remedies))
     yield "# Does it reproduce?"
     yield (
         "Written by `python benchmark/report.py` from `benchmark/results/*.csv`: "
         f"{count(len(runs), 'run')}, made by the code at {', '.join(commits) or '-'} in "
         f"{sum(row['wall_seconds'] for row in runs) / 3600:,.1f} hours, pauses included."
+        + (
+            f" {count(len(remedies), 'run')} with frontier episodes, of {', '.join(later)}, stand "
+            "beside them where `graph` is below the paper."
+            if remedies
+            else ""
+        )
         + (f" {count(left_out, 'row')} with other flags: not shown." if left_out else "")
     )
     yield HOW
@@ -798,6 +854,7 @@ def report(protocols, left_out, folder, in_short):
         report_figures.draw_profiles(folder / "report_profiles.png", panels)
         yield "## Performance profiles"
         yield "![Share of runs above each normalised score](report_profiles.png)"
+        yield "For each score, the share of runs (seeds and tasks) above it; bands: 95% intervals."
     yield "## Novel state ratio"
     yield ratio_table(protocols)
     yield "## Atari"
@@ -813,20 +870,24 @@ def summary_text(protocols, folder):
             folder / "report_summary.png", [summary_panel(p) for p in shown]
         )
         parts.append("![Mean scores of every backup, ours and the paper's](report_summary.png)")
+        dotted = "; dotted: `graph` on the seeds of that bar, where they are fewer"
+        dotted *= any(map(has_fewer_seeds, shown))
         parts.append(
-            "Bars: mean over tasks, with its 95% interval, pale where there is one seed only; "
-            "dotted: `graph` on the seeds of that bar, where they are fewer; diamonds: the paper. "
-            "MinAtar's scores are divided by the best mean that the paper has for the game."
+            "Bars: mean over tasks, with its 95% interval, pale where there are fewer than "
+            f"{aggregate.FEWEST_SEEDS} seeds; diamonds: the paper{dotted}. MinAtar's scores are "
+            "divided by the best mean that the paper has for the game; IQM: the mean of the middle "
+            "half of runs. *Fixed*: the game is re-seeded alike at every episode, as in the "
+            "authors' released code; *fresh*: it is not. *Breadth 0* follows every transition "
+            "instead of a sample; *persistent* keeps nested values until the next target network."
         )
-    rows = []
-    for protocol in protocols:
-        for row in summary_rows(protocol):
-            rows.append([protocol.title, *row[:5], row[-1]])
-    parts.append(markdown(["suite", *SUMMARY_HEADER[:5], SUMMARY_HEADER[-1]], rows))
+    parts.append(summary_table(protocols, [0, 1, 2, 3, SAME_SEEDS, 8], with_title=True))
     parts.append("\n".join(
         f"- **{p.title}**, {seeds_text(p)}: {shown_verdicts(p)} {orders_in_short(p)}"
         for p in protocols
     ))  # fmt: skip
+    parts.append(
+        f"Each order is judged alone, by a paired permutation test (p <= {aggregate.LEVEL})."
+    )
     parts.append(atari_line(protocols))
     return "\n\n".join(parts)
 

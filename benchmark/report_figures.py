@@ -71,8 +71,11 @@ def draw_curves(path, tasks, label):
     handles = {}
     for axis, (task, backups) in zip(axes.flat, tasks.items(), strict=False):
         for name, (steps, mean, error, seeds) in backups.items():
-            style = "-" if seeds > 1 else "--"
-            (line,) = axis.plot(steps, mean, style, color=COLOURS[name], linewidth=1.4)
+            style = "--" if seeds == 1 else ":" if ", " in name else "-"  # dots: curves coincide
+            on_top = 3 if name == "graph" else 2
+            (line,) = axis.plot(
+                steps, mean, style, color=COLOURS[name], linewidth=1.4, zorder=on_top
+            )
             handles[name] = line if seeds > 1 else handles.get(name, line)
             axis.fill_between(
                 steps, mean - error, mean + error, color=COLOURS[name], alpha=0.2, linewidth=0

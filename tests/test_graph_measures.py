@@ -433,3 +433,6 @@ def test_density_against_gain(tmp_path, capsys):
     assert rows[0]["graph"] == 10  # neither the variant nor the second seed is counted
     (line,) = density_against_gain.correlations(rows, scores, ratios, 50, np.random.default_rng(0))
     assert "Spearman -1.00" in line
+    x = np.arange(4.0)  # of the 24 orders of four tasks, two are as far from 0
+    p = density_against_gain.permutation_p(x, -x, True, 5_000, np.random.default_rng(0))
+    assert p == pytest.approx(2 / 24, abs=0.015)

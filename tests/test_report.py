@@ -1,5 +1,6 @@
 """benchmark/aggregate.py against numbers worked out by hand, and what benchmark/report.py says."""
 
+import itertools
 import math
 import re
 import sys
@@ -86,10 +87,11 @@ def test_probability_of_improvement_counts_a_tie_as_half():
 
 
 def test_a_difference_is_of_pairs():
-    one, other = np.array([[1.0, 5.0], [2.0, 9.0]]), np.array([[0.0, 5.0], [1.0, 9.0]])
+    other = np.array([[0.0, 5.0], [1.0, 9.0], [7.0, 8.0], [2.0, 0.0], [3.0, 5.0]])
+    one = other + np.array([1, 0])  # each seed's gain is 1 in a task and 0 in the other
     found = aggregate.difference(one, other)
-    assert found[:4] == (0.5, 0.5, 0.5, 2)  # each seed's gain is 1 in a task and 0 in the other
-    assert found.p == 1 / 4
+    assert found[:4] == (0.5, 0.5, 0.5, 5)
+    assert found.p == found.strict_p == 1 / 32
     assert aggregate.difference(one, other, np.array([0.0, 1.0])).p == 1.0
     assert aggregate.difference(one, other, np.array([2.0, -1.0])).value == 2.0
 
@@ -105,11 +107,23 @@ def test_a_difference_is_of_pairs():
         ([0, 0], 1.0),
         ([3], 1 / 2),
         ([], 1.0),
-        ([1] * 30, 1 / 10_001),
+        ([1] * 25 + [0], 1 / 2**25),
+        ([1] * 41, 1 / 10_001),
     ],
 )
 def test_sign_flip_p(gains, expected):
     assert aggregate.sign_flip_p(np.array(gains, np.float64)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.2])
+def test_sign_flip_p_is_the_share_of_all_choices_of_signs(tolerance):
+    rng = np.random.default_rng(0)
+    for number in range(1, 12):
+        gains = rng.normal(0.3, 1, number).round(1)
+        sums = [sum(signs) for signs in itertools.product(*((gain, -gain) for gain in gains))]
+        least = (1 - tolerance) * abs(sum(gains)) - 1e-9
+        expected = np.mean([total >= least for total in sums])
+        assert aggregate.sign_flip_p(gains, tolerance) == pytest.approx(expected)
 
 
 def test_sign_flip_p_of_many_gains_is_that_of_the_normal_distribution():
@@ -122,12 +136,12 @@ def test_an_interval_is_stratified_reproducible_and_leaves_the_generator_alone()
     np.random.seed(5)  # noqa: NPY002
     expected = np.random.get_state()[1].copy()  # noqa: NPY002
     # Tasks differ by 100, seeds do not differ: resampling over tasks would show.
-    flat = aggregate.estimate(aggregate.mean, np.array([[0.0, 100.0], [0.0, 100.0]]))
-    assert flat[:4] == (50.0, 50.0, 50.0, 2)
-    spread = np.array([[0.0, 100.0], [1.0, 101.0], [2.0, 102.0]])
+    flat = aggregate.estimate(aggregate.mean, np.array([[0.0, 100.0]] * 5))
+    assert flat[:4] == (50.0, 50.0, 50.0, 5)
+    spread = np.array([[0.0, 100.0]] * 5) + np.arange(5)[:, None]
     one, two = (aggregate.estimate(aggregate.mean, spread) for _ in range(2))
-    assert one == two
-    assert 50 <= one.low < one.value == 51 < one.high <= 52
+    assert one[:4] == two[:4]
+    assert 50 <= one.low < one.value == 52 < one.high <= 54
     assert (np.random.get_state()[1] == expected).all()  # noqa: NPY002
 
 
@@ -154,12 +168,14 @@ def test_how_often_one_of_five_tasks_is_judged_by_chance_is_what_the_page_says()
     assert f"at least one is judged {100 * (1 - (1 - either_way) ** 5):.0f}% of the time" in page
 
 
-def test_one_seed_has_no_interval():
-    single = aggregate.difference(np.array([[2.0]]), np.array([[1.0]]))
-    assert single.value == 1.0
-    assert math.isnan(single.low)
-    assert math.isnan(single.high)
-    assert aggregate.support(single) == "open"
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_few_seeds_have_no_interval(seeds):
+    found = aggregate.difference(np.full((seeds, 1), 2.0), np.ones((seeds, 1)))
+    assert found.value == 1.0
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert aggregate.support(found) == "open"
+    assert report.interval(found) == "1.00"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +293,7 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
     ("no_reward", "chances", "expected"),
     [
         (0, (0.01, 1, 1), "further propagation"),
-        (0, (0.01, None, 0.01), "further propagation and exploration"),
+        (0, (0.01, None, 0.01), "further propagation and frontier episodes"),
         (2, (1, 0.01, 1), "no sampling of the graph and exploration (2 runs met no reward)"),
         (2, (1, 1, 0.01), "exploration (2 runs met no reward)"),
         (0, (1, 1, 1), "none of these"),
@@ -336,7 +352,7 @@ def test_a_partial_grid_says_what_is_missing(tmp_path, monkeypatch):
     text, _ = make_report(tmp_path, monkeypatch)
     assert claim(text, "graph > tree").endswith("not enough runs yet.")
     assert "0 to 2 seeds per task and backup" in text.lower()
-    assert "| MiniGrid | graph | - | - | 0.58 | - | - |" in text
+    assert "| MiniGrid | graph | - | - | 0.58 | - |" in text
     assert "| - | - | - | 0.96 ± 0.00 (2), above |" in text
     assert "1 row with other flags: not shown" in text
     assert "episode seeding" not in text
@@ -357,8 +373,10 @@ def test_both_episode_seedings_are_compared(tmp_path, monkeypatch):
     write_rows(tmp_path, near(-0.5), MINATAR, "minatar", "fresh")
     text, _ = make_report(tmp_path, monkeypatch)
     assert "under **fixed episode seeds** are nearer" in text
+    assert "`tree` under fixed episode seeds, `graph` under fixed episode seeds." in text
     assert re.search(
-        r"\| fixed episode seeds \| 20 \| 0 \| 0 \| 0.00 \| seaquest 0.00, .* 0.250 \|", text
+        r"\| fixed episode seeds \| 20 \| 0 \| 0 \| all 0.00, .* \| seaquest 0.00, .* 0.250 \|",
+        text,
     )
     fixed, fresh = re.findall(r"^- \*\*Freeway as the main.*$", text, re.MULTILINE)
     assert "(paper: +29.82 in Freeway, -1.96 in the other four)" in fixed
@@ -443,7 +461,7 @@ def test_frontier_tables(tmp_path):
     at_50, at_100, found = table_rows(text, "DoorKey-6x6")
     assert at_50 == at_100  # the last evaluations until 50,000 are as good as the last of all
     assert at_50[1:] == [
-        "0.00 [0.00, 0.00], 0 of 2", "0.45 [0.00, 0.90], 1 of 2", "0.85 [0.80, 0.90], 2 of 2"
+        "0.00, 0 of 2", "0.45, 1 of 2", "0.85, 2 of 2"
     ]  # fmt: skip
     header, _ = table_rows(text, "task")[:2]
     assert header[1:] == ["one-step, off", "graph, off", "graph, frontier"]
@@ -452,7 +470,7 @@ def test_frontier_tables(tmp_path):
     assert empty[1:] == ["-", "-", "-"]
     # Of one task alone a difference can be told: from 0.9 and 0 to 0.9 and 0.8.
     (change,) = table_rows(text, "frontier")
-    assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [0.00, 0.80]"]
+    assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40"]
     assert change[5:] == ["1 : 0", "0.500", "open", "2"]
 
 
@@ -468,12 +486,13 @@ def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
     assert text.startswith("before")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "0.85 [0.80, 0.90], 2 of 2" in text
+    assert "0.85, 2 of 2" in text
     first, title, more = text.partition("### MiniGrid: seeds 6 to 7")
     assert "6 runs." in first  # other seeds are not mixed in
     assert title
-    (change,) = table_rows(more, "frontier")
-    assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40 [0.00, 0.80]"]
+    change, together = table_rows(more, "frontier")
+    assert change[1:5] == together[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40"]
+    assert (change[-1], together[-1]) == ("2", "4")
     monkeypatch.setattr(sys, "argv", ["frontier_report.py", *words[:2]])
     with pytest.raises(SystemExit):
         frontier_report.main()
@@ -497,18 +516,25 @@ def test_our_rows_by_a_relative_path_through_a_link_are_our_rows(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["frontier_report.py", "--results-dir", "results"])
     frontier_report.main()
-    assert "0.85 [0.80, 0.90], 2 of 2" in page.read_text()
+    assert "0.85, 2 of 2" in page.read_text()
 
 
-def test_the_readme_says_of_freeway_what_the_frontier_page_has():
-    page = (ROOT / "docs" / "frontier.md").read_text()
-    page = page.split("### MinAtar, fixed episode seeds")[1].split("### ")[0]
-    (row,) = re.findall(r"^\| frontier \| freeway \| .* \|$", page, re.MULTILINE)
-    cells = [cell.strip() for cell in row.split("|")[3:-1]]
+def frontier_row(title, task):
+    """off, on, difference, runs, p, verdict and seeds of a row in the frontier page's part."""
+    page = (ROOT / "docs" / "frontier.md").read_text().split(f"### {title}")[1].split("### ")[0]
+    (row,) = re.findall(rf"^\| frontier \| {re.escape(task)} \| .* \|$", page, re.MULTILINE)
+    return [cell.strip() for cell in row.split("|")[3:-1]]
+
+
+def test_the_readme_says_of_minatar_what_the_frontier_page_has():
     readme = " ".join((ROOT / "README.md").read_text().split())
+    cells = frontier_row("MinAtar, fixed episode seeds", "freeway")
     said = re.search(r"goes from (\S+) to (\S+) \((\d) of (\d) seeds score more\)", readme).groups()
     assert [float(n) for n in said[:2]] == pytest.approx([*map(float, cells[:2])], abs=0.051)
     assert (said[2], said[3]) == (cells[3].split(" : ")[0], cells[-1])
+    cells = frontier_row("MinAtar, fresh episodes\n", "**mean of tasks**")
+    assert f"its games changes ({cells[0]} to {cells[1]}, p {cells[4]})" in readme
+    assert cells[5] == "undecided"
 
 
 def test_score_at_a_step_is_that_of_a_run_that_ends_there():
