@@ -102,6 +102,8 @@ def main():
     if not 1 <= args.report_frequency <= args.steps:
         got = f"{args.report_frequency} and {args.steps}"
         fail(f"require 1 <= --report-frequency <= --steps, got {got}")
+    if args.capacity < 1:
+        fail(f"require --capacity >= 1, got {args.capacity}")
     rng = np.random.default_rng(args.seed)
     env = Walk(rng, args.frame_stack)
     graph = TransitionGraph(

@@ -22,15 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
 import measures
 import numpy as np
 import recorded
 import tyro
-from matplotlib.path import Path as Outline
-from output import write_figure
+from output import fail, write_figure
 
 from gbcore.interner import Interner
+
+try:
+    import matplotlib
+    from matplotlib.path import Path as Outline
+except ImportError as missing:
+    fail(f"no {missing.name}: pip install -r requirements-draw.txt")
 
 COLOURS = ("visits", "value", "reward")
 SUFFIXES = (".png", ".svg", ".html")
@@ -112,7 +116,8 @@ def choose(run, max_states, around, radius, rng):
         starts = np.flatnonzero(np.append(True, replay["cut"][:-1]))
         ends = np.append(starts[1:], len(replay["node"]))
         kept, drawn, total = np.zeros(graph.num_ids, np.bool_), 0, 0
-        for episode in rng.permutation(len(starts)):
+        order = rng.permutation(len(starts))
+        for episode in order:
             rows = slice(starts[episode], ends[episode])
             added = np.union1d(replay["node"][rows], replay["next_node"][rows])
             total += np.count_nonzero(~kept[added])
@@ -123,8 +128,9 @@ def choose(run, max_states, around, radius, rng):
         chosen = np.flatnonzero(kept)
         how = f"{drawn:,} of {len(starts):,} episodes, drawn at random"
         if len(chosen) > max_states:  # one episode alone is too long
-            row = replay["node"][starts[episode] : ends[episode]]
-            chosen = np.unique(row[: max_states - 1])
+            row = replay["node"][starts[order[0]] : ends[order[0]]]
+            first = np.sort(np.unique(row, return_index=True)[1])  # where each state comes first
+            chosen = np.sort(row[first[:max_states]])
             how = "the first part of one episode, drawn at random"
     else:
         distance = recorded.distances(graph.num_ids, source, target, run.initial_states)
@@ -443,8 +449,9 @@ def main():
     for name in ("max_states", "size", "dpi", "page_megabytes"):
         if not getattr(args, name) > 0:
             recorded.fail(f"--{name.replace('_', '-')} must be > 0, got {getattr(args, name)}")
-    if args.radius < 0 or args.rings < 0:
-        recorded.fail(f"--radius and --rings must be >= 0, got {args.radius} and {args.rings}")
+    for name in ("radius", "rings", "seed"):
+        if getattr(args, name) < 0:
+            recorded.fail(f"--{name} must be >= 0, got {getattr(args, name)}")
     for path in args.out:
         if path.suffix not in SUFFIXES:
             recorded.fail(f"--out must end in one of {', '.join(SUFFIXES)}, got {path}")

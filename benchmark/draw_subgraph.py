@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
 import numpy as np
 import recorded
 import tyro
@@ -130,6 +129,10 @@ def sums(nested, names, gamma, root_state):
 
 def draw(nested, names, root_state, title, path):
     """Levels from left to right: circles are expanded states, squares leaves."""
+    try:
+        import matplotlib
+    except ImportError as missing:
+        recorded.fail(f"no {missing.name}: pip install -r requirements-draw.txt")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -242,6 +245,8 @@ def main():
         recorded.fail(f"--leaves must be target, online or zero, got {args.leaves!r}")
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         recorded.fail(f"--out must end in .png or .svg, got {args.out}")
+    if args.seed < 0:
+        recorded.fail(f"--seed must be >= 0, got {args.seed}")
     run = recorded.read(args.run)
     config = run.config or {}
     depth = args.depth or config.get("depth", 5)

@@ -43,10 +43,7 @@ def play(run, episodes, epsilon, seed, video=None):
     asked for.
     """
     script = import_module(run.script)
-    try:
-        args = script.Args(**run.config)
-    except TypeError as error:
-        fail(f"{run.name}: its config.json has other flags than {run.script}.py: {error}")
+    args = recorded.args_of(run.script, run.config)
     epsilon = args.eval_epsilon if epsilon is None else epsilon
     network = run.network()
 

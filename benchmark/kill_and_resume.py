@@ -162,6 +162,8 @@ def main():
     args = tyro.cli(Args)
     if args.script not in FLAGS:
         fail(f"--script must be one of {', '.join(FLAGS)}, got {args.script!r}")
+    if args.kills < 1:
+        fail(f"--kills must be >= 1, got {args.kills}")
     rng = np.random.default_rng(args.seed)
     flags = FLAGS[args.script] + (["--total-timesteps", str(args.steps)] if args.steps else [])
     moments = rng.permutation(np.resize(rng.permutation(MOMENTS), args.kills)).tolist()

@@ -74,7 +74,9 @@ def stream(suite, task, rng, policy=None, seed=1, config=None):
         env = Environment(task, seed)
     else:
         script = gb_dqn_minigrid if suite == "minigrid" else gb_dqn_minatar
-        args = script.Args(**(config or {"seed": seed}))
+        args = recorded.args_of(script.__name__, config or {"seed": seed})
+        if suite == "minigrid":
+            script.check_task(task)
         env = script.make_envs(args, task, np.random.default_rng(seed), 1)[0]
     policy = policy or uniform(env.num_actions)
     rows = env_rows(env, policy, rng)
@@ -150,9 +152,10 @@ class Environment:
         return self._array(obs), float(reward), bool(terminated), bool(truncated and not terminated)
 
     def _array(self, obs):
+        # A copy: an environment may write the next observation into the same array.
         if not self.plain:
-            return np.asarray(gymnasium.spaces.flatten(self.space, obs))
-        return np.atleast_1d(np.asarray(obs, self.space.dtype))
+            return np.array(gymnasium.spaces.flatten(self.space, obs))
+        return np.atleast_1d(np.array(obs, self.space.dtype))
 
 
 def record(num_actions, rows, steps, name):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from output import fail
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -155,6 +156,9 @@ def refused(graph, t, observations):
 
 def main():
     args = tyro.cli(Args)
+    for name in ("states", "wave", "check_frequency"):
+        if getattr(args, name) < 1:
+            fail(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
     rng = np.random.default_rng(args.seed)
     observations = [observation(s, args.frame_stack) for s in range(args.states)]
     options = {"frame_stack": args.frame_stack}

@@ -141,7 +141,10 @@ def read(path):
         tensors, arrays, graph, state = load_checkpoint(path, capacity=1)
     except FileNotFoundError:
         if not (path / "graph.npz").exists():
-            fail(f"{path} has no graph yet: a running run needs --checkpoint-frequency")
+            fail(
+                f"{path} has no graph: a running run needs --checkpoint-frequency, "
+                "a sweep --keep-checkpoints"
+            )
         tensors = None
         if script is not None and (path / "model.pt").exists():
             tensors = dict.fromkeys(("online", "target"), load_tensors(path / "model.pt"))
@@ -185,8 +188,17 @@ def script_of(path):
     if (path / "result.json").exists():
         name = json.loads((path / "result.json").read_text()).get("script")
     else:
-        name = next((script for script in SCRIPTS if f"__{script}__" in path.name), None)
+        folder = path.resolve().name
+        name = next((script for script in SCRIPTS if f"__{script}__" in folder), None)
     return name if name in SCRIPTS else None
+
+
+def args_of(script, config):
+    """The script's Args of a run."""
+    try:
+        return import_module(script).Args(**config)
+    except TypeError as error:
+        fail(f"config.json has other flags than {script}.py: {error}")
 
 
 def task_name(script, env_id):

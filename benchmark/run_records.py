@@ -302,7 +302,7 @@ class Records:
         number = 0
         with locked(self.folder):  # other sweeps may write here, too
             for suite in dict.fromkeys(key.suite for key in found):
-                self._check_defaults(suite)
+                self._write_defaults(self._checked_defaults(suite))
                 rows = self.rows(suite)
                 curves = dict(self._read(self.folder / f"{suite}_curves.csv"))
                 new = {k: v for k, v in found.items() if k.suite == suite and k not in rows}
@@ -312,15 +312,22 @@ class Records:
                     curves[key] = key._asdict() | {
                         str(step): f"{mean:.4g}" for step, mean in curve.items()
                     }
-                self._write(self.folder / f"{suite}.csv", ROW, rows)
+                # Curves first: a row says that the run is recorded, and is not added again.
                 given = {c for row in curves.values() for c in row if c not in Key._fields}
                 steps = sorted(given, key=int)
                 self._write(self.folder / f"{suite}_curves.csv", (*Key._fields, *steps), curves)
+                self._write(self.folder / f"{suite}.csv", ROW, rows)
         return number
 
-    def _check_defaults(self, suite):
-        path, script = self.folder / "defaults.json", SUITES[suite].script
-        known = read_json(path) or {}
+    def check_defaults(self, suites):
+        """Raise where rows of the scripts of these suites were made with other defaults."""
+        for suite in suites:
+            self._checked_defaults(suite)
+
+    def _checked_defaults(self, suite):
+        """Content of defaults.json with those of the suite's script."""
+        script = SUITES[suite].script
+        known = read_json(self.folder / "defaults.json") or {}
         now = {k: v for k, v in flags_of(suite).items() if k not in WITHOUT_EFFECT | IN_KEY}
         del now["total_timesteps"]  # the suite says
         for name, value in known.get(script, {}).items():
@@ -329,13 +336,13 @@ class Records:
                     f"{script}.py has --{name.replace('_', '-')} {now[name]} by default, the rows "
                     f"in {self.folder} were made with {value}; keep new rows in another folder"
                 )
-        path.write_text(json.dumps(known | {script: now}, indent=1) + "\n")
+        return known | {script: now}
 
-    def check_defaults(self, suites):
-        """Raise where rows of these suites were made with other defaults."""
-        for suite in suites:
-            if (self.folder / f"{suite}.csv").exists():
-                self._check_defaults(suite)
+    def _write_defaults(self, defaults):
+        path = self.folder / "defaults.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(defaults, indent=1) + "\n")
+        new.replace(path)
 
     @staticmethod
     def _read(path):
@@ -376,6 +383,9 @@ def finished_runs(run_dir, suites, wanted=()):
             except KeyError as flag:
                 print(f"left out: {folder}, whose flag {flag} is not known here", file=sys.stderr)
                 continue
+            except SystemExit:  # the script has said that it does not know the task
+                print(f"left out: {folder}", file=sys.stderr)
+                break
             same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
             if (same_steps or key in wanted) and key not in found:
                 found[key] = folder

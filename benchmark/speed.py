@@ -198,6 +198,10 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
+def warm_up_steps(args, name):
+    return args.warm_up_steps or (3_000 if name == ATARI else 8_000)
+
+
 def make_agent(args, name, task, folder):
     """An agent that has played and learned for args.warm_up_steps; its flags are the script's."""
     script = importlib.import_module(name)
@@ -227,7 +231,7 @@ def make_agent(args, name, task, folder):
     else:
         env = script.make_envs(agent_args, task, rng, 1)[0]
         obs = env.reset()
-    steps = args.warm_up_steps or (3_000 if atari else 8_000)
+    steps = warm_up_steps(args, name)
     graph = script.TransitionGraph(
         env.num_actions, obs.shape, obs.dtype, frame_stack=atari, capacity=2 * steps
     )
@@ -561,12 +565,13 @@ def check_args(args):
         fail("Require --repetitions, --parallel-seconds and --parallel > 0")
     if args.cuda and not torch.cuda.is_available():
         fail("--cuda was given, but torch finds no CUDA device")
+    if args.steps < 0 or args.warm_up_steps < 0:
+        fail("Require --steps and --warm-up-steps >= 0")
     for name in args.scripts:
-        most = args.warm_up_steps
-        starts = args.learning_starts
-        if most and starts < 0:
+        most, starts = warm_up_steps(args, name), args.learning_starts
+        if starts < 0:
             starts = importlib.import_module(name).Args().learning_starts
-        if most and most <= starts + 32:
+        if most <= starts + 32:
             fail(f"Require --warm-up-steps > learning starts + 32 = {starts + 32}, got {most}")
 
 

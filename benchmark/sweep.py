@@ -319,11 +319,8 @@ class State:
         return work / max(1, min(self.slots, len(self.queue) + len(self.running)))
 
 
-def sweep(args, grid, records, ray):
-    """Run what is not finished. Returns the State in the end."""
-    finished = records.keys()
-    todo = [run for key, run in grid.items() if key not in finished]
-    state = State(todo, len(grid) - len(todo), rates(records))
+def sweep(args, state, records, ray):
+    """Run what is queued."""
     task = ray.remote(execute).options(
         num_cpus=args.threads, num_gpus=args.gpus_per_run, max_retries=0
     )
@@ -337,6 +334,7 @@ def sweep(args, grid, records, ray):
                 reference = task.remote(
                     run, args.threads, run.key in state.start_anew, args.keep_checkpoints
                 )
+                state.start_anew.discard(run.key)
                 state.running[reference] = (run, time.monotonic())
                 show.event(f"start {run.key}")
             ready, _ = ray.wait(list(state.running), timeout=1.0)
@@ -350,7 +348,6 @@ def sweep(args, grid, records, ray):
             show.refresh()
     finally:
         show.close()
-    return state
 
 
 def settle(args, state, records, run, outcome, seconds, show):
@@ -496,12 +493,12 @@ def start_ray(args):
     return ray
 
 
-def wait_for_processes(grid):
-    """Until every process has written its checkpoint and let go of its lock."""
-    for run in grid.values():
+def wait_for_processes(state):
+    """Until every process of this sweep has written its checkpoint and let go of its lock."""
+    for run, _ in state.running.values():
         path = run.folder / "lock"
         if path.exists():
-            with path.open() as lock:
+            with path.open("a") as lock:  # on NFS a file must be open for writing to be locked
                 fcntl.flock(lock, fcntl.LOCK_EX)
 
 
@@ -547,16 +544,22 @@ def main():
         print(f"all {len(grid)} runs are finished")
         return
     ray = start_ray(args)
+    finished = records.keys()
+    todo = [run for key, run in grid.items() if key not in finished]
+    state = State(todo, len(grid) - len(todo), rates(records))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     try:
-        state = sweep(args, grid, records, ray)
+        sweep(args, state, records, ray)
+    except (OSError, ValueError) as error:  # rows cannot be written: runs are kept in --run-dir
+        ray.shutdown()
+        fail(error)
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         print("stopping: runs write their checkpoints ...", flush=True)
         ray.shutdown()
-        wait_for_processes(grid)
+        wait_for_processes(state)
         left = len(grid.keys() - records.keys())
         print(f"stopped; {left} of {len(grid)} runs are left, the same command goes on")
         sys.exit(130)

@@ -3,8 +3,8 @@
     python benchmark/targets.py
 
 Prints two tables: `expand` + targets on four graphs, beside the oracle of the tests (dictionaries
-and recursion) on the same graphs and batches; and the cost of `add` and `expand` as the number of
-states grows a hundredfold.
+and recursion) on the same graphs and a few batches of the same kind; and the cost of `add` and
+`expand` as the number of states grows a hundredfold.
 """
 
 import platform

@@ -236,9 +236,9 @@ def main():
     args = tyro.cli(Args)
     if args.actions not in ("", "recorded", "random", "trained"):
         recorded.fail(f"--actions must be recorded, random or trained, got {args.actions!r}")
-    for name in ("steps", "sampled"):
-        if getattr(args, name) < 1:
-            recorded.fail(f"--{name} must be >= 1, got {getattr(args, name)}")
+    for name, least in (("steps", 1), ("sampled", 1), ("seed", 0)):
+        if getattr(args, name) < least:
+            recorded.fail(f"--{name} must be >= {least}, got {getattr(args, name)}")
     if args.depth < 0 or args.breadth < -1:
         recorded.fail(f"--depth and --breadth must be >= 0, got {args.depth} and {args.breadth}")
     if not 0 <= args.gamma <= 1 or not 0 <= args.epsilon <= 1:

@@ -11,6 +11,7 @@ from pathlib import Path
 import density_against_gain
 import draw_subgraph
 import evaluate
+import gymnasium
 import measures
 import numpy as np
 import play
@@ -169,6 +170,29 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
         assert "Collect more transitions" in none
 
 
+class InPlace(gymnasium.Env):
+    """A ring of six states, which it writes into one array."""
+
+    observation_space = gymnasium.spaces.Box(0, 5, (1,), np.int64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.state = np.zeros(1, np.int64)
+        return self.state, {}
+
+    def step(self, action):
+        self.state += 1
+        self.state %= 6
+        return self.state, 0.0, False, False, {}
+
+
+def test_an_environment_may_write_into_the_observation_that_it_gave():
+    gymnasium.register("InPlace-v0", InPlace, max_episode_steps=20)
+    run = play.record(*play.stream("gymnasium", "InPlace-v0", np.random.default_rng(0)), 60, "")
+    assert run.graph.num_nodes == 6
+    assert (run.replay["node"] != run.replay["next_node"]).all()
+
+
 def test_streams_of_the_scripts_tasks():
     for task, shape in (
         ("DoorKey-5x5", (5, 5, 3)), ("MinAtar/freeway", (10, 10, 7)), ("ALE/pong", (4, 84, 84)),
@@ -202,7 +226,7 @@ def test_bad_input_is_one_line(capsys, tmp_path):
     graph.save(tmp_path / "no_edges.npz")
     refused(capsys, lambda: recorded.read(tmp_path / "no_edges.npz"), "no transitions")
     (tmp_path / "config.json").write_text("{}")
-    refused(capsys, lambda: recorded.read(tmp_path), "no graph yet")
+    refused(capsys, lambda: recorded.read(tmp_path), "has no graph", "--checkpoint-frequency")
     (tmp_path / "config.json").write_text("{")
     refused(capsys, lambda: recorded.read(tmp_path), "corrupt")
     refused(capsys, lambda: play.suite_of("freeway"), "MinAtar/freeway", "ALE/freeway")
@@ -340,6 +364,14 @@ def test_the_layout_and_its_pictures(run_folder, tmp_path, capsys, monkeypatch):
     sample = draw_graph.lay_out(run, max_states=10)
     assert len(sample.states) <= 10
     assert "episode" in sample.left_out
+    # The episode that is drawn first is the one of which a part is drawn, however short others are.
+    rows = [(s, 0, 0.0, s + 1, False, s == 99) for s in range(100)] + [(200, 0, 0.0, 201, False, 1)]
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        states, line = draw_graph.choose(recorded_rows(rows), 50, None, 0, rng)
+        long_first = np.random.default_rng(seed).permutation(2)[0] == 0
+        assert len(states) == (50 if long_first else 2)
+        assert ("the first part of one episode" in line) == long_first
     refused(capsys, lambda: draw_graph.lay_out(run, around=10**6), "no state 1000000")
     outs = [tmp_path / f"graph{suffix}" for suffix in draw_graph.SUFFIXES]
     command = ["draw_graph.py", str(run_folder), "--out", *map(str, outs), "--color-by", "value"]

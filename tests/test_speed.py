@@ -89,11 +89,19 @@ def test_processes_side_by_side(tmp_path):
 
 
 @jitted
-def test_bad_input_is_one_line_and_status_2():
-    done = command("--warm-up-steps", "40")
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--warm-up-steps", "40"), "got 40"),
+        (("--learning-starts", "20000"), "> learning starts + 32 = 20032"),
+        (("--steps", "-1"), "--steps"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(words, named):
+    done = command(*words)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "40" in done.stderr
+    assert named in done.stderr
 
 
 def test_clocks_come_off_a_function_that_copies_share(tmp_path):

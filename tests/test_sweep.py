@@ -1,6 +1,7 @@
 """benchmark/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
 
 import csv
+import fcntl
 import json
 import os
 import shutil
@@ -141,8 +142,13 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
     for name, content in (("damaged", '{"env_id": '), ("empty", "{}"), ("list", "[1]")):
         make_run(runs / name, env_id="Empty-8x8", seed=5)
         (runs / name / "config.json").write_text(content)
+    make_run(runs / "foreign", env_id="Empty-8x8", seed=6)
+    config = json.loads((runs / "foreign" / "config.json").read_text())
+    (runs / "foreign" / "config.json").write_text(json.dumps(config | {"env_id": "MyOwnGrid-v0"}))
     in_process(monkeypatch, *flags)
-    assert capsys.readouterr().err.count("whose config.json is damaged") == 3
+    err = capsys.readouterr().err
+    assert err.count("whose config.json is damaged") == 3
+    assert f"left out: {runs / 'foreign'}" in err
     first = {path.name: path.read_bytes() for path in results.iterdir()}
     assert {path.stem for path in results.glob("*.csv")} == {
         "minigrid", "minigrid_curves", "minatar", "minatar_curves", "minatar-1m",
@@ -171,6 +177,42 @@ def test_rows_made_with_other_defaults_are_refused(tmp_path, monkeypatch, capsys
         in_process(monkeypatch, *flags)
     assert stopped.value.code == 2
     assert "--gamma 0.95" in capsys.readouterr().err
+    # The script's other suite has no rows yet, and would end beside these.
+    with pytest.raises(SystemExit):
+        in_process(monkeypatch, "--suites", "minigrid-hard", "--dry-run", *flags[1:])
+    assert "--gamma 0.95" in capsys.readouterr().err
+
+
+def test_a_dry_run_writes_nothing(tmp_path, monkeypatch):
+    make_run(tmp_path / "runs" / "a", env_id="Empty-8x8")
+    flags = ("--run-dir", tmp_path / "runs", "--results-dir", tmp_path / "results")
+    in_process(monkeypatch, "--collect-only", *flags)
+    path = tmp_path / "results" / "defaults.json"
+    path.write_text(path.read_text().replace('"gamma": 0.95,', ""))  # from before that flag
+    before = path.read_bytes()
+    in_process(monkeypatch, "--suites", "minigrid", "--dry-run", *flags)
+    assert path.read_bytes() == before
+
+
+def test_an_interruption_between_two_files_loses_nothing(tmp_path, monkeypatch):
+    make_run(tmp_path / "run", env_id="Empty-8x8")
+    (found_key,) = found = finished_runs(tmp_path, ["minigrid"])
+    found = {found_key: measurements(found[found_key])}
+    records, replace, written = Records(tmp_path / "results"), Path.replace, []
+
+    def second_fails(new, path):
+        written.append(path.name)
+        if len([name for name in written if name.endswith(".csv")]) == 2:
+            raise KeyboardInterrupt
+        return replace(new, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", second_fails)
+        with pytest.raises(KeyboardInterrupt):
+            records.add(found)
+    assert records.add(found) == 1
+    assert records.rows("minigrid").keys() == records.curves("minigrid").keys() == found.keys()
+    assert records.curves("minigrid")[found_key] == found[found_key][1]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -261,6 +303,72 @@ def test_bad_input_is_one_line_and_status_2(words, named, monkeypatch, capsys):
 # --------------------------------------------------------------------------------------------------
 
 
+class Ray:
+    """Ray as the sweep uses it, with outcomes that are given; keeps what was submitted."""
+
+    class exceptions:
+        RayError = RuntimeError
+
+    def __init__(self, outcomes):
+        self.outcomes, self.submitted = outcomes, []
+
+    def remote(self, function):
+        return self
+
+    def options(self, **_):
+        task = type("Task", (), {})()
+        task.remote = self.submit
+        return task
+
+    def submit(self, run, threads, start_anew, keep_checkpoints):
+        self.submitted.append(start_anew)
+        return len(self.submitted) - 1
+
+    def wait(self, references, timeout):
+        return references, []
+
+    def get(self, reference):
+        return self.outcomes[reference]
+
+    def cluster_resources(self):
+        return {"CPU": 1}
+
+
+def test_one_unreadable_checkpoint_is_left_behind_once(tmp_path):
+    """The run that is then begun anew has checkpoints of its own."""
+    args = sweep.Args(suites=("minigrid",), tasks=("Empty-8x8",), backups=("graph",), seeds=(1,),
+                      run_dir=tmp_path)  # fmt: skip
+    (run,) = sweep.make_grid(args).values()
+    row = {"score": 1.0, "steps": 100_000, "wall_seconds": 9.0}
+    ray = Ray([
+        sweep.Outcome(None, 5_000, 2, "error: cannot resume"), sweep.Outcome(None, None, -9, ""),
+        sweep.Outcome((row, {1000: 1.0}), 7_000, 0, ""),
+    ])  # fmt: skip
+    state = sweep.State([run], 0, sweep.rates(Records(tmp_path / "results")))
+    sweep.sweep(args, state, Records(tmp_path / "results"), ray)
+    assert ray.submitted == [False, True, False]
+    assert Records(tmp_path / "results").keys() == {run.key}
+    assert (state.num_finished, state.given_up) == (1, [])
+    ray = Ray([sweep.Outcome(None, None, 1, "Killed")] * 3)
+    state = sweep.State([run], 0, sweep.rates(Records(tmp_path / "other")))
+    sweep.sweep(args, state, Records(tmp_path / "other"), ray)
+    assert len(ray.submitted) == 3  # two retries
+    assert state.given_up == [run]
+
+
+def test_only_processes_of_this_sweep_are_waited_for(tmp_path):
+    args = sweep.Args(suites=("minigrid",), tasks=("Empty-8x8",), seeds=(1,), run_dir=tmp_path)
+    ours, other, *_ = sweep.make_grid(args).values()
+    for run in (ours, other):
+        run.folder.mkdir()
+        (run.folder / "lock").touch()
+    state = sweep.State([ours, other], 0, {})
+    state.running[0] = (ours, 0.0)
+    with (other.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep.wait_for_processes(state)
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -331,6 +439,14 @@ def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path)
     first.kill()  # SIGKILL: the sweep itself can do nothing
     first.communicate()
     wait_until(lambda: not processes_of(runs))
+
+    stopped = start()
+    wait_until(lambda: len(processes_of(runs)) == 2)
+    stopped.send_signal(signal.SIGINT)
+    out, err = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130, out + err
+    assert "stopped; 2 of 2 runs are left" in out
+    assert not processes_of(runs)
 
     second = start()
     parents = wait_until(lambda: processes_of(runs))
