@@ -379,7 +379,7 @@ def test_ctrl_c_in_the_video_leaves_a_finished_run(tmp_path, monkeypatch):
 
     def record(*arguments):
         arguments[-1].write_bytes(b"half")
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(script, "record_video", record)
