@@ -8,6 +8,14 @@
     python benchmark/sweep.py --suites minatar --backups graph --tasks seaquest freeway \\
         --variants default exploration=frontier --seeds 6 7 8 9 10 11 12 13 14 15 \\
         --results-dir benchmark/results/more_seeds
+    python benchmark/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
+        --variants default exploration=frontier
+    python benchmark/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
+        --tasks seaquest --variants "exploration=frontier frontier_share=0.1" \\
+        "exploration=frontier frontier_share=0.2"
+    python benchmark/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
+        --tasks seaquest --variants default exploration=frontier --seeds 6 7 8 9 10 \\
+        --results-dir benchmark/results/more_seeds
     python benchmark/frontier_report.py
 
 Every number and every judgement is computed from the rows that are there.
@@ -39,6 +47,7 @@ except ImportError as missing:
     print(f"error: no {missing.name}: pip install -r requirements-sweep.txt", file=sys.stderr)
     sys.exit(2)
 
+OFF, ON = "", "exploration=frontier"  # the variants that every table compares
 BEGIN, END = "<!-- tables: python benchmark/frontier_report.py -->", "<!-- end of tables -->"
 MORE_SEEDS = "more_seeds"  # folder beside the rows: other seeds of single tasks, judged apart
 
@@ -151,8 +160,8 @@ def score_table_at(tasks_of_runs, tasks, step):
 
 
 def found_table(part, tasks):
-    """What exploration found with `graph`, on the seeds that all variants have."""
-    variants, rows = sorted(v for v in part if "graph" in part[v]), []
+    """What exploration found with `graph`, off and on, on the seeds of both."""
+    variants, rows = [v for v in (OFF, ON) if "graph" in part.get(v, {})], []
     for task in tasks:
         runs = [part[v]["graph"].get(task, {}) for v in variants]
         seeds = set.intersection(*map(set, runs))

@@ -528,10 +528,13 @@ def frontier_row(title, task):
 
 def test_the_readme_says_of_minatar_what_the_frontier_page_has():
     readme = " ".join((ROOT / "README.md").read_text().split())
-    cells = frontier_row("MinAtar, fixed episode seeds", "freeway")
+    cells = frontier_row("MinAtar, fixed episode seeds\n", "freeway")
     said = re.search(r"goes from (\S+) to (\S+) \((\d) of (\d) seeds score more\)", readme).groups()
     assert [float(n) for n in said[:2]] == pytest.approx([*map(float, cells[:2])], abs=0.051)
     assert (said[2], said[3]) == (cells[3].split(" : ")[0], cells[-1])
+    cells = frontier_row("MinAtar, fixed episode seeds\n", "**mean of tasks**")
+    assert f"goes from {cells[0]} to {cells[1]} (the paper's Graph Backup: 11.83)" in readme
+    assert cells[5] == "better"
     cells = frontier_row("MinAtar, fresh episodes\n", "**mean of tasks**")
     assert f"its games changes ({cells[0]} to {cells[1]}, p {cells[4]})" in readme
     assert cells[5] == "undecided"
