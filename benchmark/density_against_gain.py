@@ -207,6 +207,7 @@ def draw(rows, lines, path):
         names[round(x, 2), round(y, 1)].append((task, x, y))
     for same in names.values():  # one label for points that coincide
         text, (x, y) = "\n".join(dict.fromkeys(task for task, _, _ in same)), same[0][1:]
+        # To the left of a point that has a neighbour on its right, where the axis leaves room.
         crowded = x > 0.2 and any(0 < other - x < 0.1 and abs(up - y) < 0.1
                       for points in names.values() for _, other, up in points)  # fmt: skip
         axis.annotate(

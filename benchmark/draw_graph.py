@@ -26,7 +26,7 @@ import measures
 import numpy as np
 import recorded
 import tyro
-from output import fail, write_figure
+from output import write_figure
 
 from gbcore.interner import Interner
 
@@ -34,7 +34,7 @@ try:
     import matplotlib
     from matplotlib.path import Path as Outline
 except ImportError as missing:
-    fail(f"no {missing.name}: pip install -r requirements-draw.txt")
+    recorded.fail(f"no {missing.name}: pip install -r requirements-draw.txt")
 
 COLOURS = ("visits", "value", "reward")
 SUFFIXES = (".png", ".svg", ".html")

@@ -47,7 +47,7 @@ except ImportError as missing:
     print(f"error: no {missing.name}: pip install -r requirements-sweep.txt", file=sys.stderr)
     sys.exit(2)
 
-OFF, ON = "", "exploration=frontier"  # the variants that every table compares
+OFF, ON = "", "exploration=frontier"  # variants: without exploration, and with its defaults
 BEGIN, END = "<!-- tables: python benchmark/frontier_report.py -->", "<!-- end of tables -->"
 MORE_SEEDS = "more_seeds"  # folder beside the rows: other seeds of single tasks, judged apart
 
@@ -185,10 +185,10 @@ def difference_table(part, tasks, backup, step):
     """Frontier - off per task and in the mean, on the seeds of both, and what that says."""
     rows = []
     for variant in sorted(part):
-        if not variant or backup not in part[variant] or backup not in part.get("", {}):
+        if not variant or backup not in part[variant] or backup not in part.get(OFF, {}):
             continue
         tables = aggregate.on_the_same_seeds(
-            *(score_table_at(part[v][backup], tasks, step) for v in (variant, ""))
+            *(score_table_at(part[v][backup], tasks, step) for v in (variant, OFF))
         )
         for name, chosen in (*((short_task(t), [t]) for t in tasks), ("**mean of tasks**", tasks)):
             scales = dict.fromkeys(chosen, (0.0, 1.0))

@@ -295,11 +295,11 @@ def summary_table(protocols, chosen, with_title):
     """Some columns of summary_rows; graph's on the same seeds only where a backup has fewer."""
     if not any(map(has_fewer_seeds, protocols)):
         chosen = [i for i in chosen if i != SAME_SEEDS]
-    rows = [
-        [protocol.title] * with_title + [row[i] for i in chosen]
-        for protocol in protocols for row in summary_rows(protocol)
-    ]  # fmt: skip
-    return markdown(["suite"] * with_title + [SUMMARY_HEADER[i] for i in chosen], rows)
+    header, rows = [SUMMARY_HEADER[i] for i in chosen], []
+    for protocol in protocols:
+        title = [protocol.title] if with_title else []
+        rows += [[*title, *(row[i] for i in chosen)] for row in summary_rows(protocol)]
+    return markdown(["suite", *header] if with_title else header, rows)
 
 
 def has_fewer_seeds(protocol):
@@ -559,7 +559,7 @@ def comparison(fixed, fresh):
     for protocol in (fixed, fresh):
         counts, name = verdict_counts(protocol, both), protocol.title.removeprefix("MinAtar, ")
         of_task = distances(protocol, both, lambda cell: cell[1])
-        of_backups[name] = {"all": distance(protocol, both)}
+        of_backups[name] = distances(protocol, both, lambda _: "all")
         of_backups[name] |= distances(protocol, both, lambda cell: cell[0])
         ratio = novel_ratio(protocol)
         rows.append([
@@ -734,12 +734,13 @@ together: in MiniGrid each seed is a layout of its own. P(improvement) is the ch
 
 So it is not the interval of a difference that judges a claim, but p: the chance of so large a
 difference in its direction if each seed's difference had either sign by chance (one-sided paired
-permutation test, exact). A sum of differences that is smaller by up to {aggregate.TOLERANCE:.0%}
-counts as being as large, so that differences next to nothing decide nothing; where a verdict hangs
-on that, both are given. *Supported*, or *contradicted*: p <= {aggregate.LEVEL} in the claim's
-direction, or against it; *undecided*: neither; *open*: fewer than {aggregate.FEWEST_SEEDS} seeds.
-On one task five seeds decide only if all five agree (1/32). Each claim is judged alone: of twenty
-that were all false, one would pass.
+permutation test; exact up to 40 differences). A sum that is smaller by up to
+{aggregate.TOLERANCE:.0%} counts as being as large, so that differences next to nothing decide
+nothing; where a verdict hangs on that, both are given. *Supported*, or *contradicted*:
+p <= {aggregate.LEVEL} in the claim's direction, or against it; *undecided*: neither; *open*: fewer
+than {aggregate.FEWEST_SEEDS} seeds. On one task five seeds decide only if all five agree (1/32).
+Each claim is judged alone: of twenty between equals, up to one would be supported and one
+contradicted on average.
 
 MiniGrid's returns are taken as they are. MinAtar's are divided by the highest mean in the paper's
 table for the game, so that 1 is the paper's best backup there. (The paper divides by the scores of
@@ -870,8 +871,9 @@ def summary_text(protocols, folder):
             folder / "report_summary.png", [summary_panel(p) for p in shown]
         )
         parts.append("![Mean scores of every backup, ours and the paper's](report_summary.png)")
-        dotted = "; dotted: `graph` on the seeds of that bar, where they are fewer"
-        dotted *= any(map(has_fewer_seeds, shown))
+        dotted = ""
+        if any(map(has_fewer_seeds, shown)):
+            dotted = "; dotted: `graph` on the seeds of that bar, where they are fewer"
         parts.append(
             "Bars: mean over tasks, with its 95% interval, pale where there are fewer than "
             f"{aggregate.FEWEST_SEEDS} seeds; diamonds: the paper{dotted}. MinAtar's scores are "
@@ -880,7 +882,7 @@ def summary_text(protocols, folder):
             "authors' released code; *fresh*: it is not. *Breadth 0* follows every transition "
             "instead of a sample; *persistent* keeps nested values until the next target network."
         )
-    parts.append(summary_table(protocols, [0, 1, 2, 3, SAME_SEEDS, 8], with_title=True))
+    parts.append(summary_table(protocols, [*range(SAME_SEEDS + 1), -1], with_title=True))
     parts.append("\n".join(
         f"- **{p.title}**, {seeds_text(p)}: {shown_verdicts(p)} {orders_in_short(p)}"
         for p in protocols

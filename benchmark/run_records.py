@@ -10,6 +10,7 @@ import contextlib
 import csv
 import fcntl
 import importlib
+import io
 import json
 import math
 import os
@@ -339,10 +340,7 @@ class Records:
         return known | {script: now}
 
     def _write_defaults(self, defaults):
-        path = self.folder / "defaults.json"
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(defaults, indent=1) + "\n")
-        new.replace(path)
+        _replace(self.folder / "defaults.json", json.dumps(defaults, indent=1) + "\n")
 
     @staticmethod
     def _read(path):
@@ -354,12 +352,18 @@ class Records:
 
     @staticmethod
     def _write(path, columns, rows):
-        new = path.with_suffix(".new")
-        with new.open("w", newline="") as file:
-            table = csv.DictWriter(file, columns, lineterminator="\n", restval="")
-            table.writeheader()
-            table.writerows(rows[key] for key in sorted(rows))
-        new.replace(path)
+        file = io.StringIO(newline="")
+        table = csv.DictWriter(file, columns, lineterminator="\n", restval="")
+        table.writeheader()
+        table.writerows(rows[key] for key in sorted(rows))
+        _replace(path, file.getvalue())
+
+
+def _replace(path, text):
+    """Write a file of which nobody ever sees half."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def finished_runs(run_dir, suites, wanted=()):
