@@ -1,4 +1,4 @@
-"""Write the tables of docs/frontier.md from benchmark/results/*.csv: scores with and without.
+"""Write the tables and curves of docs/frontier.md from benchmark/results/*.csv.
 
     pip install -r requirements-sweep.txt
     python benchmark/sweep.py --suites minigrid minigrid-hard --backups one-step tree graph \\
@@ -32,7 +32,9 @@ from run_records import ROOT, SUITES, Records
 
 try:
     import aggregate
+    import report_figures
     from report import (
+        CURVES_TEXT,
         RESULTS,
         chance_text,
         count,
@@ -239,8 +241,21 @@ def with_more_seeds(part, more):
     }
 
 
-def tables(records):
-    """The Markdown between the markers, in parts."""
+def graph_curves(part, tasks):
+    """task -> name -> steps, mean, error and seeds of `graph`, off and on, as `draw_curves` has."""
+    found = {}
+    for task in tasks:
+        for name, variant in (("graph", OFF), ("graph, frontier", ON)):
+            runs = part.get(variant, {}).get("graph", {}).get(task, {}).values()
+            curves = [run.curve for run in runs if run.curve]
+            if curves:
+                band = (*aggregate.band(curves), len(curves))
+                found.setdefault(short_task(task), {})[name] = band
+    return found
+
+
+def parts_of_page(records, folder):
+    """The Markdown between the markers, in parts, and its pictures, written into the folder."""
     for (suite, episode_seed), (title, steps, backups) in PARTS.items():
         part = read_part(records, suite, episode_seed)
         if not any(part):
@@ -248,6 +263,13 @@ def tables(records):
         tasks = suite_tasks(suite)
         yield f"### {title}"
         yield f"{count(len(seeds_of(part, backups)), 'run')}."
+        curves = graph_curves(part, tasks)
+        if curves:
+            slug = "_".join(filter(None, (suite.replace("-", "_"), episode_seed)))
+            name = f"frontier_{slug}_curves.png"
+            report_figures.draw_curves(folder / name, curves, "mean return of 3 episodes")
+            yield f"![Learning curves with and without frontier episodes, {title}]({name})"
+            yield CURVES_TEXT
         for step in steps:
             yield f"After {step:,} steps:"
             yield score_table(part, tasks, backups, step, is_solvable=suite != "minatar")
@@ -283,7 +305,7 @@ def main():
     out = args.out or ROOT / "docs" / "frontier.md"
     try:
         records = Records(args.results_dir)
-        parts = list(tables(records))
+        parts = list(parts_of_page(records, out.parent))
         if not parts:
             fail(f"no rows with exploration=frontier in {args.results_dir}")
         parts += repetition(records, Records(args.results_dir / MORE_SEEDS))

@@ -285,6 +285,10 @@ def summary_rows(protocol):
     return rows
 
 
+CURVES_TEXT = (
+    "Mean of the seeds and its standard error, over five evaluations; dashed where there is one "
+    "seed only."
+)
 SUMMARY_HEADER = ["backup", "seeds", "mean of tasks", "paper", "graph, same seeds",
                   "median of tasks", "paper", "normalised mean [95%]",
                   "normalised IQM [95%]"]  # fmt: skip
@@ -769,10 +773,7 @@ def section(protocol, folder):
         episodes = "an evaluation" if protocol.suite == "atari100k" else "3 episodes"
         report_figures.draw_curves(folder / name, curves, f"mean return of {episodes}")
         yield f"![Learning curves, {protocol.title}]({name})"
-        yield (
-            "Mean of the seeds and its standard error, over five evaluations; dashed where there "
-            "is one seed only."
-        )
+        yield CURVES_TEXT
     if protocol.suite == "atari100k":
         return
     short_of = shortfall_table(protocol)

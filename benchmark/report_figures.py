@@ -10,6 +10,7 @@ import numpy as np
 COLOURS = {
     "one-step": "#999999", "n-step": "#E69F00", "tree": "#56B4E9", "graph": "#D55E00",
     "graph-mixed": "#F0E442", "graph, breadth 0": "#009E73", "graph, persistent": "#CC79A7",
+    "graph, frontier": "#0072B2",
 }  # fmt: skip
 
 

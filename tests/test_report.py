@@ -456,7 +456,8 @@ def table_rows(text, first):
 
 
 def test_frontier_tables(tmp_path):
-    text = "\n".join(frontier_report.tables(frontier_records(tmp_path)))
+    records = frontier_records(tmp_path)
+    text = "\n".join(frontier_report.parts_of_page(records, tmp_path))
     assert "6 runs." in text
     at_50, at_100, found = table_rows(text, "DoorKey-6x6")
     assert at_50 == at_100  # the last evaluations until 50,000 are as good as the last of all
@@ -472,6 +473,15 @@ def test_frontier_tables(tmp_path):
     (change,) = table_rows(text, "frontier")
     assert change[1:5] == ["DoorKey-6x6", "0.45", "0.85", "0.40"]
     assert change[5:] == ["1 : 0", "0.500", "open", "2"]
+    assert "](frontier_minigrid_curves.png)" in text
+    assert (tmp_path / "frontier_minigrid_curves.png").stat().st_size > 0
+    # Both are running means of five evaluations.
+    part = frontier_report.read_part(records, "minigrid", "")
+    (curves,) = frontier_report.graph_curves(part, ["MiniGrid-DoorKey-6x6-v0"]).values()
+    steps, mean, _, seeds = curves["graph, frontier"]
+    assert (steps[45], seeds) == (46_000, 2)
+    np.testing.assert_allclose(mean[[44, 45, 99]], [0, 0.85 / 5, 0.85])
+    np.testing.assert_allclose(curves["graph"][1][[44, 45, 99]], [0, 0.45 / 5, 0.45])
 
 
 def test_frontier_report_replaces_its_tables(tmp_path, monkeypatch, capsys):
