@@ -9,6 +9,7 @@ The same is printed as sums, so that a target can be checked by hand. Atari runs
 distributions; here their expectations are nested, without noise and clipping.
 """
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -127,6 +128,28 @@ def sums(nested, names, gamma, root_state):
         yield f"{mark} G({state}, {names[sub.pair_action[pair]]}) = {value:.4f} = {sum_text}"
 
 
+def label_places(labels):
+    """Where on its line each label covers the earlier ones least: (x, y) of each.
+
+    labels: (start, end, words, ...) of each line, in columns and rows.
+    """
+    width, height = 0.023, 0.36  # of a letter, in columns; of a line of text, in rows
+    places = []
+    for (x, y), (end_x, end_y), words, *_ in labels:
+        best, most_room = None, -1.0
+        for at in (0.62, 0.5, 0.7, 0.4, 0.3):
+            place = x + at * (end_x - x), y + at * (end_y - y)
+            room = 1.0  # 1: free
+            for other, (_, _, other_words, *_) in zip(places, labels, strict=False):
+                letters = (len(words) + len(other_words)) / 2
+                beside = abs(place[0] - other[0]) / (width * letters)
+                room = min(room, max(beside, abs(place[1] - other[1]) / height))
+            if room > most_room:
+                best, most_room = place, room
+        places.append(best)
+    return places
+
+
 def draw(nested, names, root_state, title, path):
     """Levels from left to right: circles are expanded states, squares leaves."""
     try:
@@ -171,17 +194,19 @@ def draw(nested, names, root_state, title, path):
         if sub.outcome_weight[o] < 1:
             text += f" x{sub.outcome_weight[o]:.2g}"
         busy.setdefault((a, b), []).append((text, bool(read[pair])))
+    labels = []
     for (a, b), texts in busy.items():
         used = any(read_here for _, read_here in texts)
         if labelled or used:
             texts = [text for text, read_here in texts if read_here or not used]
-            words = ", ".join(texts[:2]) + (f" +{len(texts) - 2}" if len(texts) > 2 else "")
-            at = 0.62
-            axis.text(
-                a[0] + at * (b[0] - a[0]), a[1] + at * (b[1] - a[1]), words, fontsize=7,
-                ha="center", va="center", color="#d9480f" if used else "#5c636a", zorder=5,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
-            )  # fmt: skip
+            words = ", ".join(texts[:2]) + (f", {len(texts) - 2} more" if len(texts) > 2 else "")
+            labels.append((a, b, words, used))
+    for (x, y), (_, _, words, used) in zip(label_places(labels), labels, strict=True):
+        axis.text(
+            x, y, words, fontsize=7, ha="center", va="center", zorder=5,
+            color="#d9480f" if used else "#5c636a",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+        )  # fmt: skip
     for (_, vertex), (x, y) in xy.items():
         if vertex == -1:
             value = f"G = {nested.pair_q[0]:.3f}"
@@ -240,6 +265,7 @@ def root_of(run, args, names, rng):
 
 
 def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the sums are long: `| head` may end them
     args = tyro.cli(Args)
     if args.leaves not in ("target", "online", "zero"):
         recorded.fail(f"--leaves must be target, online or zero, got {args.leaves!r}")

@@ -342,6 +342,16 @@ def test_printed_sums_add_up(run_folder):
     assert checked > 3
 
 
+def test_labels_of_lines_that_cross_are_apart():
+    lines = [((1.0, 2.0), (2.0, 0.0)), ((1.0, 0.0), (2.0, 2.0)), ((1.0, 1.0), (2.0, 1.0))]
+    places = np.array(draw_subgraph.label_places([(*line, "right") for line in lines]))
+    for (start, end), (x, y) in zip(lines, places, strict=True):  # all three meet in (1.5, 1)
+        assert y == pytest.approx(start[1] + (x - start[0]) * (end[1] - start[1]))  # on its line
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        across, up = np.abs(places[i] - places[j])
+        assert across >= 0.023 * len("right") or up >= 0.36
+
+
 def test_the_layout_and_its_pictures(run_folder, tmp_path, capsys, monkeypatch):
     pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
     import draw_graph
