@@ -71,22 +71,25 @@ def edges_read(subgraphs, graph, root):
             yield state, known["next"][same][0]
 
 
+def backed_up(graph, rows, backup):
+    """The target of (s, 0), and the transitions that it reads: (state, next state) ids."""
+    source, rule, depth = BACKUPS[backup]
+    node, action, reward, next_node, done, cut = (np.array(c) for c in zip(*rows, strict=True))
+    start = np.array([len(UPPER) - 1])  # the row of (s, 0)
+    if source == "graph":
+        subgraphs = graph.expand(node[start], action[start], depth)
+    else:
+        subgraphs = trajectory_subgraphs(start, depth, node, action, reward, next_node, done, cut)
+    leaf_q = np.zeros((len(subgraphs.nodes), NUM_ACTIONS))
+    target = q_targets(subgraphs, leaf_q, GAMMA, rule)[0]
+    return target, set(edges_read(subgraphs, graph, node[start[0]]))
+
+
 def main():
     graph, names, rows = build()
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    start = len(UPPER) - 1  # the row of (s, 0)
     figure, axes = plt.subplots(1, len(BACKUPS), figsize=(15, 2.9), sharey=True)
-    for axis, (backup, (source, rule, depth)) in zip(axes, BACKUPS.items(), strict=True):
-        node, action, reward, next_node, done, cut = columns
-        if source == "graph":
-            subgraphs = graph.expand(node[[start]], action[[start]], depth)
-        else:
-            subgraphs = trajectory_subgraphs(
-                np.array([start]), depth, node, action, reward, next_node, done, cut
-            )
-        leaf_q = np.zeros((len(subgraphs.nodes), NUM_ACTIONS))
-        target = q_targets(subgraphs, leaf_q, GAMMA, rule)[0]
-        read = set(edges_read(subgraphs, graph, node[start]))
+    for axis, backup in zip(axes, BACKUPS, strict=True):
+        target, read = backed_up(graph, rows, backup)
         edges = graph.edges()
         for state, following in zip(edges["source"], edges["next"], strict=True):
             used = (state, following) in read

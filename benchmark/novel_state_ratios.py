@@ -86,8 +86,9 @@ def table(rows):
                 f"| {ratio:.4f} | {mean['crossed']:.1%} | {mean['self_loops']:.1%} |"
             )
         for (protocol, steps), ratios in means.items():
+            number = "1 task" if len(ratios) == 1 else f"{len(ratios)} tasks"
             lines.append(
-                f"| **{group}, {len(ratios)} tasks** | {protocol} | {steps:,} | | "
+                f"| **{group}, {number}** | {protocol} | {steps:,} | | "
                 f"| **{np.mean(ratios):.3f}** (paper: {average}, all tasks, 100,000 steps) | | |"
             )
     return "\n".join(lines)

@@ -13,6 +13,7 @@ import draw_subgraph
 import evaluate
 import gymnasium
 import measures
+import novel_state_ratios
 import numpy as np
 import play
 import pytest
@@ -263,6 +264,17 @@ def test_a_run_is_read_from_its_checkpoint(run_folder):
     assert run.action_names()[2] == "forward"
     alone = recorded.read(run_folder / "checkpoint" / "graph.npz")
     assert alone.initial_states.tolist() == run.initial_states.tolist()
+
+
+def test_the_novel_state_ratio_of_a_run(run_folder):
+    graph = recorded.read(run_folder).graph
+    row = novel_state_ratios.row_of(run_folder)
+    assert tuple(row) == novel_state_ratios.COLUMNS
+    assert (row["group"], row["task"]) == ("MiniGrid", "MiniGrid-Empty-5x5-v0")
+    assert row["protocol"] == "one update per 20 steps"
+    acted_in = len(np.unique(graph.edges()["source"]))
+    assert row["novel_state_ratio"] == pytest.approx(acted_in / 300)
+    assert (row["steps"], row["states"]) == (300, graph.num_nodes)
 
 
 def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):

@@ -1,0 +1,116 @@
+"""benchmark/: the small commands behind single figures and pictures, on small input."""
+
+import re
+import sys
+from pathlib import Path
+
+import atari_checkpoint
+import atari_memory
+import draw_backups
+import frontier_cost
+import novel_state_ratios
+import numpy as np
+import plot_runs
+import pytest
+from conftest import jitted
+from output import write_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def type_command(monkeypatch, capsys):
+    """Run a module's command with words; what it printed."""
+
+    def run(module, *words):
+        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
+        module.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_picture_of_the_five_backups_says_what_they_read():
+    graph, names, rows = draw_backups.build()
+    found = {}
+    for backup in draw_backups.BACKUPS:
+        target, read = draw_backups.backed_up(graph, rows, backup)
+        found[backup] = target, {names[a] + names[b] for a, b in read}
+    own = {"sa", "ax", "xb", "bc", "cd"}
+    there = {"xy", "yz", "zgoal"}  # four steps before the reward: gamma ** 4
+    assert found["one-step"] == (0.0, {"sa"})
+    assert found["n-step"] == found["tree"] == (0.0, own)
+    assert found["graph"] == (pytest.approx(0.9**4), own | there)
+    assert found["graph-mixed"] == (pytest.approx(0.9**4 / 2), own | there)  # both were done in x
+
+
+def test_a_learning_curve_is_drawn_from_its_run(type_command, tmp_path):
+    run = ROOT / "benchmark" / "results" / "krull_graph_1"
+    steps, means, errors = plot_runs.read_curve(run)
+    assert steps.tolist() == list(range(2000, 20_001, 2000))
+    assert round(means[-1]) == 2478  # as the README has it
+    assert (errors >= 0).all()
+    type_command(plot_runs, run, "--out", tmp_path / "krull.png", "--random-score", "1584.5")
+    assert (tmp_path / "krull.png").stat().st_size > 0
+
+
+def test_novel_state_ratios_are_averaged_by_task_and_group(type_command, tmp_path):
+    rows = [
+        ("MinAtar", "freeway", 1, 0.2, 600), ("MinAtar", "freeway", 2, 0.4, 800),
+        ("MinAtar", "asterix", 1, 0.5, 900), ("MiniGrid", "Empty", 1, 0.01, 10),
+    ]  # fmt: skip
+    rows = [
+        dict(zip(
+            novel_state_ratios.COLUMNS,
+            (group, task, "graph", "learning", seed, 1000, states, ratio, 0.25, 0.5), strict=True,
+        ))
+        for group, task, seed, ratio, states in rows
+    ]  # fmt: skip
+    write_rows(tmp_path / "rows.csv", novel_state_ratios.COLUMNS, rows)
+    text = type_command(novel_state_ratios, "--csv", tmp_path / "rows.csv")
+    assert "| freeway | learning | 1,000 | 2 | 700 | 0.3000 | 25.0% | 50.0% |" in text
+    assert "| **MinAtar, 2 tasks** | learning | 1,000 | | | **0.400** (paper: 0.298," in text
+    assert "| **MiniGrid, 1 task** | learning | 1,000 | | | **0.010** (paper: 0.006," in text
+
+
+@jitted
+def test_the_cost_of_the_planner_is_a_part_of_the_whole():
+    args = frontier_cost.Args(steps=200, states=400, slices=50)
+    spent, planner, states = frontier_cost.script_cost("gb_dqn_minigrid", "Empty-5x5", args)
+    assert 0 < planner < spent
+    assert 1 < states <= 100
+    times, whole, graph, planner = frontier_cost.slice_cost(args)
+    assert len(times) == 50
+    assert whole > 0
+    assert graph.num_nodes == 400
+    assert planner.check_valid() == []
+    # The corner's one untried pair is all that is wanted: nearer is better.
+    graph = frontier_cost.large_graph(400, 4, np.random.default_rng(0))
+    planner = frontier_cost.FrontierPlanner(graph)
+    planner.plan()
+    values = planner.values.reshape(20, 20)
+    assert values.argmax() == 0
+    assert planner.num_untried() == 1
+    assert (np.diff(values.diagonal()) < 0).all()
+
+
+@jitted
+def test_cost_of_an_atari_checkpoint(type_command, tmp_path):
+    text = type_command(
+        atari_checkpoint, "--transitions", 40, "--repetitions", 1, "--folder", tmp_path
+    )
+    written, size, read = text.splitlines()
+    assert re.match(r"written in \d+\.\d s, at most \d+ MB more memory", written)
+    assert size.startswith("40 transitions: ")
+    assert read.startswith("read and checked in ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@jitted
+def test_memory_of_atari_transitions(type_command, capsys):
+    text = type_command(atari_memory, "--steps", 50, "--capacity", 60)
+    last = text.splitlines()[-1]
+    assert re.match(r"freeway: 50 transitions, \d+ states, \d+ frames: -?\d+ MB, ", last)
+    with pytest.raises(SystemExit):
+        type_command(atari_memory, "--steps", 70, "--capacity", 60)
+    assert "require 1 <= --steps <= --capacity, got 70 and 60" in capsys.readouterr().err
