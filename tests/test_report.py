@@ -550,6 +550,14 @@ def test_the_readme_says_of_minatar_what_the_frontier_page_has():
     assert cells[5] == "undecided"
 
 
+@pytest.mark.parametrize("task", ["KeyCorridorS3R3", "DoorKey-8x8", "LavaCrossingS9N3"])
+def test_the_readme_says_of_harder_tasks_what_the_frontier_page_has(task):
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    off, on, *_, seeds = frontier_row("MiniGrid, harder tasks\n", task)
+    assert re.search(rf"{on} in {task} \((without it )?{off}\)", readme)
+    assert seeds == "5"
+
+
 def test_score_at_a_step_is_that_of_a_run_that_ends_there():
     curve = {1000 * i: float(i) for i in range(1, 101)}
     assert frontier_report.score_at(curve, 100_000) == np.mean(range(91, 101))
