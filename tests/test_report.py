@@ -550,7 +550,9 @@ def test_the_readme_says_of_minatar_what_the_frontier_page_has():
     assert cells[5] == "undecided"
 
 
-@pytest.mark.parametrize("task", ["KeyCorridorS3R3", "DoorKey-8x8", "LavaCrossingS9N3"])
+@pytest.mark.parametrize(
+    "task", ["KeyCorridorS3R3", "DoorKey-8x8", "LavaCrossingS9N3", "FourRooms"]
+)
 def test_the_readme_says_of_harder_tasks_what_the_frontier_page_has(task):
     readme = " ".join((ROOT / "README.md").read_text().split())
     off, on, *_, seeds = frontier_row("MiniGrid, harder tasks\n", task)
