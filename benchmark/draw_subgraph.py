@@ -265,7 +265,6 @@ def root_of(run, args, names, rng):
 
 
 def main():
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the sums are long: `| head` may end them
     args = tyro.cli(Args)
     if args.leaves not in ("target", "online", "zero"):
         recorded.fail(f"--leaves must be target, online or zero, got {args.leaves!r}")
@@ -299,4 +298,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the sums are long: `| head` may end them
     main()

@@ -69,7 +69,7 @@ class Args:
     results_dir: Path = RESULTS
     """where the rows are"""
     out: Path | None = None
-    """where tables between two markers are replaced; for our rows, docs/frontier.md"""
+    """where tables between two markers are replaced, pictures beside it; ours: docs/frontier.md"""
 
 
 @dataclass

@@ -285,10 +285,6 @@ def summary_rows(protocol):
     return rows
 
 
-CURVES_TEXT = (
-    "Mean of the seeds and its standard error, over five evaluations; dashed where there is one "
-    "seed only."
-)
 SUMMARY_HEADER = ["backup", "seeds", "mean of tasks", "paper", "graph, same seeds",
                   "median of tasks", "paper", "normalised mean [95%]",
                   "normalised IQM [95%]"]  # fmt: skip
@@ -756,6 +752,12 @@ some of that is tried beside it: `graph, persistent` is `--persist-targets`, nes
 stay until the next target network, as in their DQN; *fixed episode seeds* re-seed the MinAtar game
 at every episode, as they do. Their depth of 10 in MiniGrid (the paper's, and ours: 5) was not run.
 `graph, breadth 0` is `--breadth 0`, every transition."""
+
+
+CURVES_TEXT = (
+    "Mean of the seeds and its standard error, over five evaluations; dashed where there is one "
+    "seed only."
+)
 
 
 def section(protocol, folder):
