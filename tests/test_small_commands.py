@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import atari_checkpoint
 import atari_memory
@@ -12,8 +13,11 @@ import novel_state_ratios
 import numpy as np
 import plot_runs
 import pytest
+import released_n_step
 from conftest import jitted
-from output import write_rows
+from output import read_rows, write_rows
+
+import gb_dqn_minigrid
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -114,3 +118,43 @@ def test_memory_of_atari_transitions(type_command, capsys):
     with pytest.raises(SystemExit):
         type_command(atari_memory, "--steps", 70, "--capacity", 60)
     assert "require 1 <= --steps <= --capacity, got 70 and 60" in capsys.readouterr().err
+
+
+def test_the_released_n_step_moves_the_last_pair_that_a_return_reads():
+    cut = np.array([False, False, True, False, False, False, True])
+    rows = np.arange(7)
+    assert released_n_step.last_rows(rows, 1, cut).tolist() == rows.tolist()
+    assert released_n_step.last_rows(rows, 3, cut).tolist() == [2, 2, 2, 5, 6, 6, 6]
+    assert rows.tolist() == list(range(7))
+
+    class Learner:
+        args = SimpleNamespace(depth=3)
+        replay = SimpleNamespace(cut=cut, node=10 * rows, action=rows % 2)
+
+        def update(self, batch, subgraphs):
+            return batch, subgraphs
+
+    script = SimpleNamespace(Learner=Learner, Batch=gb_dqn_minigrid.Batch)
+    released_n_step.move_last_pair(script)
+    sampled = gb_dqn_minigrid.Batch(np.array([3, 1]), np.array([30, 10]), np.array([1, 1]))
+    moved, subgraphs = Learner().update(sampled, "the sampled pairs'")
+    assert subgraphs == "the sampled pairs'"
+    assert [column.tolist() for column in moved] == [[5, 2], [50, 20], [1, 0]]
+
+
+def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
+    type_command, monkeypatch, tmp_path
+):
+    def measure(run):
+        made.append(run)
+        return released_n_step.key(run) | {"score": 0.5, "first_reward_step": 7, "commit": "x"}
+
+    made, out = [], tmp_path / "rows.csv"
+    monkeypatch.setattr(released_n_step, "measure", measure)
+    words = ("--suites", "minatar", "--tasks", "freeway", "--out", out, "--seeds")
+    type_command(released_n_step, *words, 1, 2)
+    type_command(released_n_step, *words, 2, 3)
+    assert made == [("minatar", "freeway", seed) for seed in (1, 2, 3)]
+    assert [(row["seed"], row["episode_seed"]) for row in read_rows(out)] == [
+        ("1", "fixed"), ("2", "fixed"), ("3", "fixed"),
+    ]  # fmt: skip
