@@ -223,6 +223,10 @@ def check_args(args):
         fail(f"--seed must be < 2**30, got {args.seed}")
     if args.learning_starts >= args.total_timesteps:
         warn("--learning-starts is not below --total-timesteps: nothing is learned")
+    if BACKUPS[args.backup][0] == "trajectory" and args.breadth != Args.breadth:
+        warn(f"--breadth does nothing with --backup {args.backup}")
+    if args.backup == "one-step" and args.depth != Args.depth:
+        warn("--depth does nothing with --backup one-step")
     if args.exploration != "frontier":
         for name, value in asdict(Args()).items():
             if name.startswith("frontier_") and getattr(args, name) != value:
@@ -289,6 +293,11 @@ def resumed(path):
         if given != value and name not in RESUME_FLAGS:
             flag = f"--{name.replace('_', '-')}"
             fail(f"{flag} cannot be changed with --resume: the run has {value!r}, got {given!r}")
+    if args.total_timesteps < saved.total_timesteps:
+        fail(
+            "--total-timesteps can only be raised with --resume: "
+            f"the run has {saved.total_timesteps}, got {args.total_timesteps}"
+        )
     result = Path(path) / "result.json"
     if result.exists():
         with readable(path):
@@ -816,8 +825,6 @@ def restore(args, game, checkpoint, device):
     """Learner, generator, counters and environment as they were when `save` was called."""
     tensors, arrays, graph, state = checkpoint
     counters = Counters(**{name: state[name] for name in asdict(Counters())})
-    if counters.step > args.total_timesteps:
-        raise ValueError(f"Require --total-timesteps >= {counters.step}, the steps done")
     env = make_envs(args, game, np.random.default_rng(0), 1)[0]
     if graph.find(env.restore(state["environment"])) != counters.node:
         raise ValueError("the environment's versions play the episode under way otherwise")
@@ -865,8 +872,9 @@ def main():
     if args.resume is not None:
         args = resumed(args.resume)
     config = asdict(args) | {"resume": None}
-    if args.resume:
-        args.cuda = args.cuda and torch.cuda.is_available()  # another machine may have no GPU
+    if args.resume and args.cuda and not torch.cuda.is_available():
+        warn("torch finds no CUDA device here: the run goes on on the CPU")
+        args.cuda = False
     check_args(args)
     game = game_of(args.env_id)
     random.seed(args.seed)
@@ -890,18 +898,21 @@ def main():
     toy = make_envs(args, game, np.random.default_rng(0), 1)[0]
     obs, num_actions = toy.reset(), toy.num_actions
     lock = None
-    if args.resume:
-        with readable(args.resume), lock_folder(args.resume) as lock:
-            checkpoint = load_checkpoint(args.resume, num_states)
-            learner, rng, counters, env = restore(args, game, checkpoint, device)
-            del checkpoint  # its arrays have been copied
-    else:
-        try:
+    try:
+        if args.resume:
+            with readable(args.resume), lock_folder(args.resume) as lock:
+                checkpoint = load_checkpoint(args.resume, num_states)
+                learner, rng, counters, env = restore(args, game, checkpoint, device)
+                del checkpoint  # its arrays have been copied
+        else:
             graph = TransitionGraph(num_actions, obs.shape, obs.dtype, capacity=num_states)
             replay = Replay(graph, capacity, make_frontier(args, graph))
             learner = Learner(args, graph, replay, num_actions, device)
-        except MemoryError as error:
-            fail(f"no memory for {capacity:,} transitions: {error}; give a smaller --buffer-size")
+    except MemoryError as error:
+        fail(
+            f"no memory for {capacity:,} transitions: {error}; "
+            "give a smaller --buffer-size or --total-timesteps"
+        )
     try:
         run = RunDirectory(
             args.resume or path,

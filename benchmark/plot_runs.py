@@ -25,14 +25,17 @@ class Args:
     """score of random actions, drawn as a line"""
 
 
-def read_curve(run):
-    """Steps, and the mean and standard error of the episodes of each evaluation."""
+def read_errors(run):
+    """Steps, and the mean and standard error (NaN of one episode) of each evaluation."""
     returns = defaultdict(list)
     for row in read_rows(run / "evaluations.csv"):
         returns[int(row["global_step"])].append(float(row["episodic_return"]))
     steps = sorted(returns)
-    means = [np.mean(returns[step]) for step in steps]
-    errors = [np.std(returns[step]) / np.sqrt(len(returns[step])) for step in steps]
+    means, errors = [], []
+    for step in steps:
+        found = np.array(returns[step])
+        means.append(found.mean())
+        errors.append(found.std(ddof=1) / np.sqrt(len(found)) if len(found) > 1 else np.nan)
     return np.array(steps), np.array(means), np.array(errors)
 
 
@@ -43,7 +46,7 @@ def main():
     for run in args.runs:
         try:
             config = json.loads((run / "config.json").read_text())
-            steps, means, errors = read_curve(run)
+            steps, means, errors = read_errors(run)
         except (OSError, ValueError, KeyError) as error:
             fail(f"{run} is no run: {error}")
         label = f"{config['env_id']}, {config['backup']}, seed {config['seed']}"

@@ -156,16 +156,20 @@ def make_grid(args):
 
 
 def chosen_tasks(args, suite):
-    """The suite's tasks, or those of them that --tasks names in any spelling."""
+    """The suite's tasks, or those of them that --tasks names, whatever the case and the hyphens."""
     names = SUITES[suite].tasks
     if not args.tasks:
         return names
-    chosen = {"".join(c for c in task.lower() if c.isalnum()) for task in args.tasks}
-    known = {"".join(c for c in n.lower() if c.isalnum()) for s in args.suites
-             for n in SUITES[s].tasks}  # fmt: skip
-    for task in chosen - known:
-        fail(f"--tasks {task!r} is no task of {', '.join(args.suites)}")
-    return [n for n in names if "".join(c for c in n.lower() if c.isalnum()) in chosen]
+    known = [name for s in args.suites for name in SUITES[s].tasks]
+    chosen = {letters(task) for task in args.tasks}
+    for task in args.tasks:
+        if letters(task) not in map(letters, known):
+            fail(f"--tasks {task!r} is none of {', '.join(known)}")
+    return [name for name in names if letters(name) in chosen]
+
+
+def letters(name):
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def settings(args, suite):

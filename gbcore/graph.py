@@ -442,6 +442,7 @@ class TransitionGraph:
         Raises:
             OSError: for a file that cannot be read.
             ValueError: for a file of another format version, or one that is cut short or damaged.
+            MemoryError: for more room than there is.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -455,7 +456,7 @@ class TransitionGraph:
             raise ValueError(f"Require a graph of format {FORMAT_VERSION}, got {version}: {path}")
         try:
             return cls._from_saved(saved, capacity)
-        except (ValueError, TypeError, KeyError, IndexError, MemoryError) as error:
+        except (ValueError, TypeError, KeyError, IndexError) as error:
             raise ValueError(f"Require an undamaged graph, got {path}: {error}") from error
 
     @classmethod
@@ -608,12 +609,14 @@ def trajectory_subgraphs(starts, depth, node, action, reward, next_node, termina
         starts: int [B], rows of the replay.
         depth: rows to follow at most, at least 1.
         node, action, reward, next_node, terminated: the replay's arrays [N] in time order, a ring.
+            Of node the length alone matters; rewards are not looked at.
         cut: bool [N], row t + 1 does not continue row t: a truncation, an episode left, and always
             the newest row.
 
     Raises:
         ValueError: for depth < 1 or arrays of different length.
-        IndexError: for a start that is no row, or a row followed that holds a negative id.
+        IndexError: for a start that is no row, or a row followed that holds a negative action or
+            next node.
     """
     depth = operator.index(depth)
     if depth < 1:

@@ -798,8 +798,8 @@ def row_in(keys, rows, node, nodes, num_rows):
 def follow_trajectories(replay, starts, depth):
     """Subgraphs that are chains: at most depth rows of the ring from each start.
 
-    Also returns -1, or else the first row met that holds a negative action or node; the subgraphs
-    then mean nothing.
+    Returns the last row met that holds a negative action or next node, or else -1, and the
+    subgraphs, which mean nothing in the first case.
     """
     bad_row = -1
     num_roots = starts.shape[0]

@@ -24,6 +24,7 @@ import torch
 from gbcore.graph import TransitionGraph
 
 FORMAT_VERSION = 2  # of checkpoints
+LEFT_AT_THE_END = ("result.json", "model.pt", "graph.npz", "episode.mp4")
 EPISODE_METRICS = ("charts/episodic_return", "charts/episodic_length")  # charted at each end
 
 
@@ -66,9 +67,11 @@ class RunDirectory:
                 id=self.path.name, resume="allow", config=config, sync_tensorboard=True,
                 **wandb_options,
             )  # fmt: skip
-        (self.path / "result.json").unlink(missing_ok=True)  # that of an end before this one
+        for name in LEFT_AT_THE_END:  # those of an end before this one
+            (self.path / name).unlink(missing_ok=True)
         self.write_json("config.json", config)
         # TensorBoard's thread raises what stopped it in our next call, and need not print it.
+        self._excepthook = threading.excepthook
         threading.excepthook = _print_unless_os_error
         self._writer = SummaryWriter(
             self.path, purge_step=None if resume_step is None else resume_step + 1
@@ -132,6 +135,7 @@ class RunDirectory:
             if self.wandb is not None:
                 self.wandb.finish()
         finally:
+            threading.excepthook = self._excepthook
             os.close(self._lock)
 
 
@@ -337,6 +341,7 @@ def load_checkpoint(run_path, capacity):
     Raises:
         FileNotFoundError: if there is no checkpoint.
         ValueError: for another format version, or a file that is missing, cut short or damaged.
+        MemoryError: for more nodes than there is memory for.
     """
     path = Path(run_path) / "checkpoint"
     if not path.exists():  # killed between the two renames
@@ -361,7 +366,7 @@ def load_checkpoint(run_path, capacity):
     except FileNotFoundError as error:
         name = Path(error.filename).name
         raise ValueError(f"Require a whole checkpoint, got {path} without {name}") from error
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except Exception as error:  # json, torch, zipfile and NumPy have no error in common
         raise ValueError(f"Require a whole checkpoint, got {path}: {error}") from error

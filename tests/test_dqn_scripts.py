@@ -331,7 +331,7 @@ def test_a_freed_id_that_is_used_again_has_no_value_of_the_old_state(script, tas
     )  # fmt: skip
     leaves = learner.leaves
     # More distinct states were evaluated than ids exist: ids were used again.
-    assert leaves.num_evaluated > learner.graph.num_ids or script is minigrid_script
+    assert leaves.num_evaluated > learner.graph.num_ids
     known = np.flatnonzero(leaves.known)
     kept = leaves.q[known].copy()
     leaves.forget_all()
@@ -554,6 +554,17 @@ def test_flags_that_do_nothing_are_named(capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert "--learning-starts" in first
     assert "--frontier-share does nothing" in second
+    for backup, idle in {
+        "one-step": 2,
+        "n-step": 1,
+        "tree": 1,
+        "graph": 0,
+        "graph-mixed": 0,
+    }.items():
+        args = minigrid_script.Args(backup=backup, depth=3, breadth=7, cuda=False)
+        minigrid_script.check_args(args)
+        named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+        assert named == ["--breadth", "--depth"][:idle]
 
 
 @both

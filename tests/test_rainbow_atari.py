@@ -73,6 +73,22 @@ def test_no_transition_crosses_a_reset_and_a_lost_life_ends_no_game(tmp_path):
         assert not replay.cut[first + ends[:-1]].any()
 
 
+def test_a_game_that_is_cut_short_is_no_termination(tmp_path, monkeypatch):
+    """As at 108,000 frames, but sooner: pong has no score to end a game by then."""
+    make_envs = script.make_envs
+    monkeypatch.setattr(
+        script,
+        "make_envs",
+        lambda *args, **options: make_envs(*args, max_num_frames_per_episode=400, **options),
+    )
+    replay = play(tmp_path, "pong", 250).replay
+    cuts = np.flatnonzero(replay.cut[:-1])
+    assert len(cuts) == 2
+    assert not replay.terminated.any()
+    starts = replay.graph.observations_of(replay.node[cuts + 1])
+    assert (starts[:, :3] == 0).all(), "a game starts from an empty stack"
+
+
 def test_game_without_lives_ends_once(tmp_path):
     learner = play(tmp_path, "pong", 1000)
     replay = learner.replay

@@ -327,11 +327,39 @@ def test_what_is_no_run_of_this_script_is_refused(path, words, tmp_path, monkeyp
     assert words in capsys.readouterr().err
 
 
-def test_a_total_below_the_steps_done(finished, capsys):
+def test_the_total_is_not_lowered(finished, capsys):
     script, run = finished("minigrid")
     (run / "result.json").unlink()
-    assert command(script, "--resume", str(run), "--total-timesteps", "100") == 2
-    assert ">= 240" in capsys.readouterr().err
+    assert command(script, "--resume", str(run), "--total-timesteps", "239") == 2
+    assert "can only be raised with --resume: the run has 240, got 239" in capsys.readouterr().err
+
+
+def test_a_total_that_there_is_no_memory_for(finished, capsys):
+    script, run = finished("minigrid")
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert command(script, "--resume", str(run), "--total-timesteps", str(10**15)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no memory for 1,000,000,000,000,000 transitions" in line
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_what_an_earlier_end_left_is_gone_when_a_run_goes_on(finished):
+    script, run = finished("minigrid")
+    assert (run / "model.pt").exists()
+    assert (run / "graph.npz").exists()
+    (run / "episode.mp4").write_bytes(b"the old network's")
+    words = ("--resume", str(run), "--total-timesteps", "260", "--no-save-model")
+    assert command(script, *words) == 0
+    assert json.loads((run / "result.json").read_text())["steps"] == 260
+    assert not any((run / name).exists() for name in ("model.pt", "graph.npz", "episode.mp4"))
+
+
+def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    script, run = finished("minigrid")
+    words = ("--resume", str(run), "--total-timesteps", "260", "--cuda")
+    assert command(script, *words) == 0
+    assert "no CUDA device" in capsys.readouterr().err
 
 
 def test_a_finished_run_of_another_script_is_refused(finished, capsys):

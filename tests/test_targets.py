@@ -25,7 +25,8 @@ from gbcore import (
     q_targets,
     trajectory_subgraphs,
 )
-from gbcore.targets import pad, padded_sizes, pair_q_values
+from gbcore.graph import MAX_STAMP
+from gbcore.targets import Sizes, pad, padded_sizes, pair_q_values
 
 depths = st.integers(1, 5)
 
@@ -134,6 +135,18 @@ def test_the_graph_may_change_after_expand():
     case.graph.add(case.id_of[1], 0, 100.0, case.id_of[0], False)
     case.graph.add(case.id_of[1], 1, 100.0, case.id_of[0], False)
     assert q_targets(sub, case.leaf_q[rows], case.gamma) == before
+
+
+def test_marks_start_anew_before_their_stamps_run_out():
+    case = Case(2, CORNERS["many outcomes per pair"][1])
+    before = [case.expand([pair], 3) for pair in case.pairs]
+    stamps = case.graph._stamps
+    stamps[0] = MAX_STAMP - 5
+    for _ in range(3):
+        for sub, pair in zip(before, case.pairs, strict=True):
+            for column, again in zip(sub, case.expand([pair], 3), strict=True):
+                np.testing.assert_array_equal(again, column)
+    assert stamps[0] < 1000
 
 
 def test_evaluating_twice_gives_the_same():
@@ -403,8 +416,9 @@ def test_mass_is_kept_on_the_support_of_rainbow(dtype, tolerance):
 def test_padding_changes_no_target(case, depth, more, rule):
     sub = case.expand(case.pairs, depth)
     assume(len(sub.nodes))  # the padding of no nodes is no node of the case
-    sizes = padded_sizes(sub, depth + more)
-    bigger = sizes._replace(nodes=sizes.nodes + 5, width=sizes.width + 3 * more)
+    nodes, levels, width = padded_sizes(sub)
+    assert levels == depth
+    bigger = Sizes(nodes + 5, levels + more, width + 3 * more)
     padded = pad(sub, bigger)
     assert len(padded.nodes) == bigger.nodes
     assert (np.diff(padded.level_outcomes) == bigger.width).all()
@@ -418,10 +432,9 @@ def test_padding_changes_no_target(case, depth, more, rule):
 def test_padding_refuses_what_does_not_fit():
     case = Case(2, CORNERS["many outcomes per pair"][1])
     sub = case.expand(case.pairs, 3)
-    with pytest.raises(ValueError, match="Require <= 2 levels, got 3"):
-        padded_sizes(sub, 2)
-    with pytest.raises(ValueError, match="Require room for"):
-        pad(sub, padded_sizes(sub, 3)._replace(width=1))
+    for too_small in ({"nodes": 1}, {"levels": 2}, {"width": 1}):
+        with pytest.raises(ValueError, match="Require room for"):
+            pad(sub, padded_sizes(sub)._replace(**too_small))
 
 
 def test_categorical_inputs_may_be_views():
@@ -1150,6 +1163,13 @@ def test_categorical_targets_rejects():
     for wrong in (uneven, support.flip(0), support * 0, support * torch.nan):
         with raises_naming("equally spaced and increasing", ValueError):
             categorical_targets(sub, pmf, wrong, 0.9, rule="greedy")
+    policy = torch.full(pmf.shape[:2], 1 / pmf.shape[1])
+    for wrong in (policy * 2, policy - 1, policy * torch.tensor([3.0, -1.0])):
+        with raises_naming("Require a policy >= 0 whose rows sum to 1", ValueError):
+            categorical_targets(sub, pmf, support, 0.9, rule="policy", policy=wrong)
+    for wrong in (pmf.log(), pmf * 2, pmf * 0):
+        with raises_naming("Require leaf_pmf whose rows sum to 1", ValueError):
+            categorical_targets(sub, wrong, support, 0.9, rule="policy", policy=policy)
 
 
 @pytest.mark.parametrize(

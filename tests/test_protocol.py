@@ -1,0 +1,230 @@
+"""The scripts follow the paper's protocol: flags, when what happens in training, and with what."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from conftest import read_metrics
+
+import gb_dqn_minatar
+import gb_dqn_minigrid
+import gb_rainbow_atari
+from gbcore import TransitionGraph
+from gbcore.run_directory import RunDirectory
+
+DQN = [(gb_dqn_minigrid, "MiniGrid-Empty-5x5-v0"), (gb_dqn_minatar, "breakout")]
+dqn = pytest.mark.parametrize(("script", "task"), DQN, ids=["minigrid", "minatar"])
+pytestmark = pytest.mark.usefixtures("torch_settings")
+
+
+@pytest.mark.parametrize(
+    ("script", "greedy"),
+    [(gb_dqn_minigrid, "greedy"), (gb_dqn_minatar, "greedy"), (gb_rainbow_atari, "double")],
+    ids=["minigrid", "minatar", "atari"],
+)
+def test_five_backups_are_two_choices(script, greedy):
+    choices = {
+        "one-step": ("trajectory", greedy),
+        "n-step": ("trajectory", "behaviour"),
+        "tree": ("trajectory", greedy),
+        "graph": ("graph", greedy),
+        "graph-mixed": ("graph", "behaviour"),
+    }
+    assert choices == script.BACKUPS
+
+
+# The paper's appendix and the commands that its authors released.
+OF_DQN = {
+    "total_timesteps": 100_000, "depth": 5, "batch_size": 32, "target_network_frequency": 8000,
+    "updates_per_train": 1, "adam_eps": 1.5e-4, "start_e": 1.0, "end_e": 0.02,
+    "eval_frequency": 1000, "eval_episodes": 3, "eval_epsilon": 0.001, "buffer_size": 0,
+    "persist_targets": False, "exploration": "epsilon-greedy", "backup": "graph",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        (gb_dqn_minigrid, OF_DQN | {
+            "breadth": 50, "gamma": 0.95, "learning_rate": 1e-3, "learning_starts": 5000,
+            "train_frequency": 1,
+        }),
+        (gb_dqn_minatar, OF_DQN | {
+            "breadth": 20, "gamma": 0.99, "learning_rate": 6.5e-5, "learning_starts": 1600,
+            "train_frequency": 4, "episode_seed": "fresh",
+        }),
+        (gb_rainbow_atari, {
+            "total_timesteps": 100_000, "depth": 10, "breadth": 10, "gamma": 0.99,
+            "learning_rate": 1e-4, "batch_size": 32, "updates_per_train": 2, "train_frequency": 1,
+            "learning_starts": 2000, "target_network_frequency": 1, "start_e": 1.0, "end_e": 0.0,
+            "exploration_steps": 2001, "priority_exponent": 0.5, "importance_exponent": 0.4,
+            "buffer_size": 0, "adam_eps": 1.5e-4, "max_grad_norm": 10.0, "n_atoms": 51,
+            "noisy_std": 0.5,
+            "v_min": -10.0, "v_max": 10.0, "eval_episodes": 100, "eval_epsilon": 0.001,
+            "eval_frequency": 0, "exploration": "epsilon-greedy", "backup": "graph",
+        }),
+    ],
+    ids=["minigrid", "minatar", "atari"],
+)  # fmt: skip
+def test_the_defaults_are_the_papers_protocol(script, flags):
+    defaults = asdict(script.Args())
+    assert {name: defaults[name] for name in flags} == flags
+
+
+def make_learner(script, task, args):
+    """Of one of the DQN scripts, with an empty replay."""
+    env = script.make_envs(args, task, np.random.default_rng(0), 1)[0]
+    obs = env.reset()
+    graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype)
+    replay = script.Replay(graph, args.total_timesteps)
+    return script.Learner(args, graph, replay, env.num_actions, torch.device("cpu"))
+
+
+def spy(monkeypatch, owner, name, note):
+    """Have note(*arguments) called before owner.name."""
+    call = getattr(owner, name)
+
+    def noted(*args, **kwargs):
+        note(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, noted)
+
+
+@dqn
+def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch):
+    args = script.Args(
+        total_timesteps=60, learning_starts=10, train_frequency=4, updates_per_train=2,
+        target_network_frequency=15, start_e=0.75, end_e=0.25, eval_frequency=25, eval_epsilon=0.5,
+        eval_episodes=2, batch_size=4, log_frequency=1, learning_rate=0.03, adam_eps=0.2,
+    )  # fmt: skip
+    learner = make_learner(script, task, args)
+    replay = learner.replay
+    (group,) = learner.optimizer.param_groups
+    assert (group["lr"], group["eps"]) == (0.03, 0.2)
+    assert sum(p.numel() for p in group["params"]) == sum(
+        p.numel() for p in learner.online.parameters()
+    )
+
+    updates, copies, batches, evaluations = [], [], [], []
+    spy(monkeypatch, learner, "update", lambda *_: updates.append(replay.size))
+    spy(monkeypatch, learner, "update_target", lambda: copies.append(replay.size))
+    spy(monkeypatch, replay, "sample", lambda size, rng: batches.append(size))
+    spy(monkeypatch, script, "evaluate", lambda act, envs, rng, epsilon, stop: evaluations.append(
+        (replay.size, len(envs), epsilon)
+    ))  # fmt: skip
+    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
+    assert script.train(args, task, run, learner, np.random.default_rng(0), script.Counters())
+    run.close()
+
+    assert updates == [step for step in range(12, 61, 4) for _ in range(2)]
+    assert batches == [4] * len(updates)
+    assert copies == [15, 30, 45, 60]
+    assert evaluations == [(25, 2, 0.5), (50, 2, 0.5)]
+    epsilons = [float(row["charts/epsilon"]) for row in read_metrics(run.path)]
+    assert epsilons == [0.75] * 10 + [0.25] * 50
+
+
+@dqn
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_dqn_acts_by_its_network_or_at_random(script, task, epsilon, tmp_path, monkeypatch):
+    args = script.Args(
+        total_timesteps=50, learning_starts=20, start_e=1.0, end_e=epsilon, eval_frequency=0,
+        batch_size=4,
+    )  # fmt: skip
+    learner = make_learner(script, task, args)
+    monkeypatch.setattr(learner, "act", lambda obs: np.full(len(obs), 1))
+    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
+    script.train(args, task, run, learner, np.random.default_rng(0), script.Counters())
+    run.close()
+    actions = learner.replay.action
+    assert len(set(actions[:20])) > 2
+    assert (set(actions[20:]) == {1}) == (epsilon == 0.0)
+
+
+@dqn
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_gamma_of_the_flags_is_that_of_the_targets(script, task, gamma):
+    args = script.Args(gamma=gamma, backup="one-step", total_timesteps=100)
+    learner = make_learner(script, task, args)
+    ends = np.zeros((2, *learner.graph.obs_shape), learner.graph.obs_dtype)
+    ends[0] = 1
+    nodes = [learner.graph.node(obs) for obs in ends]
+    learner.replay.add(nodes[0], 0, 3.0, nodes[1], False, True)
+    batch = script.Batch(np.array([0]), np.array([nodes[0]]), np.array([0]))
+    target = learner.targets(batch, learner.subgraphs(batch, None))
+    best = learner.evaluate(ends[1:]).max()
+    np.testing.assert_allclose(target, [3.0 + gamma * best], rtol=1e-6)
+
+
+def test_when_rainbow_acts_learns_and_evaluates(tmp_path, monkeypatch):
+    script = gb_rainbow_atari
+    args = script.Args(
+        env_id="pong", total_timesteps=40, learning_starts=20, train_frequency=5,
+        updates_per_train=3, batch_size=4, exploration_steps=10, start_e=0.5, end_e=0.1,
+        importance_exponent=0.2, learning_rate=0.03, adam_eps=0.2, log_frequency=1,
+        eval_frequency=25, eval_episodes=1, eval_epsilon=0.25, cuda=False, backup="one-step",
+    )  # fmt: skip
+    num_actions = script.num_actions_of("pong")
+    graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True)
+    replay = script.Replay(graph, 40, args.priority_exponent)
+    learner = script.Learner(args, graph, replay, num_actions, torch.device("cpu"))
+    (group,) = learner.optimizer.param_groups
+    assert (group["lr"], group["eps"]) == (0.03, 0.2)
+
+    updates, exponents, acted, evaluations, errors, priorities = [], [], [], [], [], []
+    update, act = learner.update, learner.act
+
+    def noted_update(batch, subgraphs):
+        updates.append(replay.size)
+        result = update(batch, subgraphs)
+        errors.append((batch.rows, result[:-2].numpy().copy()))
+        return result
+
+    def noted_act(obs, noisy=False):
+        acted.append(noisy)
+        return act(obs, noisy)
+
+    def evaluate(act, game, seed, episodes, envs, epsilon, *stop):
+        evaluations.append((replay.size, episodes, epsilon))
+        act(np.zeros((1, 4, 84, 84), np.uint8))
+        return [1.0], [1]
+
+    monkeypatch.setattr(learner, "update", noted_update)
+    monkeypatch.setattr(learner, "act", noted_act)
+    monkeypatch.setattr(script, "evaluate", evaluate)
+    spy(monkeypatch, replay, "sample", lambda size, exponent, rng: exponents.append(exponent))
+    spy(monkeypatch, replay, "update_priorities", lambda *args: priorities.append(args))
+    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
+    assert script.train(args, "pong", run, learner, np.random.default_rng(0), script.Counters())
+    run.close()
+
+    assert updates == [step for step in (25, 30, 35, 40) for _ in range(3)]
+    np.testing.assert_allclose(exponents, [0.2 + step / 40 * 0.8 for step in updates])
+    for (rows, of_update), (given_rows, given) in zip(errors, priorities, strict=True):
+        assert rows is given_rows
+        np.testing.assert_array_equal(of_update, given)
+    assert [episode[0] for episode in evaluations] == [25]
+    assert evaluations[0][1:] == (1, 0.25)
+    assert acted.count(False) == 1, "evaluations act without noise"
+    assert acted.count(True) > 20, "training acts with noise"
+    epsilons = [float(row["charts/epsilon"]) for row in read_metrics(run.path)]
+    np.testing.assert_allclose(epsilons, [0.5 - 0.04 * min(step, 10) for step in range(40)])
+
+
+def test_priorities_are_errors_to_the_exponent_and_weights_undo_them():
+    """Schaul et al. 2016: P(i) of p_i ** alpha, weights (N P(i)) ** -beta over their largest."""
+    graph = TransitionGraph(2, (1,), np.int64)
+    replay = gb_rainbow_atari.Replay(graph, 4, 0.5)
+    nodes = [graph.node(np.array([i])) for i in range(5)]
+    for i in range(4):
+        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False, i == 0)
+    errors = np.array([1.0, 4.0, 9.0, 16.0], np.float32)
+    replay.update_priorities(np.arange(4), errors)
+    np.testing.assert_allclose(replay.priorities.get(np.arange(4)), [1, 2, 3, 4])
+    batch = replay.sample(4000, 0.7, np.random.default_rng(0))
+    share = np.bincount(batch.rows, minlength=4) / 4000
+    np.testing.assert_allclose(share, [0.1, 0.2, 0.3, 0.4], atol=0.03)
+    weights = (np.array([1, 2, 3, 4]) / 10 * 4) ** -0.7
+    np.testing.assert_allclose(batch.weights, (weights / weights[0])[batch.rows], rtol=1e-5)
