@@ -185,7 +185,7 @@ def seeded():
 
 
 def band(curves, window=5):
-    """Mean and standard error over seeds of running means: steps, mean, error.
+    """Mean and standard error over seeds of running means: steps, mean, error, number of seeds.
 
     Args:
         curves: one dict step -> return per seed; only steps that all of them have are used.
@@ -200,7 +200,7 @@ def band(curves, window=5):
     error = np.full(len(steps), np.nan)  # of one curve
     if len(curves) > 1:
         error = smooth.std(axis=0, ddof=1) / np.sqrt(len(curves))
-    return np.array(steps), smooth.mean(axis=0), error
+    return np.array(steps), smooth.mean(axis=0), error, len(curves)
 
 
 def support(gain):

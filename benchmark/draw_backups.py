@@ -93,14 +93,16 @@ def main():
         edges = graph.edges()
         for state, following in zip(edges["source"], edges["next"], strict=True):
             used = (state, following) in read
+            of_other = (names[state], names[following]) in itertools.pairwise(s for s, _ in UPPER)
             axis.annotate(
                 "",
                 xy=PLACES[names[following]],
                 xytext=PLACES[names[state]],
                 arrowprops={
                     "arrowstyle": "-|>",
-                    "color": "#d9480f" if used else "#ced4da",
+                    "color": "#d9480f" if used else "#adb5bd",
                     "linewidth": 2.2 if used else 1.4,
+                    "linestyle": (0, (2, 1.5)) if of_other else "-",
                     "shrinkA": 7,
                     "shrinkB": 7,
                 },

@@ -1,9 +1,9 @@
 """Write the tables and curves of docs/frontier.md from benchmark/results/*.csv.
 
     pip install -r requirements-sweep.txt
-    python benchmark/sweep.py --suites minigrid minigrid-hard --backups one-step tree graph \\
+    python benchmark/sweep.py --suites minigrid --backups one-step tree graph \\
         --variants default exploration=frontier
-    python benchmark/sweep.py --suites minatar --backups graph \\
+    python benchmark/sweep.py --suites minigrid-hard minatar --backups graph \\
         --variants default exploration=frontier
     python benchmark/sweep.py --suites minatar --backups graph --tasks seaquest freeway \\
         --variants default exploration=frontier --seeds 6 7 8 9 10 11 12 13 14 15 \\
@@ -34,10 +34,10 @@ try:
     import aggregate
     import report_figures
     from report import (
-        CURVES_TEXT,
         RESULTS,
         chance_text,
         count,
+        curves_text,
         fail,
         interval,
         markdown,
@@ -249,8 +249,7 @@ def graph_curves(part, tasks):
             runs = part.get(variant, {}).get("graph", {}).get(task, {}).values()
             curves = [run.curve for run in runs if run.curve]
             if curves:
-                band = (*aggregate.band(curves), len(curves))
-                found.setdefault(short_task(task), {})[name] = band
+                found.setdefault(short_task(task), {})[name] = aggregate.band(curves)
     return found
 
 
@@ -269,7 +268,7 @@ def parts_of_page(records, folder):
             name = f"frontier_{slug}_curves.png"
             report_figures.draw_curves(folder / name, curves, "mean return of 3 episodes")
             yield f"![Learning curves with and without frontier episodes, {title}]({name})"
-            yield CURVES_TEXT
+            yield curves_text(curves)
         for step in steps:
             yield f"After {step:,} steps:"
             yield score_table(part, tasks, backups, step, is_solvable=suite != "minatar")

@@ -2,10 +2,17 @@
 
     python benchmark/released_n_step.py --parallel 2
 
-In the code that they released for MiniGrid and MinAtar (gridworld/core/backup.py, n_step_Q_backup)
-the target is the paper's, the return from the sampled pair on; but the value that is moved towards
-it is that of the *last* pair that the return reads, which its loop leaves behind. Here the scripts
-run with this one change, under the report's protocol. Runs whose rows --out has are not run again.
+Three things differ from the paper in the n-step backup that they released for MiniGrid and MinAtar
+(n_step_Q_backup of gridworld/core/backup.py, and the replay that it reads):
+
+- The value that is moved towards the return is that of the *last* pair that it reads, which its
+  loop leaves behind, and not that of the sampled one.
+- In MiniGrid a return goes on across a time limit, with the first steps of the next episode.
+- A return that ends at one bootstraps from the highest value of any state: the state after it is
+  blank, has no index, and NumPy takes an index of None for the whole table.
+
+Here the scripts run with these changes, all else under the report's protocol. (A time limit of
+MinAtar is a termination there.) Runs whose rows --out has are not run again.
 """
 
 import importlib
@@ -16,7 +23,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import tyro
 from output import fail, read_rows, write_rows
 from recorded import task_name
@@ -43,34 +52,65 @@ class Args:
     """CSV file with a row per run"""
 
 
-def last_rows(rows, depth, cut):
-    """Row of the last transition that an n-step target from each of the rows reads, int64 [B].
+class Trajectories(NamedTuple):
+    """What a return reads of a replay, row by row in time order."""
 
-    cut: bool, True where a trajectory ends.
-    """
-    last = rows.copy()
-    for _ in range(depth - 1):
-        last += ~cut[last]
-    return last
+    reward: np.ndarray  # float64 [N]
+    terminal: np.ndarray  # bool [N], nothing follows
+    time_limit: np.ndarray  # bool [N], another episode follows
+    newest: int  # the last row
 
 
-def move_last_pair(script):
-    """Let n-step move the value of the last pair in place of the sampled one, in this process."""
+def released_returns(replay, rows, depth, gamma):
+    """Discounted rewards float64 [B] from each row on, and the last row int64 [B] of each."""
+    returns, last = np.zeros(len(rows)), rows.copy()
+    for i in range(len(rows)):
+        for step in range(depth):
+            row = last[i] = rows[i] + step
+            returns[i] += gamma**step * replay.reward[row]
+            if replay.terminal[row] or row == replay.newest:
+                break
+    return returns, last
+
+
+def trajectories_of(replay, time_limit_is_terminal):
+    """`Trajectories` of a script's replay that has not forgotten any row."""
+    newest = replay.size - 1
+    time_limit = replay.cut & ~replay.terminated
+    time_limit[newest] = False
+    if time_limit_is_terminal:
+        return Trajectories(
+            replay.reward, replay.terminated | time_limit, time_limit & False, newest
+        )
+    return Trajectories(replay.reward, replay.terminated, time_limit, newest)
+
+
+def take_released_update(script):
+    """Let n-step be what was released, in this process."""
     update = script.Learner.update
 
-    def update_last(self, batch, subgraphs):
-        last = last_rows(batch.rows, self.args.depth, self.replay.cut)
-        nodes, actions = self.replay.node[last], self.replay.action[last]
-        return update(self, script.Batch(last, nodes, actions), subgraphs)
+    def released_update(self, batch, subgraphs):
+        args, replay = self.args, self.replay
+        read = trajectories_of(replay, time_limit_is_terminal=script.__name__ == "gb_dqn_minatar")
+        returns, last = released_returns(read, batch.rows, args.depth, args.gamma)
+        values = self.leaves.values(replay.next_node[last]).max(axis=1)
+        if read.time_limit[last].any():
+            highest = self.leaves.values(np.arange(self.graph.num_ids)).max()
+            values[read.time_limit[last]] = max(highest, 0.0)  # rows without a state are 0
+        values[read.terminal[last]] = 0.0
+        targets = (returns + args.gamma**args.depth * values).astype(np.float32)
+        self.targets = lambda *_: targets
+        moved = script.Batch(last, replay.node[last], replay.action[last])
+        return update(self, moved, subgraphs)
 
-    script.Learner.update = update_last
+    script.Learner.update = released_update
 
 
 def train(suite, task, seed, folder):
     """A run of the suite's script in a process of its own."""
     end_with(multiprocessing.parent_process().pid)
     script = importlib.import_module(SUITES[suite].script)
-    move_last_pair(script)
+    take_released_update(script)
     sys.argv = [
         f"{SUITES[suite].script}.py", "--env-id", task, "--seed", str(seed), "--backup", "n-step",
         "--total-timesteps", str(SUITES[suite].total_timesteps), "--run-dir", folder,

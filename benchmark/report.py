@@ -7,6 +7,7 @@ Every number and every judgement in the report is computed from the rows that ar
 where the grid is not complete yet.
 """
 
+import contextlib
 import functools
 import itertools
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ COLUMNS = {
     ("graph", "persist_targets=True"): "graph, persistent",
 }
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
+
+RELEASED = "n-step, as released"  # rows of released_n_step.py; no column of the tables
 
 # Changes to graph, of which one may raise its score. Frontier episodes are no column of the tables.
 FRONTIER = "graph, frontier"
@@ -159,6 +162,12 @@ def read_protocols(results_dir):
                 row["score"] = 100 * (row["score"] - low) / (high - low)
             seeds = protocol.cells.setdefault(column, {}).setdefault(key.task, {})
             seeds[key.seed] = row
+    with contextlib.suppress(FileNotFoundError):
+        for text in read_rows(Path(results_dir) / "released_n_step.csv"):
+            protocol = found.get((text["suite"], text["episode_seed"]))
+            if protocol is not None:
+                seeds = protocol.cells.setdefault(RELEASED, {}).setdefault(text["task"], {})
+                seeds[int(text["seed"])] = {"score": float(text["score"]), "curve": {}}
     return [found[key] for key in TITLES if key in found], left_out
 
 
@@ -334,6 +343,33 @@ def judged(gain):
 
 def chance_text(p):
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
+def released_text(protocol):
+    """n-step, ours and with the released code's update, beside the paper's; in parts."""
+    tasks = [t for t in protocol.tasks if t in protocol.cells[RELEASED]]
+    rows, verdicts = [], {"n-step": [], RELEASED: []}
+    for task in tasks:
+        paper, cells = paper_cell(protocol, "n-step", task), [short_task(task)]
+        for column, of_column in verdicts.items():
+            ours = cell_summary(protocol, column, task)
+            of_column.append(aggregate.verdict(ours.mean, *paper) if ours else "-")
+            cells.append(f"{cell_text(ours)}, {of_column[-1]}")
+        rows.append([*cells, f"{short(paper[0])} ± {short(paper[1])}"])
+    matrices = [protocol.as_matrix(protocol.scores(c), normalised=False) for c in verdicts]
+    if all(matrix is not None for matrix in matrices):
+        means = [short(matrix.mean()) for matrix in matrices]
+        paper = np.mean([paper_cell(protocol, "n-step", t)[0] for t in tasks])
+        rows.append(["**mean of tasks**", *means, short(paper)])
+    inside = {column: found.count("inside") for column, found in verdicts.items()}
+    yield (
+        "In the code that the authors released for MiniGrid and MinAtar, an n-step return moves "
+        "the value of the *last* pair that it reads in place of the sampled one's, and treats "
+        "MiniGrid's time limits otherwise. With these changes (`benchmark/released_n_step.py` says "
+        f"what they are, and runs them) {inside[RELEASED]} of {len(tasks)} means lie inside the "
+        f"paper's mean ± std, and {inside['n-step']} of ours:"
+    )
+    yield markdown(["task", *verdicts, "paper"], rows)
 
 
 def improvement_table(protocol):
@@ -694,7 +730,7 @@ def curves_of(protocol):
             rows = protocol.cells.get(column, {}).get(task, {}).values()
             curves = [row["curve"] for row in rows if row["curve"]]
             if curves:
-                found[column] = (*aggregate.band(curves), len(curves))
+                found[column] = aggregate.band(curves)
         if found:
             tasks[short_task(task)] = found
     return tasks
@@ -754,10 +790,14 @@ at every episode, as they do. Their depth of 10 in MiniGrid (the paper's, and ou
 `graph, breadth 0` is `--breadth 0`, every transition."""
 
 
-CURVES_TEXT = (
-    "Mean of the seeds and its standard error, over five evaluations; dashed where there is one "
-    "seed only."
-)
+def curves_text(tasks):
+    """What the lines of these curves are."""
+    drawn = {(name, seeds) for curves in tasks.values() for name, (*_, seeds) in curves.items()}
+    return (
+        "Mean of the seeds and its standard error, over five evaluations"
+        + ("; dotted: variants of `graph`" if any(", " in name for name, _ in drawn) else "")
+        + ("; dashed: one seed only." if any(seeds == 1 for _, seeds in drawn) else ".")
+    )
 
 
 def section(protocol, folder):
@@ -769,13 +809,16 @@ def section(protocol, folder):
     yield improvement_table(protocol)
     if protocol.suite == "minigrid":
         yield exploration_text(protocol)
+    if RELEASED in protocol.cells:
+        yield "### n-step as the authors released it"
+        yield from released_text(protocol)
     curves = curves_of(protocol)
     if curves:
         name = f"report_{protocol.slug}_curves.png"
         episodes = "an evaluation" if protocol.suite == "atari100k" else "3 episodes"
         report_figures.draw_curves(folder / name, curves, f"mean return of {episodes}")
         yield f"![Learning curves, {protocol.title}]({name})"
-        yield CURVES_TEXT
+        yield curves_text(curves)
     if protocol.suite == "atari100k":
         return
     short_of = shortfall_table(protocol)
@@ -879,11 +922,12 @@ def summary_text(protocols, folder):
             dotted = "; dotted: `graph` on the seeds of that bar, where they are fewer"
         parts.append(
             "Bars: mean over tasks, with its 95% interval, pale where there are fewer than "
-            f"{aggregate.FEWEST_SEEDS} seeds; diamonds: the paper{dotted}. MinAtar's scores are "
-            "divided by the best mean that the paper has for the game; IQM: the mean of the middle "
-            "half of runs. *Fixed*: the game is re-seeded alike at every episode, as in the "
-            "authors' released code; *fresh*: it is not. *Breadth 0* follows every transition "
-            "instead of a sample; *persistent* keeps nested values until the next target network."
+            f"{aggregate.FEWEST_SEEDS} seeds; diamonds: the paper{dotted}. Normalised scores of "
+            "MinAtar, in the picture and the last column, are divided by the best mean that the "
+            "paper has for the game; IQM: the mean of the middle half of runs. *Fixed*: the game "
+            "is re-seeded alike at every episode, as in the authors' released code; *fresh*: it is "
+            "not. *Breadth 0* follows every transition instead of a sample; *persistent* keeps "
+            "nested values until the next target network."
         )
     parts.append(summary_table(protocols, [*range(SAME_SEEDS + 1), -1], with_title=True))
     parts.append("\n".join(

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
 import numpy as np
 import play
 import recorded
+import report_figures
 import torch
 import tyro
 from output import read_rows, write_figure, write_rows
@@ -140,13 +140,14 @@ def compute(args, task):
 
 
 COLUMNS = ("interval", "backup", "seed", "update", "mean", "std", "pairs", "optimum")
-COLOURS = {"one-step": "#868e96", "n-step": "#e8590c", "tree": "#2b8a3e", "graph": "#1864ab",
-           "graph, all transitions": "#9c36b5"}  # fmt: skip
+COLOURS = {
+    **{name: report_figures.COLOURS[name] for name in ("one-step", "n-step", "tree", "graph")},
+    "graph, all transitions": report_figures.COLOURS["graph, breadth 0"],
+}
 
 
 def draw(rows, path):
     """Means above, standard deviations below; a column for each interval."""
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     intervals = sorted({row["interval"] for row in rows})

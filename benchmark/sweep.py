@@ -3,7 +3,8 @@
     pip install -r requirements-sweep.txt
     python benchmark/sweep.py --suites minigrid --seeds 1 2 3 4 5
     python benchmark/sweep.py --suites minatar --episode-seeds fresh fixed --dry-run
-    python benchmark/sweep.py --suites minigrid-hard --variants default exploration=frontier
+    python benchmark/sweep.py --suites minigrid-hard --backups graph \\
+        --variants default exploration=frontier
     python benchmark/sweep.py --suites atari100k --address auto --gpus-per-run 0.25
     python benchmark/sweep.py --collect-only --run-dir runs
 

@@ -14,6 +14,8 @@ pytest.importorskip("rliable")
 
 import aggregate
 import frontier_report
+import output
+import released_n_step
 import report
 from output import read_rows
 from rliable import metrics
@@ -190,7 +192,8 @@ def test_support(value, p, expected):
 
 def test_band_is_the_mean_and_standard_error_of_running_means():
     curves = [{1: 0.0, 2: 2.0, 3: 4.0}, {1: 2.0, 2: 4.0, 3: 12.0, 4: 99.0}]
-    steps, mean, error = aggregate.band(curves, window=2)
+    steps, mean, error, seeds = aggregate.band(curves, window=2)
+    assert seeds == 2
     assert steps.tolist() == [1, 2, 3]
     assert mean.tolist() == [1.0, 2.0, 5.5]  # of (0, 1, 3) and (2, 3, 8)
     np.testing.assert_allclose(error, [1.0, 1.0, 2.5])
@@ -337,6 +340,28 @@ def test_a_low_score_is_set_beside_what_would_mend_it(tmp_path, monkeypatch):
     assert re.sub(r" \[.*\]", "", row) == f"| freeway | 30.25 | - | - | 20.00 (5) | {exploration} |"
 
 
+def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypatch):
+    write_rows(tmp_path, {("n-step", ""): lambda *_: 0.9}, MINIGRID)
+    of_run = {"suite": "minigrid", "episode_seed": "", "first_reward_step": "", "commit": "x"}
+    rows = [
+        of_run | {"task": task, "seed": seed, "score": 0.1 if "Empty" in task else 0.5}
+        for task in MINIGRID for seed in (1, 2)
+    ]  # fmt: skip
+    of_empty = [row for row in rows if "Empty" in row["task"]]
+    output.write_rows(tmp_path / "released_n_step.csv", released_n_step.COLUMNS, of_empty)
+    text, _ = make_report(tmp_path, monkeypatch)
+    assert "1 of 1 means lie inside the paper's mean ± std, and 0 of ours" in text
+    assert "**mean of tasks** | 0.90 |" not in text
+    output.write_rows(tmp_path / "released_n_step.csv", released_n_step.COLUMNS, rows)
+    text, readme = make_report(tmp_path, monkeypatch)
+    assert "25 runs, made by" in text
+    row = "| Empty-8x8 | 0.90 ± 0.00 (5), above | 0.10 ± 0.00 (2), inside | 0.11 ± 0.07 |"
+    assert row in text
+    assert "1 of 5 means lie inside the paper's mean ± std, and 0 of ours" in text
+    assert "| **mean of tasks** | 0.90 | 0.42 | 0.02 |" in text
+    assert "as released" not in readme
+
+
 def test_one_seed_of_a_variant_is_compared_with_that_seed(tmp_path, monkeypatch):
     write_rows(tmp_path, {("graph", ""): lambda seed, _: 0.9 if seed == 1 else 0.0}, MINIGRID)
     write_rows(tmp_path, {("graph", "breadth=0"): lambda *_: 0.95}, MINIGRID, seeds=1)
@@ -421,6 +446,8 @@ def test_the_committed_report_is_of_the_committed_rows():
     assert report.HOW in text
     for protocol in protocols:
         assert report.task_table(protocol) in text
+        if report.RELEASED in protocol.cells:
+            assert all(part in text for part in report.released_text(protocol))
     shown = (ROOT / "README.md").read_text().split(report.BEGIN)[1].split(report.END)[0]
     assert shown.strip().replace("](docs/", "](") in text
 
@@ -551,11 +578,13 @@ def test_the_readme_says_of_minatar_what_the_frontier_page_has():
 
 
 @pytest.mark.parametrize(
-    "task", ["KeyCorridorS3R3", "DoorKey-8x8", "LavaCrossingS9N3", "FourRooms"]
+    "task", ["KeyCorridorS3R3", "MultiRoom-N4-S5", "DoorKey-8x8", "LavaCrossingS9N3", "FourRooms"]
 )
 def test_the_readme_says_of_harder_tasks_what_the_frontier_page_has(task):
     readme = " ".join((ROOT / "README.md").read_text().split())
-    off, on, *_, seeds = frontier_row("MiniGrid, harder tasks\n", task)
+    off, on, *_, seeds = frontier_row(
+        "MiniGrid, harder tasks\n", f"{task}-v1" if task == "MultiRoom-N4-S5" else task
+    )
     assert re.search(rf"{on} in {task} \((without it )?{off}\)", readme)
     assert seeds == "5"
 

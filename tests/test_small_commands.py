@@ -120,26 +120,47 @@ def test_memory_of_atari_transitions(type_command, capsys):
     assert "require 1 <= --steps <= --capacity, got 70 and 60" in capsys.readouterr().err
 
 
-def test_the_released_n_step_moves_the_last_pair_that_a_return_reads():
-    cut = np.array([False, False, True, False, False, False, True])
-    rows = np.arange(7)
-    assert released_n_step.last_rows(rows, 1, cut).tolist() == rows.tolist()
-    assert released_n_step.last_rows(rows, 3, cut).tolist() == [2, 2, 2, 5, 6, 6, 6]
-    assert rows.tolist() == list(range(7))
+def test_a_released_return_goes_on_across_a_time_limit_to_its_last_row():
+    replay = SimpleNamespace(
+        reward=2.0 ** np.arange(8),
+        terminated=np.arange(8) == 1,
+        cut=np.isin(np.arange(8), [1, 4, 6, 7]),
+        size=7,
+    )
+    read = released_n_step.trajectories_of(replay, time_limit_is_terminal=False)
+    assert np.flatnonzero(read.time_limit).tolist() == [4]
+    returns, last = released_n_step.released_returns(read, np.array([0, 2, 3, 5]), 3, 0.5)
+    assert last.tolist() == [1, 4, 5, 6]
+    assert returns.tolist() == [1 + 1, 4 + 4 + 4, 8 + 8 + 8, 32 + 32]
+    read = released_n_step.trajectories_of(replay, time_limit_is_terminal=True)
+    returns, last = released_n_step.released_returns(read, np.array([3]), 3, 0.5)
+    assert (last.tolist(), returns.tolist()) == ([4], [8 + 8])
 
+
+def test_the_released_update_moves_the_last_pair(monkeypatch):
     class Learner:
-        args = SimpleNamespace(depth=3)
-        replay = SimpleNamespace(cut=cut, node=10 * rows, action=rows % 2)
+        args = SimpleNamespace(depth=2, gamma=0.5)
+        graph = SimpleNamespace(num_ids=5)
+        replay = SimpleNamespace(
+            node=np.arange(5), action=np.array([0, 1, 0, 1, 0]), next_node=np.arange(1, 6) % 5,
+            reward=np.array([1.0, 0.0, 0.0, 0.0, 4.0]), terminated=np.arange(5) == 4,
+            cut=np.isin(np.arange(5), [2, 4]), size=5,
+        )  # fmt: skip
+        leaves = SimpleNamespace(values=lambda nodes: np.stack([nodes, 2.0 * nodes], axis=1))
 
         def update(self, batch, subgraphs):
-            return batch, subgraphs
+            return batch, self.targets(batch, subgraphs)
 
-    script = SimpleNamespace(Learner=Learner, Batch=gb_dqn_minigrid.Batch)
-    released_n_step.move_last_pair(script)
-    sampled = gb_dqn_minigrid.Batch(np.array([3, 1]), np.array([30, 10]), np.array([1, 1]))
-    moved, subgraphs = Learner().update(sampled, "the sampled pairs'")
-    assert subgraphs == "the sampled pairs'"
-    assert [column.tolist() for column in moved] == [[5, 2], [50, 20], [1, 0]]
+    script = SimpleNamespace(
+        Learner=Learner, Batch=gb_dqn_minigrid.Batch, __name__="gb_dqn_minigrid"
+    )
+    released_n_step.take_released_update(script)
+    rows = np.array([0, 1, 3])
+    sampled = gb_dqn_minigrid.Batch(rows, rows, Learner.replay.action[rows])
+    moved, targets = Learner().update(sampled, "the sampled pairs'")
+    assert [column.tolist() for column in moved] == [[1, 2, 4], [1, 2, 4], [1, 0, 0]]
+    # From state 2; from the highest value, of state 4; of the end.
+    assert targets.tolist() == [1 + 0.25 * 4, 0.25 * 8, 0.5 * 4]
 
 
 def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
