@@ -77,12 +77,11 @@ def trajectories_of(replay, time_limit_is_terminal):
     """`Trajectories` of a script's replay that has not forgotten any row."""
     newest = replay.size - 1
     time_limit = replay.cut & ~replay.terminated
-    time_limit[newest] = False
+    time_limit[newest:] = False
+    terminal = replay.terminated
     if time_limit_is_terminal:
-        return Trajectories(
-            replay.reward, replay.terminated | time_limit, time_limit & False, newest
-        )
-    return Trajectories(replay.reward, replay.terminated, time_limit, newest)
+        terminal, time_limit = terminal | time_limit, np.zeros_like(time_limit)
+    return Trajectories(replay.reward, terminal, time_limit, newest)
 
 
 def take_released_update(script):

@@ -585,7 +585,7 @@ def test_the_readme_says_of_harder_tasks_what_the_frontier_page_has(task):
     off, on, *_, seeds = frontier_row(
         "MiniGrid, harder tasks\n", f"{task}-v1" if task == "MultiRoom-N4-S5" else task
     )
-    assert re.search(rf"{on} in {task} \((without it )?{off}\)", readme)
+    assert re.search(rf"{on} in {task} \((without it )?{off}[);]", readme)
     assert seeds == "5"
 
 
