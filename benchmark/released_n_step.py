@@ -1,6 +1,7 @@
 """n-step as the authors released it: does that make the paper's scores?
 
     python benchmark/released_n_step.py --parallel 2
+    python benchmark/released_n_step.py --suites minigrid --depth 10  # the released command's
 
 Three things differ from the paper in the n-step backup that they released for MiniGrid and MinAtar
 (n_step_Q_backup of gridworld/core/backup.py, and the replay that it reads):
@@ -16,7 +17,6 @@ MinAtar is a termination there.) Runs whose rows --out has are not run again.
 """
 
 import importlib
-import itertools
 import multiprocessing
 import sys
 import tempfile
@@ -35,7 +35,7 @@ from tether import end_with
 sys.path.insert(0, str(ROOT))
 
 OUT = ROOT / "benchmark" / "results" / "released_n_step.csv"
-COLUMNS = ("suite", "episode_seed", "task", "seed", "score", "first_reward_step", "commit")
+COLUMNS = ("suite", "episode_seed", "task", "depth", "seed", "score", "first_reward_step", "commit")
 
 
 @dataclass
@@ -44,6 +44,8 @@ class Args:
     """of them all tasks; MinAtar's with fixed episode seeds, as in the authors' code"""
     tasks: tuple[str, ...] = ()
     """these tasks only"""
+    depth: int = 5
+    """steps of a return; the paper has 5, the released command for MiniGrid 10"""
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     """runs of each"""
     parallel: int = 1
@@ -105,7 +107,7 @@ def take_released_update(script):
     script.Learner.update = released_update
 
 
-def train(suite, task, seed, folder):
+def train(suite, task, depth, seed, folder):
     """A run of the suite's script in a process of its own."""
     end_with(multiprocessing.parent_process().pid)
     script = importlib.import_module(SUITES[suite].script)
@@ -113,14 +115,14 @@ def train(suite, task, seed, folder):
     sys.argv = [
         f"{SUITES[suite].script}.py", "--env-id", task, "--seed", str(seed), "--backup", "n-step",
         "--total-timesteps", str(SUITES[suite].total_timesteps), "--run-dir", folder,
-        "--no-save-model", "--threads", "1", "--no-cuda",
+        "--depth", str(depth), "--no-save-model", "--threads", "1", "--no-cuda",
         *(["--episode-seed", "fixed"] if suite == "minatar" else []),
     ]  # fmt: skip
     script.main()
 
 
 def measure(run):
-    """The row of a new run: a suite, a task and a seed."""
+    """The row of a new run: a suite, a task, a depth and a seed."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=train, args=(*run, folder))
@@ -135,11 +137,12 @@ def measure(run):
 
 def key(run):
     """The columns that say which run a row is of."""
-    suite, task, seed = run
+    suite, task, depth, seed = run
     return {
         "suite": suite,
         "episode_seed": "fixed" if suite == "minatar" else "",
         "task": task_name(SUITES[suite].script, task),
+        "depth": str(depth),
         "seed": str(seed),
     }
 
@@ -147,12 +150,12 @@ def key(run):
 def main():
     args = tyro.cli(Args)
     unknown = set(args.suites) - {"minigrid", "minatar"}
-    if unknown or args.parallel < 1 or not args.seeds:
-        fail("Require --suites minigrid or minatar, at least one of --seeds and --parallel >= 1")
+    if unknown or min(args.parallel, args.depth) < 1 or not args.seeds:
+        fail("Require --suites minigrid or minatar, --seeds, --parallel >= 1 and --depth >= 1")
     rows = read_rows(args.out) if args.out.exists() else []
     chosen = [
-        run for seed in args.seeds for suite in args.suites
-        for run in itertools.product([suite], args.tasks or SUITES[suite].tasks, [seed])
+        (suite, task, args.depth, seed) for seed in args.seeds for suite in args.suites
+        for task in args.tasks or SUITES[suite].tasks
     ]  # fmt: skip
     missing = [run for run in chosen if not any(key(run).items() <= row.items() for row in rows)]
     with ThreadPoolExecutor(args.parallel) as pool:

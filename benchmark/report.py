@@ -10,6 +10,7 @@ where the grid is not complete yet.
 import contextlib
 import functools
 import itertools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,7 +167,8 @@ def read_protocols(results_dir):
         for text in read_rows(Path(results_dir) / "released_n_step.csv"):
             protocol = found.get((text["suite"], text["episode_seed"]))
             if protocol is not None:
-                seeds = protocol.cells.setdefault(RELEASED, {}).setdefault(text["task"], {})
+                column = f"{RELEASED}, depth {text['depth']}"
+                seeds = protocol.cells.setdefault(column, {}).setdefault(text["task"], {})
                 seeds[int(text["seed"])] = {"score": float(text["score"]), "curve": {}}
     return [found[key] for key in TITLES if key in found], left_out
 
@@ -215,7 +217,7 @@ def interval(estimate):
 
 
 def short_task(task):
-    return task.removeprefix("MiniGrid-").removesuffix("-v0")
+    return re.sub(r"-v\d+$", "", task.removeprefix("MiniGrid-"))
 
 
 def count(n, noun):
@@ -345,31 +347,34 @@ def chance_text(p):
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
+def released_columns(protocol):
+    return [column for column in protocol.cells if column.startswith(RELEASED)]
+
+
 def released_text(protocol):
     """n-step, ours and with the released code's update, beside the paper's; in parts."""
-    tasks = [t for t in protocol.tasks if t in protocol.cells[RELEASED]]
-    rows, verdicts = [], {"n-step": [], RELEASED: []}
-    for task in tasks:
+    rows, columns = [], ["n-step", *released_columns(protocol)]
+    inside = dict.fromkeys(columns, 0)
+    for task in protocol.tasks:
         paper, cells = paper_cell(protocol, "n-step", task), [short_task(task)]
-        for column, of_column in verdicts.items():
+        for column in columns:
             ours = cell_summary(protocol, column, task)
-            of_column.append(aggregate.verdict(ours.mean, *paper) if ours else "-")
-            cells.append(f"{cell_text(ours)}, {of_column[-1]}")
+            verdict = aggregate.verdict(ours.mean, *paper) if ours else None
+            inside[column] += verdict == "inside"
+            cells.append(cell_text(ours) + (f", {verdict}" if verdict else ""))
         rows.append([*cells, f"{short(paper[0])} ± {short(paper[1])}"])
-    matrices = [protocol.as_matrix(protocol.scores(c), normalised=False) for c in verdicts]
-    if all(matrix is not None for matrix in matrices):
-        means = [short(matrix.mean()) for matrix in matrices]
-        paper = np.mean([paper_cell(protocol, "n-step", t)[0] for t in tasks])
-        rows.append(["**mean of tasks**", *means, short(paper)])
-    inside = {column: found.count("inside") for column, found in verdicts.items()}
+    matrices = [protocol.as_matrix(protocol.scores(c), normalised=False) for c in columns]
+    paper = np.mean([paper_cell(protocol, "n-step", task)[0] for task in protocol.tasks])
+    means = ["-" if matrix is None else short(matrix.mean()) for matrix in matrices]
+    rows.append(["**mean of tasks**", *means, short(paper)])
     yield (
         "In the code that the authors released for MiniGrid and MinAtar, an n-step return moves "
         "the value of the *last* pair that it reads in place of the sampled one's, and treats "
-        "MiniGrid's time limits otherwise. With these changes (`benchmark/released_n_step.py` says "
-        f"what they are, and runs them) {inside[RELEASED]} of {len(tasks)} means lie inside the "
-        f"paper's mean ± std, and {inside['n-step']} of ours:"
+        "MiniGrid's time limits otherwise; its command for MiniGrid has a depth of 10. "
+        "`benchmark/released_n_step.py` says what that is, and runs it. Inside the paper's mean "
+        "± std are " + ", ".join(f"{n} of `{column}`" for column, n in inside.items()) + "."
     )
-    yield markdown(["task", *verdicts, "paper"], rows)
+    yield markdown(["task", *columns, "paper"], rows)
 
 
 def improvement_table(protocol):
@@ -809,7 +814,7 @@ def section(protocol, folder):
     yield improvement_table(protocol)
     if protocol.suite == "minigrid":
         yield exploration_text(protocol)
-    if RELEASED in protocol.cells:
+    if released_columns(protocol):
         yield "### n-step as the authors released it"
         yield from released_text(protocol)
     curves = curves_of(protocol)

@@ -175,7 +175,10 @@ def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
     words = ("--suites", "minatar", "--tasks", "freeway", "--out", out, "--seeds")
     type_command(released_n_step, *words, 1, 2)
     type_command(released_n_step, *words, 2, 3)
-    assert made == [("minatar", "freeway", seed) for seed in (1, 2, 3)]
+    type_command(released_n_step, *words, 3, "--depth", 10)
+    assert made == [("minatar", "freeway", 5, seed) for seed in (1, 2, 3)] + [
+        ("minatar", "freeway", 10, 3)
+    ]
     assert [(row["seed"], row["episode_seed"]) for row in read_rows(out)] == [
-        ("1", "fixed"), ("2", "fixed"), ("3", "fixed"),
+        ("1", "fixed"), ("2", "fixed"), ("3", "fixed"), ("3", "fixed"),
     ]  # fmt: skip
