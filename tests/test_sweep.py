@@ -276,7 +276,7 @@ def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without
     [
         ((), "--suites"),
         (("--suites", "minigird"), "minigird"),
-        (("--suites", "minigrid", "--tasks", "Pong"), "pong"),
+        (("--suites", "minigrid", "--tasks", "Pong"), "'Pong' is none of Empty-8x8"),
         (("--suites", "minigrid", "--backups", "grph"), "grph"),
         (("--suites", "minigrid", "--overrides", "dept=3"), "dept"),
         (("--suites", "minigrid", "--overrides", "depth=deep"), "depth"),
