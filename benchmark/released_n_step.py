@@ -23,7 +23,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -35,7 +35,18 @@ from tether import end_with
 sys.path.insert(0, str(ROOT))
 
 OUT = ROOT / "benchmark" / "results" / "released_n_step.csv"
-COLUMNS = ("suite", "episode_seed", "task", "depth", "seed", "score", "first_reward_step", "commit")
+COLUMNS = (
+    "suite", "episode_seed", "task", "depth", "update", "seed", "score", "first_reward_step",
+    "commit",
+)  # fmt: skip
+
+
+class Run(NamedTuple):
+    suite: str
+    task: str
+    depth: int
+    update: str
+    seed: int
 
 
 @dataclass
@@ -46,6 +57,8 @@ class Args:
     """these tasks only"""
     depth: int = 5
     """steps of a return; the paper has 5, the released command for MiniGrid 10"""
+    update: Literal["released", "paper"] = "released"
+    """whose; the paper's tells what the depth alone does"""
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     """runs of each"""
     parallel: int = 1
@@ -107,25 +120,27 @@ def take_released_update(script):
     script.Learner.update = released_update
 
 
-def train(suite, task, depth, seed, folder):
+def train(run, folder):
     """A run of the suite's script in a process of its own."""
     end_with(multiprocessing.parent_process().pid)
-    script = importlib.import_module(SUITES[suite].script)
-    take_released_update(script)
+    script = importlib.import_module(SUITES[run.suite].script)
+    if run.update == "released":
+        take_released_update(script)
     sys.argv = [
-        f"{SUITES[suite].script}.py", "--env-id", task, "--seed", str(seed), "--backup", "n-step",
-        "--total-timesteps", str(SUITES[suite].total_timesteps), "--run-dir", folder,
-        "--depth", str(depth), "--no-save-model", "--threads", "1", "--no-cuda",
-        *(["--episode-seed", "fixed"] if suite == "minatar" else []),
+        f"{SUITES[run.suite].script}.py", "--env-id", run.task, "--seed", str(run.seed),
+        "--backup", "n-step", "--depth", str(run.depth), "--run-dir", folder,
+        "--total-timesteps", str(SUITES[run.suite].total_timesteps),
+        "--no-save-model", "--threads", "1", "--no-cuda",
+        *(["--episode-seed", "fixed"] if run.suite == "minatar" else []),
     ]  # fmt: skip
     script.main()
 
 
 def measure(run):
-    """The row of a new run: a suite, a task, a depth and a seed."""
+    """The row of a new run."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=train, args=(*run, folder))
+        process = context.Process(target=train, args=(run, folder))
         process.start()
         process.join()
         if process.exitcode:
@@ -136,15 +151,12 @@ def measure(run):
 
 
 def key(run):
-    """The columns that say which run a row is of."""
-    suite, task, depth, seed = run
-    return {
-        "suite": suite,
-        "episode_seed": "fixed" if suite == "minatar" else "",
-        "task": task_name(SUITES[suite].script, task),
-        "depth": str(depth),
-        "seed": str(seed),
+    """The columns that say which run a row is of, as a CSV file has them."""
+    about = run._asdict() | {
+        "task": task_name(SUITES[run.suite].script, run.task),
+        "episode_seed": "fixed" if run.suite == "minatar" else "",
     }
+    return {name: str(value) for name, value in about.items()}
 
 
 def main():
@@ -154,8 +166,8 @@ def main():
         fail("Require --suites minigrid or minatar, --seeds, --parallel >= 1 and --depth >= 1")
     rows = read_rows(args.out) if args.out.exists() else []
     chosen = [
-        (suite, task, args.depth, seed) for seed in args.seeds for suite in args.suites
-        for task in args.tasks or SUITES[suite].tasks
+        Run(suite, task, args.depth, args.update, seed) for seed in args.seeds
+        for suite in args.suites for task in args.tasks or SUITES[suite].tasks
     ]  # fmt: skip
     missing = [run for run in chosen if not any(key(run).items() <= row.items() for row in rows)]
     with ThreadPoolExecutor(args.parallel) as pool:

@@ -41,7 +41,12 @@ COLUMNS = {
 }
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 
-RELEASED = "n-step, as released"  # rows of released_n_step.py; no column of the tables
+# Rows of released_n_step.py: (update, depth) -> name. No columns of the tables.
+N_STEPS = {
+    ("released", "5"): "n-step, as released, depth 5",
+    ("released", "10"): "n-step, as released, depth 10",
+    ("paper", "10"): "n-step, depth 10",
+}
 
 # Changes to graph, of which one may raise its score. Frontier episodes are no column of the tables.
 FRONTIER = "graph, frontier"
@@ -167,7 +172,7 @@ def read_protocols(results_dir):
         for text in read_rows(Path(results_dir) / "released_n_step.csv"):
             protocol = found.get((text["suite"], text["episode_seed"]))
             if protocol is not None:
-                column = f"{RELEASED}, depth {text['depth']}"
+                column = N_STEPS[text["update"], text["depth"]]
                 seeds = protocol.cells.setdefault(column, {}).setdefault(text["task"], {})
                 seeds[int(text["seed"])] = {"score": float(text["score"]), "curve": {}}
     return [found[key] for key in TITLES if key in found], left_out
@@ -348,7 +353,7 @@ def chance_text(p):
 
 
 def released_columns(protocol):
-    return [column for column in protocol.cells if column.startswith(RELEASED)]
+    return [column for column in N_STEPS.values() if column in protocol.cells]
 
 
 def released_text(protocol):

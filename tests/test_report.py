@@ -342,7 +342,8 @@ def test_a_low_score_is_set_beside_what_would_mend_it(tmp_path, monkeypatch):
 
 def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypatch):
     write_rows(tmp_path, {("n-step", ""): lambda *_: 0.9}, MINIGRID)
-    of_run = {"suite": "minigrid", "episode_seed": "", "first_reward_step": "", "commit": "x"}
+    of_run = {"suite": "minigrid", "episode_seed": "", "first_reward_step": "", "commit": "x",
+              "update": "released"}  # fmt: skip
     rows = [
         of_run | {"task": task, "depth": depth, "seed": seed, "score": 0.1 if depth == 10 else 0.5}
         for depth, tasks in ((5, MINIGRID), (10, ["MiniGrid-Empty-8x8-v0"]))

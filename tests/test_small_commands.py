@@ -176,9 +176,10 @@ def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
     type_command(released_n_step, *words, 1, 2)
     type_command(released_n_step, *words, 2, 3)
     type_command(released_n_step, *words, 3, "--depth", 10)
-    assert made == [("minatar", "freeway", 5, seed) for seed in (1, 2, 3)] + [
-        ("minatar", "freeway", 10, 3)
-    ]
+    type_command(released_n_step, *words, 3, "--update", "paper")
+    assert [(run.depth, run.update, run.seed) for run in made] == [
+        *((5, "released", seed) for seed in (1, 2, 3)), (10, "released", 3), (5, "paper", 3),
+    ]  # fmt: skip
     assert [(row["seed"], row["episode_seed"]) for row in read_rows(out)] == [
-        ("1", "fixed"), ("2", "fixed"), ("3", "fixed"), ("3", "fixed"),
+        ("1", "fixed"), ("2", "fixed"), ("3", "fixed"), ("3", "fixed"), ("3", "fixed"),
     ]  # fmt: skip
