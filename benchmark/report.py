@@ -360,18 +360,28 @@ def released_text(protocol):
     """n-step, ours and with the released code's update, beside the paper's; in parts."""
     rows, columns = [], ["n-step", *released_columns(protocol)]
     inside = dict.fromkeys(columns, 0)
-    for task in protocol.tasks:
-        paper, cells = paper_cell(protocol, "n-step", task), [short_task(task)]
+    papers = {task: paper_cell(protocol, "n-step", task) for task in protocol.tasks}
+    for task, paper in papers.items():
+        cells = [short_task(task)]
         for column in columns:
             ours = cell_summary(protocol, column, task)
             verdict = aggregate.verdict(ours.mean, *paper) if ours else None
             inside[column] += verdict == "inside"
             cells.append(cell_text(ours) + (f", {verdict}" if verdict else ""))
         rows.append([*cells, f"{short(paper[0])} ± {short(paper[1])}"])
-    matrices = [protocol.as_matrix(protocol.scores(c), normalised=False) for c in columns]
-    paper = np.mean([paper_cell(protocol, "n-step", task)[0] for task in protocol.tasks])
-    means = ["-" if matrix is None else short(matrix.mean()) for matrix in matrices]
-    rows.append(["**mean of tasks**", *means, short(paper)])
+    expected = np.array([mean for mean, _ in papers.values()])
+    scale = np.array([protocol.scales[task][1] for task in papers])
+    means, gaps = ["**mean of tasks**"], ["mean distance, normalised"]
+    for column in columns:
+        matrix = protocol.as_matrix(protocol.scores(column), normalised=False)
+        if matrix is None:
+            means.append("-")
+            gaps.append("-")
+        else:
+            means.append(short(matrix.mean()))
+            gap = np.abs(matrix.mean(axis=0) - expected) / scale
+            gaps.append(short(gap.mean()))
+    rows += [[*means, short(expected.mean())], [*gaps, ""]]
     yield (
         "In the code that the authors released for MiniGrid and MinAtar, an n-step return moves "
         "the value of the *last* pair that it reads in place of the sampled one's, and treats "

@@ -358,6 +358,7 @@ def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypa
     assert f"| Empty-8x8 | {scores} | 0.11 ± 0.07 |" in text
     assert f"0 of `n-step`, 0 of `{deep} 5`, 1 of `{deep} 10`." in text
     assert "| **mean of tasks** | 0.90 | 0.50 | - | 0.02 |" in text
+    assert "| mean distance, normalised | 0.88 | 0.48 | - |  |" in text
     assert "as released" not in readme
 
 
