@@ -171,8 +171,8 @@ def read_protocols(results_dir):
     with contextlib.suppress(FileNotFoundError):
         for text in read_rows(Path(results_dir) / "released_n_step.csv"):
             protocol = found.get((text["suite"], text["episode_seed"]))
-            if protocol is not None:
-                column = N_STEPS[text["update"], text["depth"]]
+            column = N_STEPS.get((text["update"], text["depth"]))
+            if protocol is not None and column is not None:
                 seeds = protocol.cells.setdefault(column, {}).setdefault(text["task"], {})
                 seeds[int(text["seed"])] = {"score": float(text["score"]), "curve": {}}
     return [found[key] for key in TITLES if key in found], left_out
@@ -806,8 +806,8 @@ paper's summary, are shown too; Freeway and Space Invaders make most of them.
 What the paper says is the default here. The commands that its authors released depart from it, and
 some of that is tried beside it: `graph, persistent` is `--persist-targets`, nested values that
 stay until the next target network, as in their DQN; *fixed episode seeds* re-seed the MinAtar game
-at every episode, as they do. Their depth of 10 in MiniGrid (the paper's, and ours: 5) was not run.
-`graph, breadth 0` is `--breadth 0`, every transition."""
+at every episode, as they do. Their depth of 10 in MiniGrid (the paper's, and ours: 5) was run for
+n-step alone. `graph, breadth 0` is `--breadth 0`, every transition."""
 
 
 def curves_text(tasks):
