@@ -133,6 +133,8 @@ def read_paper():
             columns = found.setdefault(row["suite"], {})
             cell = float(row["mean"]), float(row["std"])
             columns.setdefault(row["backup"], {})[row["task"]] = cell
+    for columns in found.values():
+        columns |= dict.fromkeys(N_STEPS.values(), columns["n-step"])
     return found
 
 
@@ -359,35 +361,30 @@ def released_columns(protocol):
 def released_text(protocol):
     """n-step, ours and with the released code's update, beside the paper's; in parts."""
     rows, columns = [], ["n-step", *released_columns(protocol)]
-    inside = dict.fromkeys(columns, 0)
-    papers = {task: paper_cell(protocol, "n-step", task) for task in protocol.tasks}
-    for task, paper in papers.items():
-        cells = [short_task(task)]
+    for task in protocol.tasks:
+        cells = []
         for column in columns:
-            ours = cell_summary(protocol, column, task)
-            verdict = aggregate.verdict(ours.mean, *paper) if ours else None
-            inside[column] += verdict == "inside"
-            cells.append(cell_text(ours) + (f", {verdict}" if verdict else ""))
-        rows.append([*cells, f"{short(paper[0])} ± {short(paper[1])}"])
-    expected = np.array([mean for mean, _ in papers.values()])
-    scale = np.array([protocol.scales[task][1] for task in papers])
-    means, gaps = ["**mean of tasks**"], ["mean distance, normalised"]
+            verdict = cell_verdict(protocol, column, task)
+            cells.append(cell_text(cell_summary(protocol, column, task)))
+            cells[-1] += f", {verdict}" if verdict else ""
+        mean, std = paper_cell(protocol, "n-step", task)
+        rows.append([short_task(task), *cells, f"{short(mean)} ± {short(std)}"])
+    means, distances_of, inside = [], [], []
     for column in columns:
-        matrix = protocol.as_matrix(protocol.scores(column), normalised=False)
-        if matrix is None:
-            means.append("-")
-            gaps.append("-")
-        else:
-            means.append(short(matrix.mean()))
-            gap = np.abs(matrix.mean(axis=0) - expected) / scale
-            gaps.append(short(gap.mean()))
-    rows += [[*means, short(expected.mean())], [*gaps, ""]]
+        matrix = protocol.matrix(column, normalised=False)
+        cells = [(column, task) for task in protocol.tasks]
+        means.append("-" if matrix is None else short(matrix.mean()))
+        distances_of.append("-" if matrix is None else short(distance(protocol, cells)))
+        inside.append(f"{verdict_counts(protocol, cells)['inside']} of `{column}`")
+    paper = np.mean([paper_cell(protocol, "n-step", task)[0] for task in protocol.tasks])
+    rows.append(["**mean of tasks**", *means, short(paper)])
+    rows.append(["mean distance, normalised", *distances_of, ""])
     yield (
         "In the code that the authors released for MiniGrid and MinAtar, an n-step return moves "
         "the value of the *last* pair that it reads in place of the sampled one's, and treats "
         "MiniGrid's time limits otherwise; its command for MiniGrid has a depth of 10. "
         "`benchmark/released_n_step.py` says what that is, and runs it. Inside the paper's mean "
-        "± std are " + ", ".join(f"{n} of `{column}`" for column, n in inside.items()) + "."
+        f"± std are {', '.join(inside)}."
     )
     yield markdown(["task", *columns, "paper"], rows)
 

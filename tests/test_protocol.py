@@ -4,8 +4,9 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-import torch
 from conftest import read_metrics
+from test_dqn_scripts import make_learner
+from test_rainbow_atari import make_learner as make_rainbow_learner
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
@@ -72,15 +73,6 @@ def test_the_defaults_are_the_papers_protocol(script, flags):
     assert {name: defaults[name] for name in flags} == flags
 
 
-def make_learner(script, task, args):
-    """Of one of the DQN scripts, with an empty replay."""
-    env = script.make_envs(args, task, np.random.default_rng(0), 1)[0]
-    obs = env.reset()
-    graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype)
-    replay = script.Replay(graph, args.total_timesteps)
-    return script.Learner(args, graph, replay, env.num_actions, torch.device("cpu"))
-
-
 def spy(monkeypatch, owner, name, note):
     """Have note(*arguments) called before owner.name."""
     call = getattr(owner, name)
@@ -94,13 +86,13 @@ def spy(monkeypatch, owner, name, note):
 
 @dqn
 def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch):
-    args = script.Args(
-        total_timesteps=60, learning_starts=10, train_frequency=4, updates_per_train=2,
-        target_network_frequency=15, start_e=0.75, end_e=0.25, eval_frequency=25, eval_epsilon=0.5,
-        eval_episodes=2, batch_size=4, log_frequency=1, learning_rate=0.03, adam_eps=0.2,
+    learner = make_learner(
+        script, task, total_timesteps=60, learning_starts=10, train_frequency=4,
+        updates_per_train=2, target_network_frequency=15, start_e=0.75, end_e=0.25,
+        eval_frequency=25, eval_epsilon=0.5, eval_episodes=2, batch_size=4, log_frequency=1,
+        learning_rate=0.03, adam_eps=0.2,
     )  # fmt: skip
-    learner = make_learner(script, task, args)
-    replay = learner.replay
+    args, replay = learner.args, learner.replay
     (group,) = learner.optimizer.param_groups
     assert (group["lr"], group["eps"]) == (0.03, 0.2)
     assert sum(p.numel() for p in group["params"]) == sum(
@@ -129,14 +121,13 @@ def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch)
 @dqn
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_dqn_acts_by_its_network_or_at_random(script, task, epsilon, tmp_path, monkeypatch):
-    args = script.Args(
-        total_timesteps=50, learning_starts=20, start_e=1.0, end_e=epsilon, eval_frequency=0,
-        batch_size=4,
+    learner = make_learner(
+        script, task, total_timesteps=50, learning_starts=20, start_e=1.0, end_e=epsilon,
+        eval_frequency=0, batch_size=4,
     )  # fmt: skip
-    learner = make_learner(script, task, args)
     monkeypatch.setattr(learner, "act", lambda obs: np.full(len(obs), 1))
     run = RunDirectory(tmp_path / "run", {}, script.METRICS)
-    script.train(args, task, run, learner, np.random.default_rng(0), script.Counters())
+    script.train(learner.args, task, run, learner, np.random.default_rng(0), script.Counters())
     run.close()
     actions = learner.replay.action
     assert len(set(actions[:20])) > 2
@@ -146,8 +137,7 @@ def test_dqn_acts_by_its_network_or_at_random(script, task, epsilon, tmp_path, m
 @dqn
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 def test_gamma_of_the_flags_is_that_of_the_targets(script, task, gamma):
-    args = script.Args(gamma=gamma, backup="one-step", total_timesteps=100)
-    learner = make_learner(script, task, args)
+    learner = make_learner(script, task, gamma=gamma, backup="one-step")
     ends = np.zeros((2, *learner.graph.obs_shape), learner.graph.obs_dtype)
     ends[0] = 1
     nodes = [learner.graph.node(obs) for obs in ends]
@@ -167,9 +157,8 @@ def test_when_rainbow_acts_learns_and_evaluates(tmp_path, monkeypatch):
         eval_frequency=25, eval_episodes=1, eval_epsilon=0.25, cuda=False, backup="one-step",
     )  # fmt: skip
     num_actions = script.num_actions_of("pong")
-    graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True)
-    replay = script.Replay(graph, 40, args.priority_exponent)
-    learner = script.Learner(args, graph, replay, num_actions, torch.device("cpu"))
+    learner = make_rainbow_learner(args, num_actions)
+    replay = learner.replay
     (group,) = learner.optimizer.param_groups
     assert (group["lr"], group["eps"]) == (0.03, 0.2)
 
