@@ -98,10 +98,10 @@ class FrontierPlanner:
         budget = np.iinfo(np.int64).max if budget is None else operator.index(budget)
         if budget < 1:
             raise ValueError(f"Require budget >= 1, got {budget}")
-        changes = self._take_changes()
+        plan, changes = self._take_changes()
         return frontier_kernels.make_plan(
-            self.graph.arrays, self._plan, changes, self.discount, self.prior, self.tolerance,
-            budget, self._q,
+            self.graph.arrays, plan, changes, self.discount, self.prior, self.tolerance, budget,
+            self._q,
         )  # fmt: skip
 
     @property
@@ -113,16 +113,15 @@ class FrontierPlanner:
     @property
     def values(self):
         """V(s) by node id: float64 [num_ids], a view, to be read only. 1 for ids not in use."""
-        self._make_room()
-        return self._plan.value[: self.graph.num_ids]
+        return self._make_room().value[: self.graph.num_ids]
 
     def action_values(self, node):
         """Q(s, a) of a node: float64 [A]. Raises KeyError for another id."""
         self.graph.require_node(node)
-        self._make_room()
         q = np.empty(self.graph.num_actions)
+        value = self._make_room().value
         frontier_kernels.back_up_actions(
-            self.graph.arrays, self._plan.value, node, self.discount, self.prior, q
+            self.graph.arrays, value, node, self.discount, self.prior, q
         )
         return q
 
@@ -154,8 +153,9 @@ class FrontierPlanner:
 
     def state(self):
         """Arrays that `restore` takes back, with the same further behaviour."""
-        frontier_kernels.follow_changes(self.graph.arrays, self._plan, self._take_changes())
-        plan, n = self._plan, self.graph.num_ids
+        plan, changes = self._take_changes()
+        frontier_kernels.follow_changes(self.graph.arrays, plan, changes)
+        n = self.graph.num_ids
         number = np.empty(n, np.int64)
         source = np.empty(plan.totals[CELLS_GIVEN], np.int64)
         source = source[: frontier_kernels.list_predecessors(plan, n, number, source)]
@@ -248,34 +248,37 @@ class FrontierPlanner:
             np.stack([edges["source"][goes_on], edges["next"][goes_on]], axis=1), axis=0
         )
 
+    # What grows the arrays returns them: arrays that were read before may be too short.
+
     def _take_changes(self):
-        """Changes that were not followed yet, int64 [n, 2], and room for what they bring."""
-        self._make_room()
+        """The arrays, with room for what the changes bring, and those not followed yet [n, 2]."""
+        plan = self._make_room()
         changes = np.array(self._changes, np.int64).reshape(-1, 2)
         self._changes.clear()
-        while self._plan.totals[CELLS_GIVEN] + len(changes) > len(self._plan.cell_source):
-            self._grow_cells()
-        return changes
+        while plan.totals[CELLS_GIVEN] + len(changes) > len(plan.cell_source):
+            plan = self._grow_cells()
+        return plan, changes
 
     def _make_room(self):
         old, room = self._plan, len(self.graph.arrays.degree)
-        if room == len(old.value):
-            return
         more = room - len(old.value)
-        fills = {"value": 1.0, "first_in": EMPTY, "first_out": EMPTY, "place": EMPTY}
-        fills |= dict.fromkeys(("stack", "on_stack", "heap", "priority"), 0)
-        self._plan = old._replace(
-            **{
-                name: np.pad(getattr(old, name), (0, more), constant_values=fill)
-                for name, fill in fills.items()
-            }
-        )
+        if more:
+            fills = {"value": 1.0, "first_in": EMPTY, "first_out": EMPTY, "place": EMPTY}
+            fills |= dict.fromkeys(("stack", "on_stack", "heap", "priority"), 0)
+            self._plan = old._replace(
+                **{
+                    name: np.pad(getattr(old, name), (0, more), constant_values=fill)
+                    for name, fill in fills.items()
+                }
+            )
+        return self._plan
 
     def _grow_cells(self):
         old = self._plan
         names = ("cell_source", "cell_target", "next_in", "previous_in", "next_out")
         more = len(old.cell_source)
         self._plan = old._replace(**{name: np.pad(getattr(old, name), (0, more)) for name in names})
+        return self._plan
 
 
 class FrontierEpisodes:

@@ -394,3 +394,23 @@ def test_bad_arguments(arguments, value):
 def test_bad_arguments_of_episodes(arguments, value):
     with raises_naming(value):
         FrontierEpisodes(FrontierPlanner(TransitionGraph(1, (1,))), **arguments)
+
+
+@pytest.mark.parametrize("last", ["state", "check_valid", "plan"])
+@pytest.mark.parametrize("planned", [15, 16, 17, 1023, 1024, 1025])
+def test_arrays_that_grow_are_the_ones_that_are_written(planned, last):
+    # Room doubles from 16 nodes and from 1,024 links. Whatever asks for it first writes into what
+    # has grown: into the old arrays it would write past their end.
+    world = World(1, capacity=16)
+    for i in range(planned):
+        world.add(i, 0, i + 1)
+    world.planner.plan()
+    for i in range(planned, planned + 2):
+        world.add(i, 0, i + 1)
+    getattr(world.planner, last)()
+    resumed = FrontierPlanner(world.graph, world.planner.discount)
+    resumed.restore(world.planner.state())
+    for planner in (world.planner, resumed):
+        planner.plan()
+        assert planner.check_valid() == []
+    np.testing.assert_array_equal(world.planner.values, resumed.values)
