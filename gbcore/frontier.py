@@ -6,11 +6,12 @@ import numpy as np
 
 from gbcore import frontier_kernels
 from gbcore.frontier_kernels import CELLS_GIVEN, HEAP_SIZE, STACK_SIZE, PlanArrays
-from gbcore.interner import check_array
+from gbcore.interner import Rows, check_array
 from gbcore.kernels import EMPTY
 
 MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
+BUDGET = 2_000  # edges read per step
 
 
 class FrontierPlanner:
@@ -25,7 +26,7 @@ class FrontierPlanner:
     best policy on the graph. A prior counts as so many observations in which the pair led into the
     unknown: what was tried seldom stays attractive, with a bonus that shrinks as 1 / count.
 
-    Values are kept up to date by prioritised sweeping: `changed` names a transition that changed,
+    Values are kept up to date by prioritised sweeping: the graph tells which transitions changed,
     `plan` follows the consequences through the predecessors, a bounded number of edges at a time.
     The rest waits. Where nothing waits, every state satisfies the equation to within the tolerance.
     The smallest slice is one state with its edges, outgoing and incoming.
@@ -52,12 +53,13 @@ class FrontierPlanner:
         self.graph, self.discount, self.prior = graph, float(discount), float(prior)
         self.tolerance = float(tolerance)
         self._q = np.zeros(graph.num_actions)
+        self._changes = graph.watch()  # pairs of nodes, since the last plan
         self._clear(num_cells=graph.num_edges)
         frontier_kernels.follow_graph(graph.arrays, self._plan, graph.num_ids)
 
     def _clear(self, num_cells):
         room, num_cells = len(self.graph.arrays.degree), max(num_cells, 1024)
-        self._changes = []  # pairs of nodes, since the last plan
+        self._changes.clear()
         self._plan = PlanArrays(
             value=np.ones(room),
             first_in=np.full(room, EMPTY, np.int64),
@@ -78,17 +80,6 @@ class FrontierPlanner:
     # ----------------------------------------------------------------------------------------------
     # Planning
     # ----------------------------------------------------------------------------------------------
-
-    def changed(self, node, next_node):
-        """To be called after `graph.add` or `graph.remove` of a transition between these nodes.
-
-        Raises KeyError for what never was the id of a node.
-        """
-        node, next_node = operator.index(node), operator.index(next_node)
-        for i in (node, next_node):
-            if not 0 <= i < self.graph.num_ids:
-                raise KeyError(f"Require the id of a node, or of one just removed, got {i}")
-        self._changes.append((node, next_node))
 
     def plan(self, budget=None):
         """Bring values up to date, reading about so many edges; all that it takes if None.
@@ -160,36 +151,40 @@ class FrontierPlanner:
         source = np.empty(plan.totals[CELLS_GIVEN], np.int64)
         source = source[: frontier_kernels.list_predecessors(plan, n, number, source)]
         heap = plan.heap[: plan.totals[HEAP_SIZE]]
-        return {
-            "value": plan.value[:n],
-            "num_predecessors": number,
-            "predecessors": source,
-            "stack": plan.stack[: plan.totals[STACK_SIZE]],
-            "heap": heap,
-            "priority": plan.priority[heap],
-        }
+        return Rows(
+            value=plan.value[:n],
+            num_predecessors=number,
+            predecessors=source,
+            stack=plan.stack[: plan.totals[STACK_SIZE]],
+            heap=heap,
+            priority=plan.priority[heap],
+        )
 
     def restore(self, saved):
-        """Go on with what `state` returned, of this graph or of one loaded from its file.
+        """Go on with what `state` returned, of this graph or of one restored from its state.
 
         Raises:
             KeyError: for an array that is missing.
-            ValueError: for arrays that do not belong to the graph.
+            ValueError: for arrays that do not belong to the graph. Then nothing has changed.
         """
         n = self.graph.num_ids
         number, source = saved["num_predecessors"], saved["predecessors"]
         check_array("value", saved["value"], np.float64, (n,))
         check_array("num_predecessors", number, np.int64, (n,))
         for name in ("predecessors", "stack", "heap"):
-            check_array(name, saved[name], np.int64, (saved[name].size,))
-        check_array("priority", saved["priority"], np.float64, (saved["heap"].size,))
-        if not ((saved["value"] >= 0) & (saved["value"] <= 1)).all():
-            raise ValueError("Require values in [0, 1]")
+            check_array(name, saved[name], np.int64, (np.size(saved[name]),))
+        check_array("priority", saved["priority"], np.float64, saved["heap"].shape)
+        for name in ("value", "priority"):
+            if not ((saved[name] >= 0) & (saved[name] <= 1)).all():
+                raise ValueError(f"Require each {name} in [0, 1]")
         for name in ("stack", "heap"):
             nodes = saved[name]
             if len(np.unique(nodes)) < len(nodes) or not ((nodes >= 0) & (nodes < n)).all():
                 raise ValueError(f"Require distinct nodes of the graph in the {name}")
-        if (number < 0).any() or number.sum() != len(source):
+        places = np.arange(1, len(saved["heap"]))
+        if (saved["priority"][(places - 1) // 2] < saved["priority"][places]).any():
+            raise ValueError("Require a heap with the highest priority first")
+        if not ((number >= 0) & (number <= len(source))).all() or number.sum() != len(source):
             raise ValueError("Require as many predecessors as are counted")
         pairs = np.stack([source, np.repeat(np.arange(n), number)], axis=1)
         if not np.array_equal(pairs[np.lexsort(pairs.T[::-1])], self._linked_pairs()):
@@ -297,7 +292,7 @@ class FrontierEpisodes:
     In a frontier episode, too, a step is left alone where nothing untried can be reached.
 
     Args:
-        planner: the FrontierPlanner.
+        graph: the TransitionGraph. A `FrontierPlanner` of its own plans over it.
         share: of the episodes at most, in [0, 1].
         budget: edges that the planner reads per step at most, see its `plan`.
 
@@ -310,36 +305,28 @@ class FrontierEpisodes:
         "frontier/states_per_1000",
     )  # fmt: skip
 
-    def __init__(self, planner, share=0.5, budget=2_000):
+    def __init__(self, graph, share=0.5, budget=BUDGET):
         if not 0 <= share <= 1:
             raise ValueError(f"Require 0 <= share <= 1, got {share}")
         if budget < 1:
             raise ValueError(f"Require budget >= 1, got {budget}")
-        self.planner, self.most, self.budget = planner, float(share), int(budget)
+        self.planner = FrontierPlanner(graph)
+        self.most, self.budget = float(share), int(budget)
         self.share, self.start_value = 0.0, 1.0  # at the last start of an episode
         self.is_frontier = self.is_planned = self.is_underway = False
         self._lately = np.zeros((2, 2))  # steps left alone, planned x states found, steps
         self._window = np.zeros(2)  # states found, steps since `metrics`
         self._before = self._lately.copy(), self._window.copy()  # as the last `act` found them
 
-    def begin(self, node, rng):
-        """An episode starts in a node: decide what it is. One draw is taken from rng."""
-        self.planner.graph.require_node(node)
-        self.planner.plan(self.budget)
-        self.start_value = float(self.planner.values[node])
-        left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
-        self.share = self.most * max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
-        if self.start_value == 0 and self.planner.num_waiting == 0:
-            self.share = 0.0
-        self.is_frontier = bool(rng.random() < self.share)
-        self.is_underway = False
-
-    def act(self, node, rng):
+    def act(self, node, rng, starts_episode):
         """The planner's action, or None where the step is left alone. To be called every step.
 
-        Where the episode turns out to be over already, `take_back` forgets the call.
+        Where an episode starts, one draw from rng decides what it is. Where it turns out to be over
+        already, `take_back` forgets the call.
         """
         self.planner.graph.require_node(node)
+        if starts_episode:
+            self._begin(node, rng)
         self._before = self._lately.copy(), self._window.copy()
         if self.is_underway:  # count the step that led here
             is_new = self.planner.graph.arrays.degree[node] == 0
@@ -351,6 +338,16 @@ class FrontierEpisodes:
         action = self.planner.act(node, rng) if self.is_frontier else None
         self.is_planned = action is not None
         return action
+
+    def _begin(self, node, rng):
+        self.planner.plan(self.budget)
+        self.start_value = float(self.planner.values[node])
+        left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
+        self.share = self.most * max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
+        if self.start_value == 0 and self.planner.num_waiting == 0:
+            self.share = 0.0
+        self.is_frontier = bool(rng.random() < self.share)
+        self.is_underway = False
 
     def take_back(self):
         """The episode was over when `act` was called: what led there is no state to act in."""
@@ -369,24 +366,36 @@ class FrontierEpisodes:
         }
 
     def state(self):
-        """Arrays that `restore` takes back, those of the planner among them."""
-        numbers = [self.share, self.start_value, *self._lately.ravel(), *self._window]
-        flags = [self.is_frontier, self.is_planned, self.is_underway]
+        """What `restore` takes back."""
         return {
-            "frontier_numbers": np.array(numbers),
-            "frontier_flags": np.array(flags),
-            **{f"frontier_{name}": array for name, array in self.planner.state().items()},
+            "share": self.share,
+            "start_value": self.start_value,
+            "lately": self._lately.copy(),
+            "window": self._window.copy(),
+            "is_frontier": self.is_frontier,
+            "is_planned": self.is_planned,
+            "is_underway": self.is_underway,
+            "planner": self.planner.state(),
         }
 
     def restore(self, saved):
-        """Go on with what `state` returned. Raises as the planner's `restore`."""
-        numbers, flags = saved["frontier_numbers"], saved["frontier_flags"]
-        check_array("frontier_numbers", numbers, np.float64, (8,))
-        check_array("frontier_flags", flags, np.bool_, (3,))
-        self.share, self.start_value = numbers[:2].tolist()
-        self._lately[:], self._window[:] = numbers[2:6].reshape(2, 2), numbers[6:]
-        self.is_frontier, self.is_planned, self.is_underway = flags.tolist()
-        prefix = "frontier_"
-        self.planner.restore(
-            {name.removeprefix(prefix): a for name, a in saved.items() if name.startswith(prefix)}
-        )
+        """Go on with what `state` returned, of this graph or of one restored from its state.
+
+        Raises:
+            KeyError: for what is missing.
+            ValueError: for arrays that do not belong to the graph, or numbers out of range. Then
+                nothing has changed.
+        """
+        lately, window = saved["lately"], saved["window"]
+        check_array("lately", lately, np.float64, (2, 2))
+        check_array("window", window, np.float64, (2,))
+        rates = np.concatenate([lately, window[None]])
+        if not ((rates[:, 0] >= 0) & (rates[:, 0] <= rates[:, 1]) & (rates[:, 1] < np.inf)).all():
+            raise ValueError("Require no more states found than steps, and neither < 0")
+        if not (0 <= saved["share"] <= self.most and 0 <= saved["start_value"] <= 1):
+            raise ValueError(f"Require 0 <= share <= {self.most} and a start value in [0, 1]")
+        self.planner.restore(saved["planner"])
+        self.share, self.start_value = saved["share"], saved["start_value"]
+        self._lately[:], self._window[:] = lately, window
+        self.is_frontier, self.is_planned = saved["is_frontier"], saved["is_planned"]
+        self.is_underway = saved["is_underway"]

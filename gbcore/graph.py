@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from gbcore import kernels
-from gbcore.interner import Interner, check_array, slots_for
+from gbcore.interner import Interner, Rows, check_array, slots_for
 from gbcore.kernels import (
     EMPTY,
     FREED,
@@ -51,7 +51,7 @@ class TransitionGraph:
     def __init__(
         self, num_actions, obs_shape, obs_dtype=np.uint8, frame_stack=False, capacity=1024
     ):
-        self.num_actions = operator.index(num_actions)
+        self.num_actions, self.frame_stack = operator.index(num_actions), bool(frame_stack)
         self.obs_shape = tuple(int(n) for n in obs_shape)
         self.obs_dtype = np.dtype(obs_dtype)
         if self.num_actions < 1:
@@ -82,6 +82,7 @@ class TransitionGraph:
             totals=np.zeros(4, np.int64),
         )
         self._freed = np.empty(2, np.int64)
+        self._watchers = []
         self._init_scratch()
 
     def _init_scratch(self):
@@ -258,6 +259,8 @@ class TransitionGraph:
         transition = self._check_transition(node, action, reward, next_node, terminated)
         while kernels.add_transition(self._arrays, *transition) == NO_ROOM:
             self._grow_edges()
+        for changes in self._watchers:
+            changes.append((transition[0], transition[3]))
 
     def remove(self, node, action, reward, next_node, terminated):
         """One observation fewer of a transition.
@@ -279,11 +282,21 @@ class TransitionGraph:
                 f"(node {node}, action {action}, reward {reward}, next {next_node}, "
                 f"terminated {terminated})"
             )
+        for changes in self._watchers:
+            changes.append((transition[0], transition[3]))
         freed = self._freed[:num_freed].tolist()
         if self._frames is not None:
             for i in freed:
                 self._release_frames(i)
         return freed
+
+    def watch(self):
+        """A list that gets the pair (node, next_node) of every transition added or removed.
+
+        It grows until the one who watches empties it.
+        """
+        self._watchers.append([])
+        return self._watchers[-1]
 
     def _check_transition(self, node, action, reward, next_node, terminated):
         node, next_node = operator.index(node), operator.index(next_node)
@@ -412,25 +425,7 @@ class TransitionGraph:
 
         NumPy adds the ending .npz to a name without it.
         """
-        arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
-        saved = {
-            "format_version": np.int64(FORMAT_VERSION),
-            "num_actions": np.int64(self.num_actions),
-            "obs_shape": np.array(self.obs_shape, np.int64),
-            "obs_dtype": np.array(self.obs_dtype.str),
-            "edge_room": np.int64(len(arrays.edge_next)),  # decides whether a block can shrink
-            "free_blocks": arrays.free_blocks,
-            "totals": arrays.totals,
-        }
-        for name in _NODE_ARRAYS:
-            saved[name] = getattr(arrays, name)[: self.num_ids]
-        for name in _EDGE_ARRAYS:
-            saved[name] = getattr(arrays, name)[:used]
-        saved |= self._keys.state("keys_")
-        if self._frames is not None:
-            saved |= self._frames.state("frames_")
-            saved["frame_uses"] = self._frame_uses[: self._frames.num_ids]
-        (np.savez_compressed if compress else np.savez)(path, **saved)
+        (np.savez_compressed if compress else np.savez)(path, **self.state())
 
     @classmethod
     def load(cls, path, capacity=1024):
@@ -451,32 +446,85 @@ class TransitionGraph:
             raise
         except Exception as error:  # zipfile and NumPy promise no single one
             raise ValueError(f"Require a whole .npz file, got {path}") from error
-        version = saved.get("format_version")
-        if not np.array_equal(version, FORMAT_VERSION):
-            raise ValueError(f"Require a graph of format {FORMAT_VERSION}, got {version}: {path}")
         try:
-            return cls._from_saved(saved, capacity)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            return cls.from_state(saved, capacity)
+        except (ValueError, KeyError) as error:
             raise ValueError(f"Require an undamaged graph, got {path}: {error}") from error
 
+    def state(self):
+        """Arrays by name, which `from_state` and `restore` take back; views where they can be."""
+        arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
+        saved = self._kind() | {
+            "edge_room": np.array(len(arrays.edge_next)),  # decides whether a block can shrink
+            "free_blocks": arrays.free_blocks,
+            "totals": arrays.totals,
+        }
+        for name in _NODE_ARRAYS:
+            saved[name] = getattr(arrays, name)[: self.num_ids]
+        for name in _EDGE_ARRAYS:
+            saved[name] = getattr(arrays, name)[:used]
+        saved |= self._keys.state("keys_")
+        if self._frames is not None:
+            saved |= self._frames.state("frames_")
+            saved["frame_uses"] = self._frame_uses[: self._frames.num_ids]
+        return Rows(saved)
+
+    def _kind(self):
+        return {
+            "format_version": np.array(FORMAT_VERSION),
+            "num_actions": np.array(self.num_actions),
+            "obs_shape": np.array(self.obs_shape, np.int64),
+            "obs_dtype": np.array(self.obs_dtype.str),
+        }
+
+    def restore(self, saved):
+        """Become the graph that `state` is of, with at least the room that there is.
+
+        Ids may name other states than before: what is kept by id, as in a `LeafTable` or a
+        `FrontierPlanner`, has to be restored after.
+
+        Raises:
+            KeyError: for an array that is missing.
+            ValueError: for a graph of other actions or observations, or one that is damaged. Then
+                nothing has changed.
+        """
+        for name, value in self._kind().items():
+            if not np.array_equal(saved[name], value):
+                raise ValueError(f"Require a graph whose {name} is {value}, got {saved[name]}")
+        if ("frame_uses" in saved) != self.frame_stack:
+            raise ValueError(f"Require a graph whose frame_stack is {self.frame_stack}")
+        graph = self.from_state(saved, self._keys.capacity)
+        self.__dict__.update(vars(graph) | {"_watchers": self._watchers})
+
     @classmethod
-    def _from_saved(cls, saved, capacity):
+    def from_state(cls, saved, capacity=1024):
+        """The graph that `state` is of: same ids, same edges, same further behaviour.
+
+        Raises:
+            KeyError: for an array that is missing.
+            ValueError: for another format version, or arrays that contradict each other.
+        """
+        for name, array in saved.items():
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"Require arrays, got {name} {array}")
+        if not np.array_equal(saved["format_version"], FORMAT_VERSION):
+            raise ValueError(f"Require format {FORMAT_VERSION}, got {saved['format_version']}")
+        check_array("num_actions", saved["num_actions"], np.int64, ())
         check_array("obs_shape", saved["obs_shape"], np.int64, (saved["obs_shape"].size,))
+        check_array("edge_room", saved["edge_room"], np.int64, ())
+        try:
+            obs_dtype = np.dtype(str(saved["obs_dtype"]))
+        except TypeError as error:
+            raise ValueError(f"Require the name of a dtype, got {saved['obs_dtype']}") from error
         frame_stack = "frame_uses" in saved
-        capacity = max(capacity, len(saved["degree"]))
-        graph = cls(
-            int(saved["num_actions"]),
-            saved["obs_shape"],
-            np.dtype(str(saved["obs_dtype"])),
-            frame_stack,
-            capacity,
-        )
+        capacity = max(capacity, saved["degree"].size)
+        graph = cls(int(saved["num_actions"]), saved["obs_shape"], obs_dtype, frame_stack, capacity)
         graph._keys.restore(saved, "keys_")
         if frame_stack:
             graph._frames.restore(saved, "frames_")
             check_array("frame_uses", saved["frame_uses"], np.int64, (graph._frames.num_ids,))
             graph._frame_uses = _enlarged(saved["frame_uses"], graph._frames.capacity, 0)
-        used = len(saved["edge_next"])
+        used = saved["edge_next"].size
         if not used <= saved["edge_room"]:
             raise ValueError(f"Require room for {used} edges, got {saved['edge_room']}")
         graph._resize_edges(int(saved["edge_room"]))
@@ -609,7 +657,7 @@ def trajectory_subgraphs(starts, depth, node, action, reward, next_node, termina
         starts: int [B], rows of the replay.
         depth: rows to follow at most, at least 1.
         node, action, reward, next_node, terminated: the replay's arrays [N] in time order, a ring.
-            Of node the length alone matters; rewards are not looked at.
+            Rewards are not looked at, and node is read at the starts alone, for `pair_nodes`.
         cut: bool [N], row t + 1 does not continue row t: a truncation, an episode left, and always
             the newest row.
 
@@ -657,6 +705,8 @@ def as_indices(name, values):
 
 
 def _enlarged(array, capacity, fill):
-    bigger = np.full((capacity, *array.shape[1:]), fill, array.dtype)
+    bigger = np.zeros((capacity, *array.shape[1:]), array.dtype)  # takes memory as it is used
+    if fill:
+        bigger[len(array) :] = fill
     bigger[: len(array)] = array
     return bigger

@@ -140,7 +140,7 @@ class Interner:
             ValueError: for arrays that contradict each other or belong to other keys.
         """
         rows, links, totals = (saved[prefix + name] for name in ("rows", "links", "totals"))
-        n = len(rows)
+        n = links.size
         check_array(f"{prefix}rows", rows, np.uint64, (n, len(self._key)))
         check_array(f"{prefix}links", links, np.int64, (n,))
         check_array(f"{prefix}totals", totals, np.int64, (3,))
@@ -149,7 +149,7 @@ class Interner:
         num_live = np.count_nonzero(links == kernels.LIVE)
         if totals[TABLE_SIZE] != num_live or not _frees_each_once(links, totals[TABLE_FREE]):
             raise ValueError(f"Require each id of {prefix}links in use or free, not both")
-        while self.capacity < len(rows):
+        while self.capacity < n:
             self._grow()
         table = self.table
         table.rows[:n] = rows
@@ -188,12 +188,15 @@ def _frees_each_once(links, free):
     return free == EMPTY and len(seen) == np.count_nonzero(links != kernels.LIVE)
 
 
+class Rows(dict):
+    """Arrays, of a `state()`, whose first axis is as long as there are things to keep."""
+
+
 def check_array(name, array, dtype, shape):
-    """Raise ValueError, naming the array, for another dtype or shape."""
-    if array.dtype != dtype or array.shape != shape:
-        raise ValueError(
-            f"Require {name} of {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}"
-        )
+    """Raise ValueError, naming the array, for another dtype or shape, or what is no array."""
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+        kind = f"{getattr(array, 'dtype', type(array))} {np.shape(array)}"
+        raise ValueError(f"Require {name} of {np.dtype(dtype)} {shape}, got {kind}")
 
 
 def slots_for(capacity):

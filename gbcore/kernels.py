@@ -468,6 +468,7 @@ class Subgraphs(NamedTuple):
     """The subgraphs of a batch of B roots, unrolled level by level, with M distinct nodes."""
 
     nodes: np.ndarray  # int64 [M], node ids whose leaf values are needed
+    root_nodes: np.ndarray  # int64 [B], node of each root pair
     root_row: np.ndarray  # int64 [B], row in nodes of a root pair never seen, -1 for the others
     vertex_row: np.ndarray  # int64 [V], row in nodes of an expanded vertex
     vertex_pairs: np.ndarray  # int64 [V + 1], pairs of vertex v: vertex_pairs[v] .. [v + 1]
@@ -485,6 +486,14 @@ class Subgraphs(NamedTuple):
     def num_roots(self):
         """B, the number of roots."""
         return len(self.root_row)
+
+    @property
+    def pair_nodes(self):
+        """int64 [P], the node of every pair, roots first; -1 where `prune` has left it out."""
+        vertex_nodes = np.append(self.nodes, -1)[self.vertex_row]
+        return np.concatenate(
+            [self.root_nodes, np.repeat(vertex_nodes, np.diff(self.vertex_pairs))]
+        )
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -597,6 +606,7 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, s
         num_outcomes = room[ROOM_OUTCOMES]
         sub = Subgraphs(
             np.empty(num_nodes, np.int64),
+            root_nodes,
             np.full(num_roots, -1, np.int64),
             np.empty(num_nodes, np.int64),
             np.empty(num_nodes + 1, np.int64),
@@ -619,6 +629,7 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, s
     num_pairs, num_outcomes = level_pairs[depth], level_outcomes[depth]
     return Subgraphs(
         sub.nodes[:num_rows],
+        root_nodes,
         sub.root_row,
         sub.vertex_row[:num_vertices],
         sub.vertex_pairs[: num_vertices + 1],
@@ -859,6 +870,7 @@ def follow_trajectories(replay, starts, depth):
             outcome_vertex[o] = num_rows + (num_vertices if target == -1 else -2 - target)
     sub = Subgraphs(
         nodes[:num_rows],
+        replay.node[starts],
         np.full(num_roots, -1, np.int64),
         vertex_row[:num_vertices],
         vertex_pairs[: num_vertices + 1],
@@ -1053,6 +1065,7 @@ def keep_marked(sub, rows, pair_read, leaf_read):
             leaf_read[root_row[i]] = True
     return Subgraphs(
         sub.nodes[rows],
+        sub.root_nodes,
         root_row,
         vertex_row[:vertices],
         vertex_pairs[: vertices + 1],

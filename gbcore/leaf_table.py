@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from gbcore.interner import check_array
+from gbcore.interner import Rows, check_array
+from gbcore.kernels import FREED
 
 CHUNK = 32  # states per evaluation
 UNKNOWN = -1  # a generation that no id has
@@ -75,18 +76,33 @@ class LeafTable:
         self._generation[:] = UNKNOWN
 
     def state(self):
-        """What `restore` takes back: q float32 [num_ids, A] and known bool [num_ids]."""
+        """What `restore` takes back; q float32 [num_ids, A] and known bool [num_ids] are in it."""
         known = self.known
-        return {"q": self.q[: len(known)], "known": known}
+        rows = Rows(q=self.q[: len(known)], known=known)
+        return {"rows": rows, "num_evaluated": self.num_evaluated}
 
     def restore(self, saved):
-        """Go on with what `state` returned, of this graph or of one loaded from its file."""
+        """Go on with what `state` returned, of this graph or of one restored from its state.
+
+        Raises:
+            KeyError: for an array that is missing.
+            ValueError: for values of other ids than the graph's nodes, or not finite. Then nothing
+                has changed.
+        """
         self._make_room()
-        n = self.graph.num_ids
-        check_array("q", saved["q"], np.float32, (n, self.q.shape[1]))
-        check_array("known", saved["known"], np.bool_, (n,))
-        self.q[:n] = saved["q"]
-        self._generation[:n] = np.where(saved["known"], self.graph.generations, UNKNOWN)
+        n, num_evaluated = self.graph.num_ids, saved["num_evaluated"]
+        q, known = saved["rows"]["q"], saved["rows"]["known"]
+        check_array("q", q, np.float32, (n, self.q.shape[1]))
+        check_array("known", known, np.bool_, (n,))
+        if not np.isfinite(q).all():
+            raise ValueError("Require finite leaf values")
+        if (known & (self.graph.arrays.in_degree[:n] == FREED)).any():
+            raise ValueError("Require leaf values of nodes, got one of a freed id")
+        if not 0 <= num_evaluated < np.inf:
+            raise ValueError(f"Require num_evaluated >= 0, got {num_evaluated}")
+        self.q[:n] = q
+        self._generation[:n] = np.where(known, self.graph.generations, UNKNOWN)
+        self.num_evaluated = int(num_evaluated)
 
     def _unknown(self, nodes):
         self._make_room()

@@ -51,9 +51,8 @@ def q_targets(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=N
 def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=None):
     """As `q_targets`, for every expanded pair [P]: roots first, then level by level.
 
-    Their actions are `subgraphs.pair_action`; their nodes are those of the roots, followed by
-    `np.repeat(subgraphs.nodes[subgraphs.vertex_row], np.diff(subgraphs.vertex_pairs))`. A pair met
-    on several levels, or under several roots, comes several times.
+    Their nodes and actions are `subgraphs.pair_nodes` and `subgraphs.pair_action`. A pair met on
+    several levels, or under several roots, comes several times.
     """
     leaf_q = np.ascontiguousarray(leaf_q)
     if leaf_q.dtype not in (np.float32, np.float64):
@@ -204,6 +203,7 @@ def pad(subgraphs, sizes):
     num_outcomes, num_pairs = level_outcomes[-1], level_pairs[-1]
     return Subgraphs(
         nodes=np.concatenate([subgraphs.nodes, np.full(num_nodes - len(leaves), any_node)]),
+        root_nodes=subgraphs.root_nodes,
         root_row=subgraphs.root_row,
         vertex_row=_filled(level_vertices[-1], vertex_place, subgraphs.vertex_row, 0),
         vertex_pairs=num_roots + np.append(0, np.cumsum(pairs_of)),

@@ -9,21 +9,14 @@ import itertools
 import json
 import os
 import platform
-import shutil
-import signal
 import subprocess
 import threading
 import time
-import zlib
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from gbcore.graph import TransitionGraph
-
-FORMAT_VERSION = 2  # of checkpoints
 LEFT_AT_THE_END = ("result.json", "model.pt", "graph.npz", "episode.mp4")
 EPISODE_METRICS = ("charts/episodic_return", "charts/episodic_length")  # charted at each end
 
@@ -245,28 +238,6 @@ def _short(value):
     return f"{value:.9g}" if isinstance(value, float) else value
 
 
-class StopSignal:
-    """Ctrl-C or SIGTERM, noted for the loop to end at a place of its choice.
-
-    As a context manager: `asked` becomes True at the first signal; the second one acts at once.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __enter__(self):
-        self.asked = False
-        self._previous = [signal.signal(number, self._note) for number in self.SIGNALS]
-        return self
-
-    def __exit__(self, *_):
-        for number, handler in zip(self.SIGNALS, self._previous, strict=True):
-            signal.signal(number, handler)
-
-    def _note(self, *_):
-        self.asked = True
-        self.__exit__()
-
-
 def run_name(env_id, script, backup, seed):
     """Folder name <env>__<script>__<backup>__<seed>__<time>."""
     return f"{env_id}__{script}__{backup}__{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
@@ -283,101 +254,3 @@ def versions(*packages):
     for package in packages:
         found[package] = metadata.version(package)
     return found
-
-
-# --------------------------------------------------------------------------------------------------
-# Checkpoints
-# --------------------------------------------------------------------------------------------------
-
-
-def save_checkpoint(run_path, tensors, arrays, graph, state):
-    """Write everything that a run needs to go on, to RUN/checkpoint.
-
-    The new checkpoint is complete and on disk before it takes the place of the old one: there is
-    room for two on the disk, or an error and the old one.
-
-    Args:
-        run_path: the run's folder.
-        tensors: what torch.save takes and torch.load gives back with weights_only.
-        arrays: a dict of NumPy arrays.
-        graph: the TransitionGraph.
-        state: what JSON can hold.
-
-    Raises:
-        OSError: for a folder that cannot be written to. The last checkpoint is still there.
-    """
-    target = Path(run_path) / "checkpoint"
-    new, old = target.with_name("checkpoint.new"), target.with_name("checkpoint.old")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        new.mkdir()
-        content = _bytes_of(tensors)
-        (new / "tensors.pt").write_bytes(content)
-        np.savez(new / "arrays.npz", **arrays)
-        graph.save(new / "graph.npz", compress=False)
-        # torch does not compare its own checksums; np.load does.
-        state = {"format_version": FORMAT_VERSION, "tensors_crc32": zlib.crc32(content), **state}
-        (new / "state.json").write_text(json.dumps(with_checksum(state)) + "\n")
-        for path in (*new.iterdir(), new):
-            _sync(path)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    new.rename(target)
-    _sync(target.parent)  # else a power cut may bring the old names back, without their files
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def load_checkpoint(run_path, capacity):
-    """What `save_checkpoint` wrote: tensors, arrays, graph, state. Runs no code from the files.
-
-    Args:
-        run_path: the run's folder.
-        capacity: nodes that the graph shall have room for.
-
-    Raises:
-        FileNotFoundError: if there is no checkpoint.
-        ValueError: for another format version, or a file that is missing, cut short or damaged.
-        MemoryError: for more nodes than there is memory for.
-    """
-    path = Path(run_path) / "checkpoint"
-    if not path.exists():  # killed between the two renames
-        path = path.with_name("checkpoint.old")
-    if not path.exists():
-        raise FileNotFoundError(f"Require a checkpoint in {run_path}, found none")
-    try:
-        state = json.loads((path / "state.json").read_text())
-        version = state.get("format_version")
-        if version != FORMAT_VERSION:
-            raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
-        own = {name: value for name, value in state.items() if name != "state_crc32"}
-        if with_checksum(own)["state_crc32"] != state.get("state_crc32"):
-            raise ValueError("state.json has another checksum than it says")
-        content = (path / "tensors.pt").read_bytes()
-        if zlib.crc32(content) != state["tensors_crc32"]:
-            raise ValueError("tensors.pt has another checksum than state.json says")
-        tensors = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        with np.load(path / "arrays.npz", allow_pickle=False) as file:
-            arrays = dict(file)
-        return tensors, arrays, TransitionGraph.load(path / "graph.npz", capacity), state
-    except FileNotFoundError as error:
-        name = Path(error.filename).name
-        raise ValueError(f"Require a whole checkpoint, got {path} without {name}") from error
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # json, torch, zipfile and NumPy have no error in common
-        raise ValueError(f"Require a whole checkpoint, got {path}: {error}") from error
-
-
-def with_checksum(state):
-    """What JSON can hold, with a checksum of itself."""
-    return {**state, "state_crc32": zlib.crc32(json.dumps(state).encode())}
-
-
-def _sync(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

@@ -1,0 +1,229 @@
+"""The flags that all scripts share, ranges of all flags, and those of a run to go on with."""
+
+import json
+import math
+import re
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import get_args
+
+import torch
+import tyro
+
+
+@dataclass
+class RunFlags:
+    """How a run is made and what it leaves; what it learns is in the script's own flags."""
+
+    seed: int = 1
+    """seed of the environment, the networks and all sampling"""
+    torch_deterministic: bool = True
+    """make torch use deterministic algorithms"""
+    cuda: bool = False
+    """run on the GPU"""
+    threads: int = 1
+    """CPU threads for torch; 0 = all cores, at most 8"""
+    track: bool = False
+    """log to Weights and Biases as well (pip install wandb)"""
+    wandb_project_name: str = "graph-backup"
+    """the W&B project"""
+    wandb_entity: str | None = None
+    """the W&B entity (team)"""
+    capture_video: bool = False
+    """write a video of one episode after training (pip install imageio-ffmpeg)"""
+    save_model: bool = True
+    """write the online network and the transition graph at the end"""
+    run_dir: str = "runs"
+    """folder in which each run gets a folder of its own"""
+    log_frequency: int = 500
+    """steps between rows of metrics.csv"""
+    checkpoint_frequency: int = 0
+    """steps between checkpoints; there is one after training in any case"""
+    resume: str | None = None
+    """folder of a run to go on with, under its own flags; of these, --total-timesteps may be raised
+    and what leaves the learning alone changed"""
+
+
+# These do not change what a run learns: they may be given with --resume.
+FREE_WITH_RESUME = (
+    "total_timesteps", "checkpoint_frequency", "cuda", "threads", "track", "wandb_project_name",
+    "wandb_entity", "capture_video", "save_model",
+)  # fmt: skip
+
+# Least and most of every flag that is a number, where a script has it.
+COUNT, AMOUNT, SHARE, SCALE = (1, 2**31 - 1), (0, 2**31 - 1), (0, 1), (1e-12, 1e3)
+RANGES = {
+    **dict.fromkeys(
+        (
+            "total_timesteps", "batch_size", "depth", "target_network_frequency",
+            "train_frequency", "updates_per_train", "exploration_steps", "eval_episodes",
+            "eval_envs", "log_frequency",
+        ),
+        COUNT,
+    ),
+    **dict.fromkeys(
+        ("breadth", "buffer_size", "learning_starts", "eval_frequency", "checkpoint_frequency"),
+        AMOUNT,
+    ),
+    **dict.fromkeys(("gamma", "start_e", "end_e", "eval_epsilon", "frontier_share"), SHARE),
+    **dict.fromkeys(("learning_rate", "adam_eps", "max_grad_norm"), SCALE),
+    "seed": (0, 2**30 - 1),
+    "threads": (0, 1024),
+    "n_atoms": (2, 10_001),
+    "v_min": (-1e9, 1e9),
+    "v_max": (-1e9, 1e9),
+    "noisy_std": (0, 1e3),
+    "priority_exponent": (0, 1e2),
+    "importance_exponent": (0, 1e2),
+    "prior": (0, 1e9),
+}  # fmt: skip
+
+
+def warn(message):
+    """One line on stderr."""
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def fail(message, status=2):
+    """One line on stderr, and the end."""
+    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    sys.exit(status)
+
+
+def parse_flags(flags_class, script):
+    """Flags of the command line, or of the run that --resume names; bad ones end the program.
+
+    Args:
+        flags_class: the script's Args, a dataclass on top of `RunFlags`.
+        script: the script's __file__.
+    """
+    arguments = _plain_integers(sys.argv[1:], flags_class)
+    args = tyro.cli(flags_class, args=arguments)
+    if args.resume is not None:
+        args = _flags_of_run(flags_class, Path(script), args.resume, arguments)
+    check_flags(args)
+    return args
+
+
+def _plain_integers(arguments, flags_class):
+    """1e5 as 100000, where the flag before it takes an integer."""
+    integers = {f"--{field.name}" for field in fields(flags_class) if field.type is int}
+    plain = []
+    for argument in arguments:
+        name, equals, value = argument.rpartition("=")
+        flag = name if equals else (plain[-1] if plain else "")
+        if flag.replace("-", "_").replace("__", "--", 1) in integers and re.fullmatch(
+            r"\d+(\.\d+)?[eE]\+?\d{1,2}", value
+        ):
+            number = float(value)
+            argument = f"{name}{equals}{int(number)}" if number.is_integer() else argument
+        plain.append(argument)
+    return plain
+
+
+def check_flags(args):
+    """Refuse what cannot run, before anything is written; name what does nothing."""
+    for name, value in asdict(args).items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in RANGES:
+            least, most = RANGES[name]
+            if not least <= value <= most:  # NaN is in no range
+                fail(f"{flag} must be at least {least} and at most {most}, got {value}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            fail(f"{flag} must be finite, got {value}")
+    default = type(args)()
+    if args.exploration != "frontier" and args.frontier_share != default.frontier_share:
+        warn("--frontier-share does nothing without --exploration frontier")
+    if hasattr(args, "v_min") and not args.v_min < args.v_max:
+        fail(f"--v-min must be < --v-max, got {args.v_min} and {args.v_max}")
+    if 0 < args.buffer_size < args.batch_size:
+        fail(f"--buffer-size {args.buffer_size} is smaller than --batch-size {args.batch_size}")
+    if args.total_timesteps < args.batch_size:
+        fail(
+            f"--total-timesteps {args.total_timesteps} is smaller than "
+            f"--batch-size {args.batch_size}"
+        )
+    if args.learning_starts >= args.total_timesteps:
+        warn("--learning-starts is not below --total-timesteps: nothing is learned")
+    if not args.backup.startswith("graph") and args.breadth != default.breadth:
+        warn(f"--breadth does nothing with --backup {args.backup}")
+    if args.backup == "one-step" and args.depth != default.depth:
+        warn("--depth does nothing with --backup one-step")
+    if args.cuda and not torch.cuda.is_available():
+        if args.resume is None:
+            fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
+        warn("torch finds no CUDA device here: the run goes on on the CPU")
+        args.cuda = False
+    for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
+        if wanted:
+            try:
+                __import__(package)
+            except ImportError:
+                fail(f"this needs another package: pip install {package.replace('_', '-')}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Of a run to go on with
+# --------------------------------------------------------------------------------------------------
+
+
+def _flags_of_run(flags_class, script, path, arguments):
+    """The run's own flags, and those of FREE_WITH_RESUME that are given."""
+    saved = _saved_flags(flags_class, script, path)
+    saved.resume = path
+    args = tyro.cli(flags_class, args=arguments, default=saved)
+    for name, value in asdict(saved).items():
+        given = getattr(args, name)
+        if given != value and name not in FREE_WITH_RESUME:
+            flag = f"--{name.replace('_', '-')}"
+            fail(f"{flag} cannot be changed with --resume: the run has {value!r}, got {given!r}")
+    if args.total_timesteps < saved.total_timesteps:
+        fail(
+            "--total-timesteps can only be raised with --resume: "
+            f"the run has {saved.total_timesteps}, got {args.total_timesteps}"
+        )
+    _end_if_finished(args)
+    return args
+
+
+def _saved_flags(flags_class, script, path):
+    try:
+        config = json.loads((Path(path) / "config.json").read_text())
+        made_by = Path(config.pop("script"))
+    except FileNotFoundError:
+        fail(f"cannot resume {path!r}: no config.json there; give the folder that a run printed")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        fail(f"cannot resume {path!r}: config.json is of no run: {error!r}")
+    if made_by.stem != script.stem:
+        fail(f"cannot resume {path!r}: it is a run of {made_by.name}; type python {made_by}")
+    for field in fields(flags_class):
+        value = config.get(field.name, field.default)
+        allowed = get_args(field.type) or (field.type,)
+        is_choice = isinstance(allowed[0], str)
+        if value not in allowed if is_choice else type(value) not in allowed:
+            fail(f"cannot resume {path!r}: Require {field.name} of {allowed}, got {value!r}")
+    unknown = sorted(config.keys() - {field.name for field in fields(flags_class)})
+    if unknown:
+        fail(f"cannot resume {path!r}: {unknown[0]} is no flag of {script.name}")
+    return flags_class(**config)
+
+
+def _end_if_finished(args):
+    """A run that has come to its end, with all that it shall leave, is not run again."""
+    path = Path(args.resume)
+    try:
+        result = json.loads((path / "result.json").read_text())
+        is_finished = not result["interrupted"] and result["steps"] >= args.total_timesteps
+        score, steps = result["score"], result["steps"]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"cannot resume {args.resume!r}: result.json is of no run: {error!r}")
+    asked = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
+    if is_finished and all((path / name).exists() for name in asked):
+        print(
+            f"{path} is finished: score {score:g} after {steps} steps; "
+            "a larger --total-timesteps goes on with it"
+        )
+        sys.exit()

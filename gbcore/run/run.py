@@ -1,0 +1,442 @@
+"""Run: one run of a script, from its flags to its result."""
+
+import contextlib
+import ctypes
+import math
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gbcore.frontier import FrontierEpisodes
+from gbcore.graph import TransitionGraph
+from gbcore.replay import PrioritizedReplay
+from gbcore.run.checkpoint import RandomStates, check_like, load_checkpoint, save_checkpoint
+from gbcore.run.directory import RunDirectory, lock_folder, run_name, versions
+from gbcore.run.flags import fail
+from gbcore.run.progress import Progress
+from gbcore.targets import pair_q_values, prune
+
+METRICS = (
+    "charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/epsilon",
+    "losses/td_loss", "losses/q_values", "graph/nodes", "graph/edges", "graph/novel_state_ratio",
+    "graph/evaluated_per_update",
+)  # fmt: skip
+
+
+@dataclass
+class Counters:
+    """Where a run stands."""
+
+    step: int = 0
+    episodic_return: float = 0.0  # of the episode under way
+    episodic_length: int = 0
+    last_return: float | None = None  # of the last episode that ended
+    last_length: int | None = None
+    training_seconds: float = 0.0
+    logged: list = field(default_factory=lambda: [0, 0, 0, 0.0])  # at the last row of metrics.csv:
+    # steps, updates, evaluated states, seconds
+    evaluations: list = field(default_factory=list)  # mean return of each
+    evaluated_step: int = 0  # of the last evaluation
+
+    def state(self):
+        """What `restore` takes back."""
+        return asdict(self)
+
+    def restore(self, saved):
+        """Go on from what `state` returned. ValueError for numbers that cannot be."""
+        for name, value in saved.items():
+            setattr(self, name, value)
+        least = min(self.step, self.episodic_length, self.evaluated_step, self.training_seconds)
+        if least < 0 or self.evaluated_step > self.step or len(self.logged) != 4:
+            raise ValueError("Require counters >= 0, and an evaluation before the last step")
+
+
+class Run:
+    """Reports, evaluates and saves between the steps of a training loop, and goes on exactly.
+
+        run = Run(...)
+        with run:
+            for step in run.steps():
+                ...  # act and learn
+                run.count(reward, is_over)
+            run.finish(score)
+
+    Args:
+        args: the script's flags.
+        script: the script's __file__.
+        task: the task's own name.
+        parts: what a checkpoint holds: at least "graph", "replay", "learner" (with num_updates and
+            num_evaluated), "env" (with obs, the observation that it is in) and, where training
+            explores with the graph, "frontier". Each has `state()` and `restore(state)`.
+        rng: the np.random.Generator of all sampling.
+        device: torch's device.
+        evaluate: function of (step, stop) that plays an evaluation: returns and lengths of its
+            episodes, or None where stop.asked came true meanwhile.
+        record_video: function of a path that writes one episode.
+        packages: names of packages whose versions the result tells.
+
+    Attributes:
+        charts: values of the next row of metrics.csv that the loop knows: epsilon, loss, values.
+    """
+
+    def __init__(
+        self, args, script, task, parts, rng, device, evaluate, record_video, packages
+    ):  # fmt: skip
+        self.args, self.script, self.task, self.device = args, Path(script).resolve(), task, device
+        self.evaluate, self.record_video = evaluate, record_video
+        self.counters, self.charts = Counters(), dict.fromkeys(METRICS[3:6])
+        self.graph, self.learner, self.env = parts["graph"], parts["learner"], parts["env"]
+        self.frontier = parts.get("frontier")
+        self.parts = parts | {"random": RandomStates(rng, device), "counters": self.counters}
+        self.versions = versions("numpy", "numba", "torch", *packages)  # files may change later
+        self._begin = self._clock = time.perf_counter()
+        self.finished = False
+        compile_kernels(self.graph)
+        lock = self._restore() if args.resume else None
+        self.directory = self._open_directory(lock)
+        print(f"{task}, {args.backup} backup, on {device}; results go to {self.directory.path}")
+        # Sparse rewards fill Adam's moments with denormals. Earlier, imports of NumPy would warn.
+        torch.set_flush_denormal(True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, _, error, __):
+        with contextlib.suppress(OSError):
+            self.directory.close()
+        if isinstance(error, OSError):
+            fail(
+                f"cannot write to {str(self.directory.path)!r}: {error.strerror or error}; its "
+                "last checkpoint is whole: mend that, and go on with --resume",
+                status=1,
+            )
+
+    # ----------------------------------------------------------------------------------------------
+    # In the loop
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def starts_episode(self):
+        """Was no step made yet in the episode under way?"""
+        return self.counters.episodic_length == 0
+
+    def steps(self):
+        """Yields the number of each step to be made; between two of them all else is done.
+
+        Ctrl-C or SIGTERM ends it between two steps, or in an evaluation. Leaves a checkpoint.
+        """
+        args, counters = self.args, self.counters
+        progress = Progress(counters.step, args.total_timesteps, args.learning_starts)
+        self._clock = time.perf_counter() - counters.training_seconds
+        with contextlib.closing(progress), StopSignal() as stop:
+            self._evaluate_if_due(stop)  # a signal may have come during it
+            while counters.step < args.total_timesteps and not stop.asked:
+                counters.step += 1
+                yield counters.step
+                counters.training_seconds = time.perf_counter() - self._clock
+                if self._is_due(args.log_frequency) or counters.step == args.total_timesteps:
+                    self._log()
+                    shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
+                    ratio = self.graph.novel_state_ratio
+                    progress.note = f"return {shown}, states new {ratio:.1%}"
+                progress.update(counters.step)
+                self._evaluate_if_due(stop)
+                if self._is_due(args.checkpoint_frequency):
+                    with self._paused():
+                        self._save()
+            self._save()
+            self.finished = counters.step >= args.total_timesteps and not stop.asked
+
+    def count(self, reward, is_over):
+        """A step gave a reward, the environment's own; where the episode is over, it is logged."""
+        self.counters.episodic_return += reward
+        self.counters.episodic_length += 1
+        if is_over:
+            self.end_episode()
+
+    def end_episode(self):
+        """The episode under way is over."""
+        counters = self.counters
+        counters.last_return, counters.last_length = (
+            counters.episodic_return, counters.episodic_length,
+        )  # fmt: skip
+        self.directory.log_episode(counters.step, counters.last_return, counters.last_length)
+        counters.episodic_return, counters.episodic_length = 0.0, 0
+
+    def finish(self, score_of, **more):
+        """Write what was learned, the last evaluation, result.json, a video; say how it went.
+
+        score_of: function of the means of all evaluations that gives the score.
+        more: further entries of result.json, functions of the score.
+
+        An interrupted run ends the program with status 130.
+        """
+        args, counters = self.args, self.counters
+        if args.save_model:
+            self.directory.write_model(self.learner.online, self.graph)
+        if self.finished and counters.evaluated_step < counters.step:
+            print(f"Evaluating {args.eval_episodes} episodes ...", flush=True)
+            with StopSignal() as stop:
+                self._evaluate(stop)
+            self.finished = counters.evaluated_step == counters.step
+        score = score_of(counters.evaluations) if self.finished else None
+        result = {
+            "script": self.script.stem,
+            "env_id": self.task,
+            "backup": args.backup,
+            "exploration": args.exploration,
+            "seed": args.seed,
+            "score": score,
+            **{name: score if score is None else value(score) for name, value in more.items()},
+            "eval_episodes": args.eval_episodes,
+            "steps": counters.step,
+            "interrupted": not self.finished,
+            "sps": counters.step / max(counters.training_seconds, 1e-9),
+            "training_seconds": counters.training_seconds,
+            "wall_seconds": time.perf_counter() - self._begin,
+            "novel_state_ratio": self.graph.novel_state_ratio,
+            "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+            "versions": self.versions,
+        }
+        self.directory.write_json("result.json", result)
+        told = [f"{name.replace('_', ' ')} {result[name]:.3f}" for name in more if result[name]]
+        summary = ", ".join([f"score {score:g}", *told]) if self.finished else "interrupted"
+        path = self.directory.path
+        print(self._worth_of_graph())
+        print(
+            f"{self.task} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
+            f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; "
+            f"{path if self.finished else f'go on with --resume {path}'}"
+        )
+        if not self.finished:
+            self.directory.close()
+            sys.exit(130)
+        if args.capture_video:
+            with self.directory.replacing("episode.mp4") as video:
+                self.record_video(video)
+
+    # ----------------------------------------------------------------------------------------------
+    # Between two steps
+    # ----------------------------------------------------------------------------------------------
+
+    def _is_due(self, frequency):
+        return frequency and self.counters.step % frequency == 0
+
+    @contextlib.contextmanager
+    def _paused(self):
+        """What is done meanwhile is not time of training."""
+        begin = time.perf_counter()
+        yield
+        self._clock += time.perf_counter() - begin
+
+    def _log(self):
+        counters, learner, graph = self.counters, self.learner, self.graph
+        self.require_finite()
+        last_step, last_updates, last_evaluated, last_seconds = counters.logged
+        updates = learner.num_updates - last_updates
+        evaluated = learner.num_evaluated - last_evaluated
+        seconds = time.perf_counter() - self._clock
+        counters.logged = [counters.step, learner.num_updates, learner.num_evaluated, seconds]
+        row = {
+            "charts/episodic_return": counters.last_return,
+            "charts/episodic_length": counters.last_length,
+            "charts/SPS": (counters.step - last_step) / (seconds - last_seconds),
+            **self.charts,
+            "graph/nodes": graph.num_nodes,
+            "graph/edges": graph.num_edges,
+            "graph/novel_state_ratio": graph.novel_state_ratio,
+            "graph/evaluated_per_update": evaluated / updates if updates else None,
+        }
+        self.directory.log(
+            counters.step, row if self.frontier is None else row | self.frontier.metrics()
+        )
+
+    def require_finite(self):
+        """A network that learned NaN ends the run; its last checkpoint is from before."""
+        for name, value in self.charts.items():
+            self.charts[name] = None if value is None else float(value)
+            if value is not None and not math.isfinite(self.charts[name]):
+                self.directory.close()
+                fail(
+                    f"{name} is {self.charts[name]} at step {self.counters.step}: nothing more can "
+                    "be learned; its last checkpoint, if there is one, is from before. Try a "
+                    "smaller --learning-rate",
+                    status=1,
+                )
+
+    def _evaluate_if_due(self, stop):
+        is_new = self.counters.step > self.counters.evaluated_step
+        if is_new and self._is_due(self.args.eval_frequency):
+            with self._paused():
+                self._evaluate(stop)
+
+    def _evaluate(self, stop):
+        """Where stop was asked it leaves no trace."""
+        self.require_finite()
+        episodes = self.evaluate(self.counters.step, stop)
+        if episodes is not None:
+            returns, lengths = episodes
+            self.directory.log_evaluation(self.counters.step, returns, lengths)
+            self.counters.evaluations.append(float(np.mean(returns)))
+            self.counters.evaluated_step = self.counters.step
+
+    def _worth_of_graph(self):
+        """One line: how often states come again, and how often a target has more than one path."""
+        rng, replay = np.random.default_rng(0), self.parts["replay"]
+        rows = rng.integers(max(replay.size, 1), size=256)
+        several = 0
+        for node, action in zip(replay.node[rows], replay.action[rows], strict=True):
+            subgraphs = self.graph.expand([node], [action], self.args.depth)
+            several += (np.diff(subgraphs.level_outcomes) > 1).any()
+        return (
+            f"The graph: {1 - self.graph.novel_state_ratio:.1%} of the steps acted in a state "
+            f"seen before; {several / len(rows):.1%} of the targets of depth {self.args.depth} "
+            "have more than one path (docs/graphs.md says what that is worth)"
+        )
+
+    # ----------------------------------------------------------------------------------------------
+    # Start, checkpoint, resume
+    # ----------------------------------------------------------------------------------------------
+
+    def state(self):
+        """The tree of a checkpoint but for its parts' own: what the loop and the folder know."""
+        self.require_finite()
+        return {"charts": dict(self.charts), "obs": np.ascontiguousarray(self.env.obs)}
+
+    def _save(self):
+        self.directory.flush()
+        save_checkpoint(self.directory.path, self.parts | {"run": self})
+
+    def _restore(self):
+        """Take the checkpoint of args.resume. Returns the lock of its folder."""
+        path = self.args.resume
+        try:
+            with lock_folder(path) as lock:
+                found = load_checkpoint(path)
+                parts = self.parts | {"run": self}
+                check_like(found, {name: part.state() for name, part in parts.items()})
+                actions = found["env"]["actions"]
+                if not all(type(a) is int and 0 <= a < self.env.num_actions for a in actions):
+                    raise ValueError("Require the environment's own actions")
+                for name, part in self.parts.items():
+                    part.restore(found[name])
+                if not np.array_equal(self.env.obs, found["run"]["obs"]):
+                    raise ValueError(
+                        "the environment's versions play the episode under way otherwise"
+                    )
+                self.charts = found["run"]["charts"]
+        except (OSError, ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+            fail(f"cannot resume {path!r}: {error}")
+        return lock
+
+    def _open_directory(self, lock):
+        args = self.args
+        resumed = args.resume is not None
+        name = run_name(self.task, self.script.stem, args.backup, args.seed)
+        extra = () if self.frontier is None else FrontierEpisodes.METRICS
+        wandb = {"project": args.wandb_project_name, "entity": args.wandb_entity}
+        try:
+            return RunDirectory(
+                args.resume or Path(args.run_dir) / name,
+                {"script": str(self.script)} | asdict(args) | {"resume": None},
+                METRICS + extra,
+                resume_step=self.counters.step if resumed else None,
+                evaluated_step=self.counters.evaluated_step if resumed else None,
+                lock=lock,
+                wandb_options=wandb if args.track else None,
+            )
+        except OSError as error:
+            fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
+
+
+class StopSignal:
+    """Ctrl-C or SIGTERM, noted for the loop to end at a place of its choice.
+
+    As a context manager: `asked` becomes True at the first signal; the second one acts at once.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self):
+        self.asked = False
+        self._previous = [signal.signal(number, self._note) for number in self.SIGNALS]
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in zip(self.SIGNALS, self._previous, strict=True):
+            signal.signal(number, handler)
+
+    def _note(self, *_):
+        self.asked = True
+        self.__exit__()
+
+
+def seed_everything(args):
+    """Seed and set up NumPy, Python and torch. Returns the run's generator and torch's device."""
+    random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    if args.torch_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # none is read
+    torch.set_num_threads(args.threads or min(len(os.sched_getaffinity(0)), 8))
+    _keep_freed_memory()
+    if args.cuda:  # work is captured on the stream that it was warmed up on, not the default one
+        torch.cuda.set_stream(torch.cuda.Stream())
+    return np.random.default_rng(args.seed), torch.device("cuda" if args.cuda else "cpu")
+
+
+def _keep_freed_memory():
+    """Have glibc reuse large freed blocks: given back, they are zeroed page by page each time."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
+        mallopt(m_mmap_threshold, 2**25)  # the largest that it takes
+        mallopt(m_trim_threshold, 2**30)
+
+
+def compile_kernels(graph):
+    """Compile every kernel on a toy graph of the same kind, before the clock starts."""
+    start = time.perf_counter()
+    print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
+    rng = np.random.default_rng(0)
+    toy = TransitionGraph(
+        graph.num_actions, graph.obs_shape, graph.obs_dtype, frame_stack=graph.frame_stack
+    )
+    frontier, replay = FrontierEpisodes(toy), PrioritizedReplay(toy, 3, 1.0)
+    nodes = [toy.node(np.full(graph.obs_shape, i, graph.obs_dtype)) for i in range(2)]
+    for i in range(4):
+        replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False)
+        frontier.act(nodes[1 - i % 2], rng, starts_episode=i == 0)
+    frontier.metrics()
+    batch = replay.sample(2, 1.0, rng)
+    for source in ("trajectory", "graph"):
+        subgraphs = replay.subgraphs(batch, source, 3, 1, rng)
+        leaf_q = np.zeros((len(subgraphs.nodes), graph.num_actions), np.float32)
+        for rule in ("greedy", "behaviour"):
+            pair_q_values(subgraphs, leaf_q, 0.5, rule)
+        for rule in ("double", "behaviour"):
+            prune(subgraphs, rule, np.zeros_like)
+    print(f"{time.perf_counter() - start:.1f} s")
+
+
+@contextlib.contextmanager
+def errors_in_one_line():
+    """Around a script's main: what no step can mend ends it with one line."""
+
+    def interrupted(*_):
+        print("\ninterrupted before the run began; nothing is left of it", file=sys.stderr)
+        os._exit(130)  # Numba, while it compiles, takes an exception for one of its own
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except MemoryError as error:
+        fail(f"no memory: {error}; give a smaller --buffer-size or --total-timesteps")
