@@ -62,10 +62,10 @@ class Args(RunFlags):
     """run on the GPU; on by default where there is one"""
     cuda_graphs: bool = True
     """on a GPU, replay each update as one CUDA graph; off: the same operations one by one"""
-    bf16_targets: bool = False
-    """evaluate target values in bfloat16"""
+    bf16: bool = False
+    """run the network in bfloat16, forward and backward; weights, Adam and losses stay float32"""
     threads: int = 0
-    """CPU threads for torch; 0 = all cores, at most 8"""
+    """CPU threads for torch; 0 = as many, up to 8, as are quickest when the run starts"""
     total_timesteps: int = 100_000
     """environment steps (of 4 frames each)"""
     learning_rate: float = 1e-4
@@ -207,9 +207,10 @@ class RainbowNetwork(nn.Module):
     def layers(self):
         return self.value_hidden, self.value, self.advantage_hidden, self.advantage
 
-    def heads(self, noisy=True):
+    def heads(self, noisy=True, dtype=torch.float32):
         """Weights of the four noisy layers: one draw for all states of a batch, or the means."""
-        return [layer.sample() if noisy else (layer.weight, layer.bias) for layer in self.layers()]
+        drawn = [layer.sample() if noisy else (layer.weight, layer.bias) for layer in self.layers()]
+        return [(weight.to(dtype), bias.to(dtype)) for weight, bias in drawn]
 
     def factored_heads(self):
         """What `heads` draws, for one state or few: the same values but for rounding."""
@@ -250,7 +251,7 @@ class Learner:
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
-        self.target_dtype = torch.bfloat16 if args.bf16_targets else torch.float32
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # of layers and activations
         network = make_network(args, graph.obs_shape, graph.num_actions)
         self.online = network.to(device, memory_format=torch.channels_last)
         self.support = self.online.support
@@ -261,11 +262,11 @@ class Learner:
             self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = torch.optim.Adam(
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True,
-            capturable=device.type == "cuda",
+            capturable=device.type != "cpu",
         )  # fmt: skip
         self.num_updates = 0
         self.num_evaluated = 0  # states that target computation sent through the convolutions
-        self.padded = device.type == "cuda"
+        self.padded = device.type != "cpu"
         self.frames = None  # the graph's, on the GPU: uint8 [capacity, 84, 84]
         self.captured = CapturedCalls(self.fixed_update, args.cuda_graphs and self.padded)
 
@@ -293,13 +294,10 @@ class Learner:
 
     def draw_heads(self):
         """Noisy weights: the online network's, the same to select actions with, the target's."""
-        heads = self.online.heads()
+        heads = self.online.heads(dtype=self.dtype)
+        fixed = [(weight.detach(), bias.detach()) for weight, bias in heads]
         with torch.no_grad():
-            fixed, target = (
-                [(weight.to(self.target_dtype), bias.to(self.target_dtype)) for weight, bias in h]
-                for h in ([(w.detach(), b.detach()) for w, b in heads], self.target.heads())
-            )
-        return heads, fixed, target
+            return heads, fixed, self.target.heads(dtype=self.dtype)
 
     def pruned_update(self, batch, subgraphs, rule):
         """An update that evaluates as few states as the rule can do with."""
@@ -315,7 +313,7 @@ class Learner:
         features, q = [], []  # of the nodes asked for, in that order
 
         def best_actions(nodes):
-            features.append(self.online.features(self.observations(nodes), self.target_dtype))
+            features.append(self.online.features(self.observations(nodes), self.dtype))
             q.append(self.online.log_pmf(features[-1], online_heads).exp() @ self.support)
             self.num_evaluated += len(nodes)
             return q[-1].argmax(dim=1).cpu().numpy()
@@ -328,7 +326,7 @@ class Learner:
             features = torch.cat(features)[leaves]
         else:
             obs = self.observations(subgraphs.nodes[is_leaf])
-            features = self.target.features(obs, self.target_dtype)
+            features = self.target.features(obs, self.dtype)
         leaf_pmf = self.support.new_zeros(len(is_leaf), self.online.num_actions, len(self.support))
         leaf_pmf[leaves] = self.target.log_pmf(features, target_heads).exp()  # [M, A, n_atoms]
         return categorical_targets(
@@ -337,7 +335,7 @@ class Learner:
 
     def step(self, heads, targets, obs, actions, weights):
         """Loss, gradient and Adam for targets [B, n_atoms]; result as of `update`."""
-        log_pmf = self.online.log_pmf(self.online.features(obs), heads)
+        log_pmf = self.online.log_pmf(self.online.features(obs, self.dtype), heads)
         log_pmf = log_pmf[torch.arange(len(actions), device=self.device), actions]  # [B, n_atoms]
         cross_entropy = -(targets * log_pmf).sum(dim=1)  # [B]
         loss = (weights * cross_entropy).mean()
@@ -382,10 +380,10 @@ class Learner:
         heads, fixed_heads, target_heads = self.draw_heads()
         with torch.no_grad():
             leaf_obs = obs[:num_nodes]
-            features = self.online.features(leaf_obs, self.target_dtype)  # [M, 3136]
+            features = self.online.features(leaf_obs, self.dtype)  # [M, 3136]
             selector_q = self.online.log_pmf(features, fixed_heads).exp() @ self.support
             if not self.shared:
-                features = self.target.features(leaf_obs, self.target_dtype)
+                features = self.target.features(leaf_obs, self.dtype)
             leaf_pmf = self.target.log_pmf(features, target_heads).exp()  # [M, A, n_atoms]
             _, rule = BACKUPS[self.args.backup]
             targets = back_up_laws(

@@ -23,7 +23,7 @@ class RunFlags:
     cuda: bool = False
     """run on the GPU"""
     threads: int = 1
-    """CPU threads for torch; 0 = all cores, at most 8"""
+    """CPU threads for torch; 0 = as many, up to 8, as are quickest when the run starts"""
     track: bool = False
     """log to Weights and Biases as well (pip install wandb)"""
     wandb_project_name: str = "graph-backup"
