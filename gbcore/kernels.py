@@ -490,10 +490,8 @@ class Subgraphs(NamedTuple):
     @property
     def pair_nodes(self):
         """int64 [P], the node of every pair, roots first; -1 where `prune` has left it out."""
-        vertex_nodes = np.append(self.nodes, -1)[self.vertex_row]
-        return np.concatenate(
-            [self.root_nodes, np.repeat(vertex_nodes, np.diff(self.vertex_pairs))]
-        )
+        rows = np.repeat(self.vertex_row, np.diff(self.vertex_pairs))
+        return np.append(self.root_nodes, np.append(self.nodes, -1)[rows])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

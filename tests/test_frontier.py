@@ -23,7 +23,6 @@ class World:
         ids, states = ([g.node(obs) for obs in observations] for g in (self.graph, self.naive))
         getattr(self.graph, method)(ids[0], a, 0.0, ids[1], done)
         getattr(self.naive, method)(states[0], a, 0.0, states[1], done)
-        self.planner.changed(*ids)
 
     def add(self, *transition):
         self.change("add", *transition)
@@ -176,11 +175,10 @@ def test_ids_of_no_node_are_refused(node):
     planner, rng = FrontierPlanner(graph), np.random.default_rng(0)
     for i in range(2):
         graph.node(np.array([i]))
-    episodes = FrontierEpisodes(planner)
+    episodes = FrontierEpisodes(graph)
     for call in (
         lambda: planner.act(node, rng), lambda: planner.action_values(node),
-        lambda: planner.changed(0, node), lambda: planner.changed(node, 0),
-        lambda: episodes.begin(node, rng), lambda: episodes.act(node, rng),
+        lambda: episodes.act(node, rng, True), lambda: episodes.act(node, rng, False),
     ):  # fmt: skip
         with pytest.raises(KeyError, match="Require the id of a node"):
             call()
@@ -192,7 +190,7 @@ def test_what_is_no_integer_is_refused_and_leaves_nothing_behind(node):
     planner = FrontierPlanner(graph)
     graph.node(np.array([0]))
     for call in (
-        lambda: planner.changed(0, node), lambda: planner.changed(node, 0),
+        lambda: graph.add(0, 0, 0.0, node, False), lambda: graph.add(node, 0, 0.0, 0, False),
         lambda: planner.act(node, np.random.default_rng(0)), lambda: graph.require_node(node),
         lambda: planner.plan("much" if node is None else node + 0.5),
     ):  # fmt: skip
@@ -263,10 +261,9 @@ def grid_world(episodes, rng, num_steps, size=6):
     graph, shares, starts, at = episodes.planner.graph, [], True, 0
     for _ in range(num_steps):
         node = graph.node(np.array([at]))
+        action = episodes.act(node, rng, starts)
         if starts:
-            episodes.begin(node, rng)
             shares.append(episodes.share)
-        action = episodes.act(node, rng)
         if action is None:
             action = int(rng.integers(4))
         x, y = at % size, at // size
@@ -275,7 +272,6 @@ def grid_world(episodes, rng, num_steps, size=6):
         done = at % size == size - 1
         next_node = graph.node(np.array([at]))
         graph.add(node, action, 0.0, next_node, done)
-        episodes.planner.changed(node, next_node)
         starts = done
         at = 0 if done else at
     return shares
@@ -283,7 +279,7 @@ def grid_world(episodes, rng, num_steps, size=6):
 
 def test_the_share_falls_to_zero_when_everything_was_tried():
     graph = TransitionGraph(4, (1,), np.int64)
-    episodes = FrontierEpisodes(FrontierPlanner(graph), share=1.0)
+    episodes = FrontierEpisodes(graph, share=1.0)
     shares = grid_world(episodes, np.random.default_rng(0), 1_500)
     assert max(shares) > 0.5
     assert shares[-1] == 0
@@ -293,13 +289,13 @@ def test_the_share_falls_to_zero_when_everything_was_tried():
 
 def test_no_share_no_planned_step():
     graph = TransitionGraph(4, (1,), np.int64)
-    episodes = FrontierEpisodes(FrontierPlanner(graph), share=0.0)
+    episodes = FrontierEpisodes(graph, share=0.0)
     assert set(grid_world(episodes, np.random.default_rng(0), 500)) == {0.0}
 
 
 def test_the_share_is_what_planned_steps_find_more_than_others():
     graph = TransitionGraph(2, (1,), np.int64)
-    episodes, rng = FrontierEpisodes(FrontierPlanner(graph), share=0.5), np.random.default_rng(0)
+    episodes, rng = FrontierEpisodes(graph, share=0.5), np.random.default_rng(0)
     node = graph.node(np.array([0]))
     for found, steps, planned_found, planned_steps, expected in (
         (0, 0, 0, 0, 0.0),
@@ -309,22 +305,22 @@ def test_the_share_is_what_planned_steps_find_more_than_others():
         (0, 9_999, 0, 1_999, 0.5 * (1 - 2_000 / 10_000) * (1 / 2_000) / WORTHWHILE),
     ):
         episodes._lately[:] = [[found, steps], [planned_found, planned_steps]]
-        episodes.begin(node, rng)
+        episodes.act(node, rng, starts_episode=True)
+        episodes.take_back()
+        episodes.is_underway = False
         assert episodes.share == pytest.approx(expected)
 
 
 def test_rates_are_of_the_last_steps():
     graph = TransitionGraph(1, (1,), np.int64)
-    episodes, rng = FrontierEpisodes(FrontierPlanner(graph)), np.random.default_rng(0)
+    episodes, rng = FrontierEpisodes(graph), np.random.default_rng(0)
     nodes = [graph.node(np.array([s])) for s in range(2)]
     graph.add(nodes[0], 0, 0.0, nodes[1], False)
-    episodes.planner.changed(*nodes)
-    episodes.begin(nodes[0], rng)
-    for node in (nodes[0], nodes[1], nodes[0], nodes[0]):
-        episodes.act(node, rng)
+    for i, node in enumerate((nodes[0], nodes[1], nodes[0], nodes[0])):
+        episodes.act(node, rng, starts_episode=i == 0)
     keep = 1 - 1 / MEMORY  # of three steps the first found a state without actions
     np.testing.assert_allclose(episodes._lately[0], [keep**2, 1 + keep + keep**2])
-    episodes.act(nodes[1], rng)  # an end: there was nothing to act in
+    episodes.act(nodes[1], rng, False)  # an end: there was nothing to act in
     episodes.take_back()
     assert episodes.metrics()["frontier/states_per_1000"] == pytest.approx(1000 / 3)
     assert episodes.metrics()["frontier/states_per_1000"] is None
@@ -336,23 +332,23 @@ def test_rates_are_of_the_last_steps():
 
 
 @pytest.mark.parametrize("seed", range(scaled(10, 3)))
-def test_a_restored_planner_goes_on_the_same(seed, tmp_path):
+def test_a_restored_planner_goes_on_the_same(seed):
     world = random_world(seed, num_changes=150)
-    world.graph.save(tmp_path / "graph.npz")
-    np.savez(tmp_path / "planner.npz", **world.planner.state())
-    loaded = TransitionGraph.load(tmp_path / "graph.npz")
-    again = FrontierPlanner(loaded, world.planner.discount, world.planner.prior)
-    with np.load(tmp_path / "planner.npz") as file:
-        again.restore(dict(file))
+    another = random_world(seed + 1, discount=world.planner.discount, prior=world.planner.prior)
+    loaded, again = another.graph, another.planner  # its own contents and changes are forgotten
+    if loaded.num_actions != world.graph.num_actions:
+        loaded = TransitionGraph.from_state(world.graph.state())
+        again = FrontierPlanner(loaded, world.planner.discount, world.planner.prior)
+    loaded.restore(world.graph.state())
+    again.restore(world.planner.state())
     assert again.check_valid() == []
     rng = np.random.default_rng(0)
     for _ in range(30):
         nodes = [world.graph.node(rng.integers(30, size=1)) for _ in range(2)]
-        for graph, planner in ((world.graph, world.planner), (loaded, again)):
+        for graph in (world.graph, loaded):
             for node in nodes:
                 assert graph.node(world.graph.observations_of(node)) == node
             graph.add(nodes[0], 0, 0.0, nodes[1], False)
-            planner.changed(*nodes)
         budget = int(rng.integers(1, 20))
         assert again.plan(budget) == world.planner.plan(budget)
         assert again.values.tobytes() == world.planner.values.tobytes()
@@ -366,6 +362,30 @@ DAMAGE = {
     "heap": lambda a: np.array([-1]),
     "priority": lambda a: np.zeros(99),
 }
+NUMBERS = {
+    "share": (-1, 0.6, np.nan), "start_value": (-1, 2, np.nan),
+    "lately": (np.zeros(4), np.full((2, 2), np.nan), -np.ones((2, 2)), np.eye(2)),
+    "window": (np.zeros(2, np.int64), np.array([0, np.inf]), np.array([3.0, 2.0])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_out_of_range_are_refused_and_change_nothing(name):
+    graph = TransitionGraph(4, (1,), np.int64)
+    episodes = FrontierEpisodes(graph)
+    grid_world(episodes, np.random.default_rng(0), 200)
+    saved = episodes.state()
+    for bad in NUMBERS[name]:
+        with raises_naming("Require", ValueError):
+            episodes.restore(saved | {name: bad, "is_underway": not saved["is_underway"]})
+    with raises_naming("priority", ValueError):
+        planner = saved["planner"] | {"heap": np.array([0]), "priority": np.array([np.nan])}
+        episodes.restore(saved | {"planner": planner, "share": 0.125})
+    again = FrontierEpisodes(graph)
+    again.restore(saved)
+    for name, value in again.state().items():
+        assert name == "planner" or np.array_equal(value, saved[name])
+        np.testing.assert_equal(episodes.state()[name], saved[name])
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -393,7 +413,7 @@ def test_bad_arguments(arguments, value):
 @pytest.mark.parametrize(("arguments", "value"), [({"share": 1.5}, 1.5), ({"budget": 0}, 0)])
 def test_bad_arguments_of_episodes(arguments, value):
     with raises_naming(value):
-        FrontierEpisodes(FrontierPlanner(TransitionGraph(1, (1,))), **arguments)
+        FrontierEpisodes(TransitionGraph(1, (1,)), **arguments)
 
 
 @pytest.mark.parametrize("last", ["state", "check_valid", "plan"])

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from naive import NaiveGraph
 
-from gbcore import TransitionGraph, q_targets
+from gbcore import TransitionGraph, prune, q_targets, trajectory_subgraphs
+from gbcore.targets import pad, padded_sizes
 
 BIG = 2**40
 
@@ -193,18 +194,27 @@ class FrameStackMachine(GraphMachine):
         assert self.twins.graph.num_frames == len(frames)
 
 
-class SavedMachine(GraphMachine):
+class Saving:
     """Saving and loading between any two operations changes nothing."""
 
     @rule()
     def save_and_load(self):
         self.twins.graph = reloaded(self.twins.graph)
 
-
-class SavedFrameStackMachine(FrameStackMachine):
     @rule()
-    def save_and_load(self):
-        self.twins.graph = reloaded(self.twins.graph)
+    def restore_into_another_graph(self):
+        other = self.make().graph
+        other.add(other.node(self.obs(1)), 0, 0.0, other.node(self.obs(8)), False)
+        other.restore(self.twins.graph.state())
+        self.twins.graph = other
+
+
+class SavedMachine(Saving, GraphMachine):
+    pass
+
+
+class SavedFrameStackMachine(Saving, FrameStackMachine):
+    pass
 
 
 def reloaded(graph):
@@ -804,6 +814,39 @@ def test_check_valid_reports_corrupt_frames():
         assert graph.check_valid() != []
 
 
+# --- the pairs of subgraphs ---
+
+
+@pytest.mark.parametrize("breadth", [0, 3])
+def test_pairs_know_their_nodes(breadth):
+    """Each pair has the count, and the next nodes, of that node and action in the graph."""
+    graph, rng = busy_graph(), np.random.default_rng(0)
+    edges = graph.edges()
+    roots = np.append(edges["source"][:7], edges["next"][:3]), np.array([0, 1] * 5)
+    sub = graph.expand(*roots, 4, breadth=breadth, rng=rng)
+    for case in (sub, prune(sub, "double", lambda nodes: nodes % 3)[0]):
+        assert case.pair_nodes.shape == case.pair_action.shape
+        np.testing.assert_array_equal(case.pair_nodes[:10], roots[0])
+        vertex = np.append(np.append(case.nodes, case.nodes[case.vertex_row]), -1)
+        for pair, (node, action) in enumerate(zip(case.pair_nodes, case.pair_action, strict=True)):
+            here = (edges["source"] == node) & (edges["action"] == action)
+            assert case.pair_count[pair] == edges["count"][here].sum()
+            led_to = np.where(edges["terminated"][here], -1, edges["next"][here])
+            assert set(vertex[case.outcome_vertex[case.outcome_pair == pair]]) == set(led_to)
+    assert (prune(sub, "behaviour")[0].pair_nodes >= -1).all()
+    padded = pad(sub, padded_sizes(sub))
+    np.testing.assert_array_equal(padded.pair_nodes[:10], roots[0])
+    assert padded.pair_nodes.shape == padded.pair_action.shape
+
+
+def test_pairs_of_trajectories_know_their_nodes():
+    node, next_node = np.arange(5, 15), np.arange(6, 16)
+    zeros = np.zeros(10)
+    cut = np.arange(10) == 9
+    sub = trajectory_subgraphs([3, 8], 4, node, zeros.astype(int), zeros, next_node, zeros, cut)
+    assert sub.pair_nodes.tolist() == [8, 13, 9, 14, 10, 11]
+
+
 # --- invalid arguments ---
 
 
@@ -994,10 +1037,34 @@ def test_load_refuses_damaged_arrays(name, tmp_path):
         variants.append(whole | {name: whole[name].astype(np.int16)})
     if name == "frame_uses":  # without it, the file is of a graph without frames
         variants = variants[1:]
+    if name != "format_version":
+        variants.append(whole | {name: 7})  # no array
+    other = TransitionGraph(3, (4, 1, 1), frame_stack=True)
+    node = other.node(np.zeros((4, 1, 1), np.uint8))
     for variant in variants:
         np.savez(path, **variant)
         with raises_naming("graph.npz", ValueError):
             TransitionGraph.load(path)
+        with pytest.raises((ValueError, KeyError)):
+            other.restore(variant)
+    assert (other.num_nodes, other.find(np.zeros((4, 1, 1), np.uint8))) == (1, node)
+    assert other.check_valid() == []
+
+
+def test_a_graph_is_restored_into_one_of_its_kind_alone():
+    state = busy_graph(steps=100).state()
+    for kind, named in (
+        ((2, (4, 1, 1)), "num_actions"), ((3, (2, 2, 1)), "obs_shape"),
+        ((3, (4, 1, 1), np.int8), "obs_dtype"), ((3, (4, 1, 1), np.uint8, True), "frame_stack"),
+    ):  # fmt: skip
+        with raises_naming(named, ValueError):
+            TransitionGraph(*kind).restore(state)
+    large = TransitionGraph(3, (4, 1, 1), capacity=5_000)
+    large.restore(state)
+    room = nbytes(large)
+    for k in range(4_000):
+        large.node(np.array([k], np.uint32).view(np.uint8).reshape(4, 1, 1))
+    assert nbytes(large) == room
 
 
 def test_load_rejects_other_files(tmp_path):

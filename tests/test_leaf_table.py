@@ -104,10 +104,27 @@ def test_state_and_restore(tmp_path):
     loaded = TransitionGraph.load(tmp_path / "graph.npz")
     other = LeafTable(loaded, value_of)
     other.restore(table.state())
+    assert other.num_evaluated == table.num_evaluated == 4
     np.testing.assert_array_equal(other.known, table.known)
     assert np.flatnonzero(other.known).tolist() == [0, 3, 4, 10]
     np.testing.assert_array_equal(other.values(np.arange(50)), table.values(np.arange(50)))
+    known = other.known
+
+    def damaged(**arrays):
+        saved = table.state()
+        return saved | {"rows": saved["rows"] | arrays}
+
     with pytest.raises(ValueError, match="float64"):
-        other.restore(table.state() | {"q": np.zeros((50, 2))})
+        other.restore(damaged(q=np.zeros((50, 2))))
     with pytest.raises(ValueError, match=r"\(49,\)"):
-        other.restore(table.state() | {"known": np.zeros(49, np.bool_)})
+        other.restore(damaged(known=np.zeros(49, np.bool_)))
+    with pytest.raises(ValueError, match="finite"):
+        other.restore(damaged(q=np.full((50, 2), np.nan, np.float32)))
+    with pytest.raises(ValueError, match="got -1"):
+        other.restore(table.state() | {"num_evaluated": -1})
+    np.testing.assert_array_equal(other.known, known)
+    graph.add(nodes[2], 1, 0.0, nodes[2], False)
+    freed = graph.remove(nodes[48], 0, 0.0, nodes[49], False)
+    assert freed == [nodes[49]]
+    with pytest.raises(ValueError, match="freed"):
+        table.restore(damaged(known=np.arange(50) == freed[0]))
