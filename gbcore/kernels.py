@@ -902,11 +902,11 @@ def read_value(rule, q, i, best, policy, row):
 
 
 @njit(cache=True, nogil=True)
-def back_up(sub, leaf_q, best, policy, gamma, rule, values, pair_q):
+def back_up(sub, leaf_q, best, policy, gamma, rule, prior, values, pair_q):
     """Nested Bellman backup of every pair, deepest level first: paper Eq. 3 to 8.
 
     best int64 [M] is the online network's action, empty where there is none; policy [M, A], empty
-    likewise. Out: values [M + V + 1] of all vertices, pair_q [P].
+    likewise. Out: values [M + V + 1] of all vertices, pair_q [P], below the roots with the prior.
     """
     vertex_row, vertex_pairs = sub.vertex_row, sub.vertex_pairs
     pair_action, pair_count = sub.pair_action, sub.pair_count
@@ -930,6 +930,10 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, values, pair_q):
         for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
             row = vertex_row[v]
             first, last = vertex_pairs[v], vertex_pairs[v + 1]
+            if prior > 0:
+                for p in range(first, last):
+                    share = prior / (pair_count[p] + prior)
+                    pair_q[p] += share * (leaf_q[row, pair_action[p]] - pair_q[p])
             if rule == BEHAVIOUR:
                 total = 0.0
                 count = 0

@@ -11,6 +11,10 @@ nothing but the kind of value that they carry. With V_0 read from the network, f
 
 The paper's Equations 5 to 8 of nested and mixed Graph Backup; on trajectories, Tree Backup
 (Equation 4: "greedy", "double") and n-step Q (Equation 3: "behaviour").
+
+With prior = p > 0 the network's value counts as p observations of every seen pair below the root:
+V_k reads (c(s, a) G_k(s, a) + p q(s, a)) / (c(s, a) + p) in place of G_k(s, a), as laws the same
+mixture. So the fewer outcomes of a pair are known, the less a lucky one counts.
 """
 
 from typing import NamedTuple
@@ -25,7 +29,7 @@ from gbcore.kernels import BEHAVIOUR, DOUBLE, GREEDY, POLICY, Subgraphs
 RULES = {"greedy": GREEDY, "double": DOUBLE, "policy": POLICY, "behaviour": BEHAVIOUR}
 
 
-def q_targets(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=None):
+def q_targets(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=None, prior=0.0):
     """Scalar targets of the roots.
 
     Args:
@@ -36,20 +40,24 @@ def q_targets(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=N
         selector_q: [M, A], the online network's values: needed by "double"; with "behaviour" the
             boundary is read as in "double" rather than by its maximum.
         policy: [M, A], probabilities: needed by "policy".
+        prior: observations that the network's value of a seen pair below the root counts as, in
+            [0, inf). With "behaviour" each pair of the mean is read so, and weighs what it weighs.
 
     Returns:
         [B], of the dtype of leaf_q.
 
     Raises:
-        ValueError: for an unknown rule, a missing argument, a wrong shape, or a policy that is
-            negative or whose rows do not sum to 1.
+        ValueError: for an unknown rule, a missing argument, a wrong shape, a policy that is
+            negative or whose rows do not sum to 1, or a prior out of range.
         TypeError: for values that are neither float32 nor float64.
     """
-    return pair_q_values(subgraphs, leaf_q, gamma, rule, selector_q, policy)[: subgraphs.num_roots]
+    pair_q = pair_q_values(subgraphs, leaf_q, gamma, rule, selector_q, policy, prior)
+    return pair_q[: subgraphs.num_roots]
 
 
-def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=None):
-    """As `q_targets`, for every expanded pair [P]: roots first, then level by level.
+def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=None, prior=0.0):
+    """As `q_targets`, for every expanded pair [P]: roots first, then level by level, the latter
+    with the prior.
 
     Their nodes and actions are `subgraphs.pair_nodes` and `subgraphs.pair_action`. A pair met on
     several levels, or under several roots, comes several times.
@@ -57,7 +65,7 @@ def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, poli
     leaf_q = np.ascontiguousarray(leaf_q)
     if leaf_q.dtype not in (np.float32, np.float64):
         raise TypeError(f"Require leaf_q of float32 or float64, got {leaf_q.dtype}")
-    _check_arguments(subgraphs, "leaf_q", leaf_q.shape, 2, gamma, rule)
+    _check_arguments(subgraphs, "leaf_q", leaf_q.shape, 2, gamma, rule, prior)
     best, probabilities = np.empty(0, np.int64), np.empty((0, 0), leaf_q.dtype)
     if _needs_selector(rule, selector_q):
         _check_companion("selector_q", selector_q, leaf_q.shape)
@@ -69,14 +77,15 @@ def pair_q_values(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, poli
     values = np.empty(len(leaf_q) + len(subgraphs.vertex_row) + 1, leaf_q.dtype)
     pair_q = np.empty(len(subgraphs.pair_action), leaf_q.dtype)
     kernels.back_up(
-        subgraphs, leaf_q, best, probabilities, float(gamma), RULES[rule], values, pair_q
-    )
+        subgraphs, leaf_q, best, probabilities, float(gamma), RULES[rule], float(prior),
+        values, pair_q,
+    )  # fmt: skip
     return pair_q
 
 
 @torch.no_grad()
 def categorical_targets(
-    subgraphs, leaf_pmf, support, gamma, rule="double", selector_q=None, policy=None
+    subgraphs, leaf_pmf, support, gamma, rule="double", selector_q=None, policy=None, prior=0.0
 ):
     """Categorical (C51) targets of the roots: paper, Algorithm 2, made synchronous.
 
@@ -92,16 +101,18 @@ def categorical_targets(
             distributions.
         selector_q: Tensor [M, A], as in `q_targets`.
         policy: Tensor [M, A], as in `q_targets`.
+        prior: as in `q_targets`.
 
     Returns:
         Tensor [B, n_atoms], of the dtype and on the device of leaf_pmf; rows sum to 1.
 
     Raises:
-        ValueError: for an unknown rule, a missing argument, or a wrong shape. On the CPU also for a
-            support that is not equally spaced and increasing, a policy as in `q_targets`, and
-            targets that do not sum to 1, since what they read of leaf_pmf does not.
+        ValueError: for an unknown rule, a missing argument, a wrong shape, or a prior out of range.
+            On the CPU also for a support that is not equally spaced and increasing, a policy as in
+            `q_targets`, and targets that do not sum to 1, since what they read of leaf_pmf does
+            not.
     """
-    _check_arguments(subgraphs, "leaf_pmf", tuple(leaf_pmf.shape), 3, gamma, rule)
+    _check_arguments(subgraphs, "leaf_pmf", tuple(leaf_pmf.shape), 3, gamma, rule, prior)
     num_leaves, num_actions, num_atoms = leaf_pmf.shape
     if tuple(support.shape) != (num_atoms,) or num_atoms < 2:
         raise ValueError(f"Require support of shape ({num_atoms},), got {tuple(support.shape)}")
@@ -130,6 +141,7 @@ def categorical_targets(
         rule,
         None if selector_q is None else selector_q.to(device),
         None if policy is None else policy.to(device, dtype),
+        prior,
     )
     unseen = np.flatnonzero(subgraphs.root_row >= 0)
     if len(unseen):
@@ -260,7 +272,9 @@ def level_bounds(subgraphs):
 
 
 @torch.no_grad()
-def back_up_laws(sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, policy=None):
+def back_up_laws(
+    sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, policy=None, prior=0.0
+):
     """`categorical_targets` of roots that were all seen, from tensors on one device.
 
     Waits for nothing and reads no shape from the device: with fixed shapes it can be captured.
@@ -268,7 +282,7 @@ def back_up_laws(sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, p
     Args:
         sub: `SubgraphTensors`.
         levels: what `level_bounds` returned.
-        leaf_pmf, support, gamma, rule, selector_q, policy: as in `categorical_targets`.
+        leaf_pmf, support, gamma, rule, selector_q, policy, prior: as in `categorical_targets`.
     """
     device, dtype = leaf_pmf.device, leaf_pmf.dtype
     num_leaves, _, num_atoms = leaf_pmf.shape
@@ -308,6 +322,9 @@ def back_up_laws(sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, p
         pair_of[where] = torch.arange(num_roots, num_pairs, device=device)
         pair_of = pair_of[:num_vertices, None]  # [V, 1]
         vertex_leaf = law[sub.vertex_row]
+    if prior > 0:
+        prior_share = prior / (sub.pair_count[num_roots:, None].to(dtype) + prior)
+        prior_law = leaf_pmf[sub.vertex_row[sub.pair_vertex], sub.pair_action[num_roots:]]
     flat = pair_law.view(-1)
     for (o0, p0, v0), (o1, p1, v1) in zip(levels[-2::-1], levels[:0:-1], strict=True):
         if o0 == o1:
@@ -318,11 +335,14 @@ def back_up_laws(sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, p
         if v0 == v1:
             continue
         here = slice(num_leaves + v0, num_leaves + v1)
+        below = slice(p0 - num_roots, p1 - num_roots)  # pairs of the level, the roots not counted
+        if prior > 0:
+            pair_law[p0:p1].lerp_(prior_law[below], prior_share[below])
         if rule == "double":
             nested = pair_law[pair_of[v0:v1, 0]]
             law[here] = torch.where(pair_of[v0:v1] >= 0, nested, vertex_leaf[v0:v1])
             continue
-        local = sub.pair_vertex[p0 - num_roots : p1 - num_roots] - v0
+        local = sub.pair_vertex[below] - v0
         if rule == "behaviour":
             count = sub.pair_count[p0:p1].to(dtype)[:, None]
             total = count.new_zeros(v1 - v0, 1).index_add_(0, local, count)
@@ -341,33 +361,38 @@ def back_up_laws(sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, p
     return pair_law[:num_roots]
 
 
-def prune(subgraphs, rule, best_actions=None):
+def prune(subgraphs, rule, best_actions=None, prior=0.0):
     """The part of the subgraphs that a "double" or "behaviour" target reads.
 
     With "double" the action at a state is the online network's, whatever the nested values are: of
     each state only that one pair can matter. Targets over the pruned subgraphs equal those over the
     whole ones, and need the target network only where that path leaves the graph, the online
-    network only along it. With "behaviour" they need the boundary alone.
+    network only along it. With "behaviour" they need the boundary alone. A prior reads the leaf
+    values of every pair that is kept, too.
 
     Args:
         subgraphs: as in `q_targets`.
         rule: "double" or "behaviour".
         best_actions: function of node ids int64 [n] that returns the online network's actions
             int64 [n]; needed by "double". It is called once per level, never twice for a node.
+        prior: as in `q_targets`, which must be given the same one.
 
     Returns:
         The pruned `Subgraphs`, whose nodes come in the order in which they were asked for, and a
-        bool [M] of these nodes: is the leaf value itself read there? With "behaviour", vertex_row
-        is -1 for an expanded vertex whose state is not among the nodes.
+        bool [M] of these nodes: is the leaf value itself read there? With "behaviour" and no prior,
+        vertex_row is -1 for an expanded vertex whose state is not among the nodes.
 
     Raises:
-        ValueError: for another rule, missing best_actions, or other than one action >= 0 per node.
+        ValueError: for another rule, missing best_actions, other than one action >= 0 per node, or
+            a prior out of range.
         TypeError: for actions that are no integers.
     """
+    _check_prior(prior)
     num_leaves = len(subgraphs.nodes)
     pair_read = np.ones(len(subgraphs.pair_action), np.bool_)
     if rule == "behaviour":
-        rows = np.unique(subgraphs.outcome_vertex[subgraphs.outcome_vertex < num_leaves])
+        rows = subgraphs.outcome_vertex[subgraphs.outcome_vertex < num_leaves]
+        rows = np.unique(rows) if prior == 0 else np.union1d(rows, subgraphs.vertex_row)
     elif rule == "double" and best_actions is not None:
         pair_read[subgraphs.num_roots :] = False
         vertex_read = np.zeros(len(subgraphs.vertex_row), np.bool_)
@@ -394,7 +419,10 @@ def prune(subgraphs, rule, best_actions=None):
     unseen_roots = np.setdiff1d(subgraphs.root_row[subgraphs.root_row >= 0], rows)
     rows = np.concatenate([rows, unseen_roots])
     leaf_read = np.empty(len(rows), np.bool_)
-    return kernels.keep_marked(subgraphs, rows, pair_read, leaf_read), leaf_read
+    pruned = kernels.keep_marked(subgraphs, rows, pair_read, leaf_read)
+    if prior > 0:
+        leaf_read[pruned.vertex_row] = True
+    return pruned, leaf_read
 
 
 def _round_up(size):
@@ -418,7 +446,7 @@ def _needs_selector(rule, selector_q):
     return rule == "double" or (rule == "behaviour" and selector_q is not None)
 
 
-def _check_arguments(subgraphs, name, shape, num_axes, gamma, rule):
+def _check_arguments(subgraphs, name, shape, num_axes, gamma, rule, prior):
     if rule not in RULES:
         raise ValueError(f"Require a rule of {', '.join(RULES)}; got {rule!r}")
     if len(shape) != num_axes or shape[0] != len(subgraphs.nodes):
@@ -431,6 +459,12 @@ def _check_arguments(subgraphs, name, shape, num_axes, gamma, rule):
         raise ValueError(f"Require {name} with all actions, got {shape[1]} for action {largest}")
     if not 0 <= gamma <= 1:
         raise ValueError(f"Require 0 <= gamma <= 1, got {gamma}")
+    _check_prior(prior)
+
+
+def _check_prior(prior):
+    if not 0 <= prior < np.inf:
+        raise ValueError(f"Require 0 <= prior < inf, got {prior}")
 
 
 def _check_policy(policy):

@@ -57,6 +57,8 @@ class Case:
     Node ids differ from states on purpose, so that mixing them up shows.
     """
 
+    prior = 0.0  # of all targets; a test may set it
+
     def __init__(
         self, num_actions, transitions, removals=(), num_states=0, gamma=0.9, seed=0, num_atoms=5
     ):
@@ -128,6 +130,7 @@ class Case:
             rule=rule,
             selector_q=self.selector_q[rows].astype(dtype) if online else None,
             policy=self.policy[rows].astype(dtype) if rule == "policy" else None,
+            prior=self.prior,
         )
 
     def categorical_targets(self, sub, name, dtype=np.float64):
@@ -149,6 +152,7 @@ class Case:
             rule=rule,
             selector_q=tensor(self.selector_q[rows]) if online else None,
             policy=tensor(self.policy[rows]) if rule == "policy" else None,
+            prior=self.prior,
         )
         assert out.dtype == tensor(self.support).dtype
         return out.numpy()
@@ -160,7 +164,8 @@ class Case:
             if categorical
             else Scalars(self.leaf_q, self.gamma)
         )
-        return Oracle(self.naive, values, rule, self.selector_q if online else None, self.policy)
+        selector_q = self.selector_q if online else None
+        return Oracle(self.naive, values, rule, selector_q, self.policy, self.prior)
 
 
 @st.composite
@@ -173,7 +178,7 @@ def cases(draw, max_states=5, max_actions=3, max_transitions=14, removals=True):
     done = st.sampled_from([False, False, False, True])
     row = st.tuples(state, action, reward, done, state, st.integers(1, 3))
     transitions = draw(st.lists(row, max_size=max_transitions, unique_by=lambda t: t[:5]))
-    return Case(
+    case = Case(
         num_actions,
         transitions,
         draw(st.lists(st.integers(0, 40), max_size=6)) if removals else (),
@@ -181,6 +186,8 @@ def cases(draw, max_states=5, max_actions=3, max_transitions=14, removals=True):
         draw(st.sampled_from([0.9, 1.0, 0.5, 0.0])),
         draw(st.integers(0, 1000)),
     )
+    case.prior = draw(st.sampled_from([0.0, 0.0, 0.5, 3.0]))
+    return case
 
 
 # name -> (num_actions, transitions (s, a, r, done, s2, count))

@@ -156,12 +156,12 @@ class Categoricals:
 class Oracle:
     """Targets on a NaiveGraph.
 
-    values: Scalars or Categoricals; rule: as in gbcore; selector_q, policy: [S, A] or None.
+    values: Scalars or Categoricals; rule, prior: as in gbcore; selector_q, policy: [S, A] or None.
     """
 
-    def __init__(self, graph, values, rule, selector_q=None, policy=None):
+    def __init__(self, graph, values, rule, selector_q=None, policy=None, prior=0):
         self.graph, self.values, self.rule = graph, values, rule
-        self.selector_q, self.policy = selector_q, policy
+        self.selector_q, self.policy, self.prior = selector_q, policy, prior
         self.tied = False  # a greedy choice between different values was left to rounding
         self._memo = {}
 
@@ -180,15 +180,17 @@ class Oracle:
         """V_depth(state)."""
         key = (state, depth)
         if key not in self._memo:
-            everything = self.graph.transitions(state)
+            counts = [self._count(state, a) for a in self._actions()]
+            pairs = [
+                self._with_prior(state, a, self.target(state, a, depth), counts[a])
+                for a in self._actions()
+            ]
             if self.rule != "behaviour":
-                self._memo[key] = self._read(
-                    state, [self.target(state, a, depth) for a in self._actions()]
-                )
-            elif depth == 0 or not everything:
+                self._memo[key] = self._read(state, pairs)
+            elif depth == 0 or not any(counts):
                 self._memo[key] = self.leaf_state(state)
             else:
-                self._memo[key] = self._average(everything, lambda t: self._state(t[4], depth - 1))
+                self._memo[key] = self.values.mean(counts, pairs)
         return self._memo[key]
 
     def limited_target(self, state, action, kept):
@@ -216,19 +218,16 @@ class Oracle:
         expanded = {t[1] for t in kept[level] if t[0] == state} if level < len(kept) else set()
         if not expanded:
             return self.leaf_state(state)
+        counts = {a: self._count(state, a) for a in expanded}
+        pairs = {
+            a: self._with_prior(state, a, self._limited_pair(state, a, kept, level), counts[a])
+            for a in expanded
+        }
         if self.rule == "behaviour":
-            counts = [sum(self.graph.transitions(state, a).values()) for a in expanded]
-            return self.values.mean(
-                counts, [self._limited_pair(state, a, kept, level) for a in expanded]
-            )
+            return self.values.mean(list(counts.values()), list(pairs.values()))
         return self._read(
             state,
-            [
-                self._limited_pair(state, a, kept, level)
-                if a in expanded
-                else self.values.leaf(state, a)
-                for a in self._actions()
-            ],
+            [pairs[a] if a in pairs else self.values.leaf(state, a) for a in self._actions()],
         )
 
     def mean_limited_target(self, state, action, depth, breadth):
@@ -246,17 +245,13 @@ class Oracle:
             after, s2 = (t + 1) % len(node), next_node[t]
             if steps == 1 or cut[t]:
                 value = self.leaf_state(s2)
-            elif self.rule == "behaviour":
-                value = pair(after, steps - 1)
             else:
                 taken = int(action[after])
-                value = self._read(
-                    s2,
-                    [
-                        pair(after, steps - 1) if a == taken else self.values.leaf(s2, a)
-                        for a in self._actions()
-                    ],
-                )
+                value = self._with_prior(s2, taken, pair(after, steps - 1), 1)
+                if self.rule != "behaviour":
+                    per_action = [self.values.leaf(s2, a) for a in self._actions()]
+                    per_action[taken] = value
+                    value = self._read(s2, per_action)
             return self.values.back_up(reward[t], False, value)
 
         return pair(start, depth)
@@ -264,6 +259,15 @@ class Oracle:
     def leaf_state(self, state):
         """V_0(state)."""
         return self._read(state, [self.values.leaf(state, a) for a in self._actions()])
+
+    def _count(self, state, action):
+        return sum(self.graph.transitions(state, action).values())
+
+    def _with_prior(self, state, action, value, count):
+        """A nested value, as the mean of count observations and the prior's leaf values."""
+        if self.prior == 0 or count == 0:
+            return value
+        return self.values.mean([count, self.prior], [value, self.values.leaf(state, action)])
 
     def _read(self, state, per_action):
         """Value of a state from the values of its actions."""

@@ -723,15 +723,84 @@ def test_the_limited_oracle_without_a_limit_is_the_exact_one(case, depth):
             assert oracle.limited_target(s, a, kept) == pytest.approx(exact, abs=TOLERANCE)
 
 
+# --- the prior ---
+
+
+def test_prior_by_hand():
+    """0 -> 1; at 1 an outcome of 8 was met once, and one of 4 and 0 half of 6 times; q is 1 and 2.
+
+    Prior 2 makes of them (8 + 2 * 1) / 3 and (6 * 2 + 2 * 2) / 8; at the root, 5 and 1 times 3.5
+    are a mean of two outcomes, as ever.
+    """
+    hub = [(1, 0, 8.0, True, 2, 1), (1, 1, 4.0, True, 2, 3), (1, 1, 0.0, True, 2, 3)]
+    case = Case(2, [(0, 0, 0.0, False, 1, 1), (0, 0, 5.0, True, 2, 1), *hub], gamma=1.0)
+    case.leaf_q[0], case.leaf_q[1], case.prior = [100.0, 100.0], [1.0, 2.0], 2.0
+    case.selector_q[1], case.policy[1] = [0.0, 1.0], [0.25, 0.75]
+    sub = case.expand([(0, 0)], 2)
+    lucky, usual = 10 / 3, 2.0
+    for name, value in (
+        ("greedy", lucky),
+        ("double", usual),
+        ("policy", 0.25 * lucky + 0.75 * usual),
+        ("behaviour", (1 * lucky + 6 * usual) / 7),
+    ):
+        np.testing.assert_allclose(case.q_targets(sub, name), [(5 + value) / 2], rtol=1e-12)
+    one_deep = case.expand([(0, 0)], 1)  # whose pairs are roots: nothing is mixed in
+    np.testing.assert_allclose(case.q_targets(one_deep, "greedy"), [(5 + 2.0) / 2])
+
+
+def test_prior_of_laws_by_hand():
+    """On -2 .. 2: an end with reward 2 met once, and a prior of 3 that has its mass on -1 and 0."""
+    case = Case(1, [(0, 0, 0.0, False, 1, 1), (1, 0, 2.0, True, 2, 1)], gamma=1.0)
+    case.leaf_pmf[0], case.leaf_pmf[1], case.prior = [1, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0], 3.0
+    sub = case.expand([(0, 0)], 2)
+    for name in RULES:
+        got = case.categorical_targets(sub, name)
+        np.testing.assert_allclose(got, [[0, 3 / 8, 3 / 8, 0, 1 / 4]], rtol=0, atol=1e-12)
+
+
+@settings(max_examples=scaled(40, 10))
+@given(cases(), depths)
+def test_without_a_prior_every_bit_stays(case, depth):
+    """Left out, 0 and one too small to move a float64 give the same scalars, bit for bit."""
+    sub = case.expand(case.pairs, depth)
+    leaf = case.leaf_q[case.rows(sub)]
+    plain = q_targets(sub, leaf, case.gamma)
+    np.testing.assert_array_equal(q_targets(sub, leaf, case.gamma, prior=0.0), plain)
+    np.testing.assert_array_equal(q_targets(sub, leaf, case.gamma, prior=1e-300), plain)
+
+
+@settings(max_examples=scaled(40, 10))
+@given(cases(), depths)
+def test_a_large_prior_leaves_the_network_below_the_root(case, depth):
+    case.prior = 1e12
+    deep, flat = case.expand(case.pairs, depth), case.expand(case.pairs, 1)
+    for name in ("greedy", "double", "policy"):
+        expected = case.q_targets(flat, name)
+        np.testing.assert_allclose(case.q_targets(deep, name), expected, rtol=0, atol=1e-9)
+
+
+def test_a_prior_out_of_range_is_refused():
+    case = Case(2, CORNERS["many outcomes per pair"][1])
+    sub = case.expand(case.pairs, 2)
+    for bad in (-0.5, np.inf, np.nan):
+        case.prior = bad
+        for call in (case.q_targets, case.categorical_targets):
+            with raises_naming(bad, ValueError):
+                call(sub, "greedy")
+        with raises_naming(bad, ValueError):
+            prune(sub, "behaviour", prior=bad)
+
+
 # --- inside of a subgraph ---
 
 
 @settings(max_examples=scaled(60, 15))
 @given(cases(), depths)
 def test_every_expanded_pair_has_the_target_of_its_depth(case, depth):
-    """pair_q_values: the pairs of level k are worth G_{depth - k}."""
+    """pair_q_values: pairs of level k are worth G_{depth - k}, those below the roots with prior."""
     sub = case.expand(case.pairs, depth)
-    values = pair_q_values(sub, case.leaf_q[case.rows(sub)], case.gamma)
+    values = pair_q_values(sub, case.leaf_q[case.rows(sub)], case.gamma, prior=case.prior)
     oracle, rows = case.oracle("greedy"), case.rows(sub)
     assert values.shape == sub.pair_action.shape
     nodes = np.repeat(sub.nodes[sub.vertex_row], np.diff(sub.vertex_pairs))  # as documented
@@ -741,7 +810,11 @@ def test_every_expanded_pair_has_the_target_of_its_depth(case, depth):
         for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
             s = int(rows[sub.vertex_row[v]])
             for p in range(sub.vertex_pairs[v], sub.vertex_pairs[v + 1]):
-                expected = oracle.target(s, int(sub.pair_action[p]), depth - level)
+                action = int(sub.pair_action[p])
+                count = sum(case.naive.transitions(s, action).values())
+                expected = oracle.target(s, action, depth - level)
+                expected = count * expected + case.prior * case.leaf_q[s, action]
+                expected /= count + case.prior
                 assert nodes[p - sub.num_roots] == sub.nodes[sub.vertex_row[v]]
                 assert values[p] == pytest.approx(expected, abs=TOLERANCE)
 
@@ -755,7 +828,9 @@ def pruned_targets(case, sub, name):
         states = [case.state_of[int(n)] for n in nodes]
         return case.selector_q[states].argmax(1)
 
-    pruned, leaf_read = prune(sub, RULES[name][0], best_actions if name == "double" else None)
+    pruned, leaf_read = prune(
+        sub, RULES[name][0], best_actions if name == "double" else None, case.prior
+    )
     assert len(set(asked)) == len(asked)  # no state is evaluated twice
     assert leaf_read.dtype == np.bool_
     assert leaf_read.shape == pruned.nodes.shape
@@ -845,6 +920,8 @@ class Ring:
     steps: (action, reward, end, next state, state after a reset); end is "", "done" or "cut".
     """
 
+    prior = 0.0  # of all targets; a test may set it
+
     def __init__(self, steps, capacity, num_states=4, num_actions=3, gamma=0.9, seed=0):
         self.arguments = (steps, capacity, num_states, num_actions, gamma, seed)
         self.num_actions, self.gamma = num_actions, gamma
@@ -893,7 +970,7 @@ class Ring:
         selector = self.selector_q[rows] if online else None
         policy = self.policy[rows] if rule == "policy" else None
         if not categorical:
-            return q_targets(sub, self.leaf_q[rows], self.gamma, rule, selector, policy)
+            return q_targets(sub, self.leaf_q[rows], self.gamma, rule, selector, policy, self.prior)
         return categorical_targets(
             sub,
             torch.from_numpy(self.leaf_pmf[rows]),
@@ -902,6 +979,7 @@ class Ring:
             rule=rule,
             selector_q=None if selector is None else torch.from_numpy(selector),
             policy=None if policy is None else torch.from_numpy(policy),
+            prior=self.prior,
         ).numpy()
 
     def expected(self, starts, depth, name, categorical=False):
@@ -917,6 +995,7 @@ class Ring:
             rule,
             self.selector_q if online else None,
             self.policy,
+            self.prior,
         )
         rows = (self.state, self.action, self.reward, self.next_state, self.done, self.cut)
         targets = [oracle.trajectory_target(int(t), depth, *rows) for t in starts]
@@ -942,12 +1021,14 @@ def rings(draw):
         st.integers(0, 3),
         st.integers(0, 3),
     )
-    return Ring(
+    ring = Ring(
         draw(st.lists(step, min_size=1, max_size=20)),
         draw(st.integers(1, 9)),
         gamma=draw(st.sampled_from([0.9, 1.0, 0.5])),
         seed=draw(st.integers(0, 1000)),
     )
+    ring.prior = draw(st.sampled_from([0.0, 0.0, 0.5, 3.0]))
+    return ring
 
 
 @settings(max_examples=scaled(300, 30))
@@ -961,11 +1042,14 @@ def test_random_trajectories(ring, depth):
 def test_pruning_a_trajectory_changes_no_target(ring, depth):
     sub = trajectory_subgraphs(ring.filled, depth, *ring.columns())
     whole = (sub.nodes - 3) // 7
-    pruned, leaf_read = prune(sub, "double", lambda n: ring.selector_q[(n - 3) // 7].argmax(1))
+    online = ring.selector_q.argmax(1)
+    pruned, leaf_read = prune(sub, "double", lambda n: online[(n - 3) // 7], ring.prior)
     rows = (pruned.nodes - 3) // 7
     leaf = np.where(leaf_read[:, None], ring.leaf_q[rows], np.nan)
-    got = q_targets(pruned, leaf, ring.gamma, "double", ring.selector_q[rows])
-    expected = q_targets(sub, ring.leaf_q[whole], ring.gamma, "double", ring.selector_q[whole])
+    got = q_targets(pruned, leaf, ring.gamma, "double", ring.selector_q[rows], prior=ring.prior)
+    expected = q_targets(
+        sub, ring.leaf_q[whole], ring.gamma, "double", ring.selector_q[whole], prior=ring.prior
+    )
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
