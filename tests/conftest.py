@@ -12,7 +12,9 @@ import pytest
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from another folder
-sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "benchmark"))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tools"))
+sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "benchmark"))
+sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "experiments"))
 
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 from output import read_rows

@@ -1,4 +1,4 @@
-"""benchmark/aggregate.py against numbers worked out by hand, and what benchmark/report.py says."""
+"""tools/aggregate.py against numbers worked out by hand, and what tools/report.py says."""
 
 import itertools
 import math
@@ -437,7 +437,7 @@ def test_no_rows_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):
 
 def test_the_committed_report_is_of_the_committed_rows():
     text = (ROOT / "docs" / "report.md").read_text()
-    protocols, _ = report.read_protocols(ROOT / "benchmark" / "results")
+    protocols, _ = report.read_protocols(ROOT / "results")
     number = sum(
         len(seeds) for p in protocols for column in p.columns
         for seeds in p.cells.get(column, {}).values()

@@ -49,7 +49,7 @@ def test_the_picture_of_the_five_backups_says_what_they_read():
 
 
 def test_a_learning_curve_is_drawn_from_its_run(type_command, tmp_path):
-    run = ROOT / "benchmark" / "results" / "krull_graph_1"
+    run = ROOT / "results" / "krull_graph_1"
     steps, means, errors = plot_runs.read_errors(run)
     assert steps.tolist() == list(range(2000, 20_001, 2000))
     assert round(means[-1]) == 2478  # as the README has it

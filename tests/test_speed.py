@@ -147,7 +147,7 @@ def test_the_gradient_limit_is_one_step_on_a_gpu_too():
 
 
 def test_the_tables_of_the_pages_are_those_of_the_file():
-    results, page = ROOT / "benchmark" / "results", (ROOT / "docs" / "speed.md").read_text()
+    results, page = ROOT / "results", (ROOT / "docs" / "speed.md").read_text()
     for name in ("speed.csv", "speed_bf16.csv", "speed_long_paths.csv"):
         assert speed.table(read_rows(results / name)).strip() in page
     rows = read_rows(results / "speed.csv")

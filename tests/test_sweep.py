@@ -1,4 +1,4 @@
-"""benchmark/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
+"""tools/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
 
 import csv
 import fcntl
@@ -52,7 +52,7 @@ def make_run(
 
 def run_sweep(*words, **options):
     return subprocess.run(
-        [sys.executable, ROOT / "benchmark" / "sweep.py", *map(str, words)],
+        [sys.executable, ROOT / "tools" / "sweep.py", *map(str, words)],
         capture_output=True, text=True, check=False, cwd=ROOT, **options,
     )  # fmt: skip
 
@@ -387,7 +387,7 @@ def wait_until(condition, seconds=60.0):
 def test_a_tethered_process_ends_with_its_parent():
     parent = subprocess.Popen(
         [sys.executable, "-c", "import subprocess, sys, os; print(subprocess.Popen([sys.executable,"
-         f" {str(ROOT / 'benchmark' / 'tether.py')!r}, str(os.getpid()), 'sleep', '100'],"
+         f" {str(ROOT / 'tools' / 'tether.py')!r}, str(os.getpid()), 'sleep', '100'],"
          " start_new_session=True).pid, flush=True); import time; time.sleep(100)"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -427,7 +427,7 @@ def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path)
 
     def start():
         return subprocess.Popen(
-            [sys.executable, ROOT / "benchmark" / "sweep.py", *map(str, words)],
+            [sys.executable, ROOT / "tools" / "sweep.py", *map(str, words)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Write docs/report.md, its pictures and the README's results from benchmark/results/*.csv alone.
+"""Write docs/report.md, its pictures and the README's results from results/*.csv alone.
 
     pip install -r requirements-sweep.txt
-    python benchmark/report.py
+    python tools/report.py
 
 Every number and every judgement in the report is computed from the rows that are there, also
 where the grid is not complete yet.
@@ -25,9 +25,9 @@ try:
 except ImportError as missing:
     fail(f"no {missing.name}: pip install -r requirements-sweep.txt")
 
-PAPER = Path(__file__).resolve().parent / "paper"
-RESULTS = ROOT / "benchmark" / "results"
-BEGIN, END = "<!-- results: python benchmark/report.py -->", "<!-- end of results -->"
+PAPER = ROOT / "results" / "paper"
+RESULTS = ROOT / "results"
+BEGIN, END = "<!-- results: python tools/report.py -->", "<!-- end of results -->"
 
 # Columns of the tables: (backup, variant) of the rows -> name.
 COLUMNS = {
@@ -383,7 +383,7 @@ def released_text(protocol):
         "In the code that the authors released for MiniGrid and MinAtar, an n-step return moves "
         "the value of the *last* pair that it reads in place of the sampled one's, and treats "
         "MiniGrid's time limits otherwise; its command for MiniGrid has a depth of 10. "
-        "`benchmark/released_n_step.py` says what that is, and runs it. Inside the paper's mean "
+        "`experiments/released_n_step.py` says what that is, and runs it. Inside the paper's mean "
         f"± std are {', '.join(inside)}."
     )
     yield markdown(["task", *columns, "paper"], rows)
@@ -883,7 +883,7 @@ def report(protocols, left_out, folder, in_short):
     commits, later = (sorted({row["commit"] for row in rows}) for rows in (runs, remedies))
     yield "# Does it reproduce?"
     yield (
-        "Written by `python benchmark/report.py` from `benchmark/results/*.csv`: "
+        "Written by `python tools/report.py` from `results/*.csv`: "
         f"{count(len(runs), 'run')}, made by the code at {', '.join(commits) or '-'} in "
         f"{sum(row['wall_seconds'] for row in runs) / 3600:,.1f} hours, pauses included."
         + (
@@ -981,7 +981,7 @@ def main():
             columns = ", ".join(COLUMNS.values())
             fail(f"no row in {args.results_dir} has a column, {left_out} are of others: {columns}")
         if not protocols:
-            fail(f"no rows in {args.results_dir}; benchmark/sweep.py makes them")
+            fail(f"no rows in {args.results_dir}; tools/sweep.py makes them")
         out.parent.mkdir(parents=True, exist_ok=True)
         in_short = summary_text(protocols, out.parent)
         parts = report(protocols, left_out, out.parent, in_short)

@@ -1,7 +1,7 @@
 """n-step as the authors released it: does that make the paper's scores?
 
-    python benchmark/released_n_step.py --parallel 2
-    python benchmark/released_n_step.py --suites minigrid --depth 10  # the released command's
+    python experiments/released_n_step.py --parallel 2
+    python experiments/released_n_step.py --suites minigrid --depth 10  # the released command's
 
 Three things differ from the paper in the n-step backup that they released for MiniGrid and MinAtar
 (n_step_Q_backup of gridworld/core/backup.py, and the replay that it reads):
@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
 import numpy as np
 import tyro
 from output import fail, read_rows, write_rows
@@ -32,9 +34,7 @@ from recorded import task_name
 from run_records import ROOT, SUITES, measurements
 from tether import end_with
 
-sys.path.insert(0, str(ROOT))
-
-OUT = ROOT / "benchmark" / "results" / "released_n_step.csv"
+OUT = ROOT / "results" / "released_n_step.csv"
 COLUMNS = (
     "suite", "episode_seed", "task", "depth", "update", "seed", "score", "first_reward_step",
     "commit",

@@ -1,6 +1,6 @@
 """Draw the learning curves of runs from their evaluations.csv.
 
-python benchmark/plot_runs.py benchmark/results/krull_graph_1 --out docs/krull.png
+python tools/plot_runs.py results/krull_graph_1 --out docs/krull.png
 """
 
 import json

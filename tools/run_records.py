@@ -1,4 +1,4 @@
-"""What identifies a run, and the rows that finished runs leave in benchmark/results.
+"""What identifies a run, and the rows that finished runs leave in results.
 
 A run is one script with one set of flags. Its key is (suite, task, backup, variant, episode seed,
 seed); the variant names every flag that can change a result and is not at its default. Two runs
@@ -250,7 +250,7 @@ def first_reward_step(folder):
 
 
 # --------------------------------------------------------------------------------------------------
-# benchmark/results
+# results
 # --------------------------------------------------------------------------------------------------
 
 

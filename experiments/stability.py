@@ -1,6 +1,6 @@
 """How stable are the targets of a state? The paper's appendix, "Stable Value Estimate".
 
-    python benchmark/stability.py --out docs/stability.png --csv benchmark/results/stability.csv
+    python experiments/stability.py --out docs/stability.png --csv results/stability.csv
 
 5,000 random transitions of MiniGrid-Empty-5x5; each backup learns from these alone. Whenever a pair
 (s, a) is sampled its target is one more estimate. Of the last 10 estimates of each pair: their mean
@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import numpy as np
 import play

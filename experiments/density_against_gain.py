@@ -1,6 +1,6 @@
 """Does a dense graph mean a larger gain? Relative performance of graph over tree, by task.
 
-    python benchmark/density_against_gain.py --out docs/density.png --csv docs/density.csv
+    python experiments/density_against_gain.py --out docs/density.png --csv docs/density.csv
 
 Reads the committed result files (columns suite, task, backup, seed, score, novel_state_ratio; where
 they have them, variant and episode_seed). A point is a task under one protocol: across, the novel
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
 import matplotlib
 import numpy as np
 import recorded
@@ -27,7 +29,7 @@ from output import read_rows, write_figure, write_rows
 
 from gb_rainbow_atari import REFERENCE_SCORES
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 NEEDED = {"suite", "task", "backup", "seed", "score", "novel_state_ratio"}
 COLUMNS = ("suite", "task", "episode_seed", "seeds", "novel_state_ratio", "graph", "tree", "ratio",
            "relative_gain")  # fmt: skip
@@ -38,7 +40,7 @@ COLOURS = {"minigrid": "#2b8a3e", "minatar": "#1864ab", "minatar-1m": "#9c36b5",
 @dataclass
 class Args:
     results: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """result files; default: those in benchmark/results"""
+    """result files; default: those in results"""
     out: Path | None = None
     """the picture, .png or .svg"""
     csv: Path | None = None

@@ -1,22 +1,22 @@
-"""Write the tables and curves of docs/frontier.md from benchmark/results/*.csv.
+"""Write the tables and curves of docs/frontier.md from results/*.csv.
 
     pip install -r requirements-sweep.txt
-    python benchmark/sweep.py --suites minigrid --backups one-step tree graph \\
+    python tools/sweep.py --suites minigrid --backups one-step tree graph \\
         --variants default exploration=frontier
-    python benchmark/sweep.py --suites minigrid-hard minatar --backups graph \\
+    python tools/sweep.py --suites minigrid-hard minatar --backups graph \\
         --variants default exploration=frontier
-    python benchmark/sweep.py --suites minatar --backups graph --tasks seaquest freeway \\
+    python tools/sweep.py --suites minatar --backups graph --tasks seaquest freeway \\
         --variants default exploration=frontier --seeds 6 7 8 9 10 11 12 13 14 15 \\
-        --results-dir benchmark/results/more_seeds
-    python benchmark/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
+        --results-dir results/more_seeds
+    python tools/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
         --variants default exploration=frontier
-    python benchmark/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
+    python tools/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
         --tasks seaquest --variants "exploration=frontier frontier_share=0.1" \\
         "exploration=frontier frontier_share=0.2"
-    python benchmark/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
+    python tools/sweep.py --suites minatar --backups graph --episode-seeds fixed \\
         --tasks seaquest --variants default exploration=frontier --seeds 6 7 8 9 10 \\
-        --results-dir benchmark/results/more_seeds
-    python benchmark/frontier_report.py
+        --results-dir results/more_seeds
+    python tools/frontier_report.py
 
 Every number and every judgement is computed from the rows that are there.
 """
@@ -50,7 +50,7 @@ except ImportError as missing:
     sys.exit(2)
 
 OFF, ON = "", "exploration=frontier"  # variants: without exploration, and with its defaults
-BEGIN, END = "<!-- tables: python benchmark/frontier_report.py -->", "<!-- end of tables -->"
+BEGIN, END = "<!-- tables: python tools/frontier_report.py -->", "<!-- end of tables -->"
 MORE_SEEDS = "more_seeds"  # folder beside the rows: other seeds of single tasks, judged apart
 
 # (suite, episode seed) -> title, steps of the tables, backups.

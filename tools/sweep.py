@@ -1,12 +1,12 @@
 """Run a grid of runs on Ray: suites x backups x variants x seeds, on this machine or a cluster.
 
     pip install -r requirements-sweep.txt
-    python benchmark/sweep.py --suites minigrid --seeds 1 2 3 4 5
-    python benchmark/sweep.py --suites minatar --episode-seeds fresh fixed --dry-run
-    python benchmark/sweep.py --suites minigrid-hard --backups graph \\
+    python tools/sweep.py --suites minigrid --seeds 1 2 3 4 5
+    python tools/sweep.py --suites minatar --episode-seeds fresh fixed --dry-run
+    python tools/sweep.py --suites minigrid-hard --backups graph \\
         --variants default exploration=frontier
-    python benchmark/sweep.py --suites atari100k --address auto --gpus-per-run 0.25
-    python benchmark/sweep.py --collect-only --run-dir runs
+    python tools/sweep.py --suites atari100k --address auto --gpus-per-run 0.25
+    python tools/sweep.py --collect-only --run-dir runs
 
 Each run is a process of the script itself, in a folder of its own under --run-dir. A run that is
 finished, in --run-dir or by its row in --results-dir, is not run again. A run that crashed or whose
@@ -74,7 +74,7 @@ class Args:
 
     run_dir: Path = Path("runs")
     """where runs leave their folders"""
-    results_dir: Path = ROOT / "benchmark" / "results"
+    results_dir: Path = ROOT / "results"
     """where their rows are collected, as CSV"""
     checkpoint_frequency: int = 10_000
     """steps between checkpoints"""
@@ -263,7 +263,7 @@ def execute(run, threads, start_anew, keep_checkpoints):
             with (run.folder / LOG).open("a") as log:
                 print("$", shlex.join(words), file=log, flush=True)
                 process = subprocess.Popen(
-                    [sys.executable, ROOT / "benchmark" / "tether.py", str(os.getpid()),
+                    [sys.executable, ROOT / "tools" / "tether.py", str(os.getpid()),
                      sys.executable, *words],
                     cwd=ROOT, env=environment | {"TQDM_DISABLE": "1"}, stdin=subprocess.DEVNULL,
                     stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

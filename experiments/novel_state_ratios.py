@@ -1,16 +1,19 @@
 """Novel state ratios of runs, beside the paper's averages: distinct states acted in / transitions.
 
-    python benchmark/novel_state_ratios.py runs/* --csv benchmark/results/novel_state_ratios.csv
-    python benchmark/novel_state_ratios.py --csv benchmark/results/novel_state_ratios.csv
+    python experiments/novel_state_ratios.py runs/* --csv results/novel_state_ratios.csv
+    python experiments/novel_state_ratios.py --csv results/novel_state_ratios.csv
 
 The first reads runs and writes the table's numbers, the second prints the table of a file. Runs of
 one task under one protocol are averaged.
 """
 
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import measures
 import numpy as np

@@ -1,6 +1,6 @@
 """End a process when its parent does, however that dies (Linux): it gets SIGTERM.
 
-python benchmark/tether.py PARENT_PID COMMAND [ARGUMENT ...]
+python tools/tether.py PARENT_PID COMMAND [ARGUMENT ...]
 """
 
 import ctypes
