@@ -92,6 +92,8 @@ class Args(RunFlags):
     """nested backups per target; one-step always takes 1"""
     breadth: int = 50
     """transitions followed per level of a graph backup; 0 = all"""
+    prior: float = 0.0
+    """observations that the network's value of a pair below the root counts as; 0: the paper's"""
     persist_targets: bool = False
     """write nested values into the leaf values until the target network is updated"""
 
@@ -177,7 +179,9 @@ class Learner:
         depth = 1 if args.backup == "one-step" else args.depth
         subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
         leaf_q = self.leaves.values(subgraphs.nodes)  # [M, num_actions]
-        pair_q = pair_q_values(subgraphs, leaf_q, args.gamma, rule)  # [P], roots first
+        pair_q = pair_q_values(
+            subgraphs, leaf_q, args.gamma, rule, prior=args.prior
+        )  # [P], roots first
         if args.persist_targets:
             self.leaves.write(subgraphs.pair_nodes, subgraphs.pair_action, pair_q)
         return pair_q[: subgraphs.num_roots]

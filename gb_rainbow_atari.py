@@ -110,6 +110,8 @@ class Args(RunFlags):
     """nested backups per target; one-step always takes 1"""
     breadth: int = 10
     """transitions followed per level of a graph backup; 0 = all"""
+    prior: float = 0.0
+    """observations that the network's value of a pair below the root counts as; 0: the paper's"""
 
     n_atoms: int = 51
     """atoms of the value distribution"""
@@ -318,7 +320,7 @@ class Learner:
             self.num_evaluated += len(nodes)
             return q[-1].argmax(dim=1).cpu().numpy()
 
-        subgraphs, is_leaf = prune(subgraphs, rule, best_actions)
+        subgraphs, is_leaf = prune(subgraphs, rule, best_actions, self.args.prior)
         if rule == "behaviour" or not features:
             best_actions(subgraphs.nodes)
         leaves = torch.from_numpy(np.flatnonzero(is_leaf)).to(self.device)
@@ -330,8 +332,9 @@ class Learner:
         leaf_pmf = self.support.new_zeros(len(is_leaf), self.online.num_actions, len(self.support))
         leaf_pmf[leaves] = self.target.log_pmf(features, target_heads).exp()  # [M, A, n_atoms]
         return categorical_targets(
-            subgraphs, leaf_pmf, self.support, self.args.gamma, rule, torch.cat(q)
-        )
+            subgraphs, leaf_pmf, self.support, self.args.gamma, rule, torch.cat(q),
+            prior=self.args.prior,
+        )  # fmt: skip
 
     def step(self, heads, targets, obs, actions, weights):
         """Loss, gradient and Adam for targets [B, n_atoms]; result as of `update`."""
@@ -388,7 +391,7 @@ class Learner:
             _, rule = BACKUPS[self.args.backup]
             targets = back_up_laws(
                 unpack(subgraphs, integers, floats), level_bounds(subgraphs), leaf_pmf,
-                self.support, self.args.gamma, rule, selector_q,
+                self.support, self.args.gamma, rule, selector_q, prior=self.args.prior,
             )  # fmt: skip
         return self.step(heads, targets, obs[num_nodes:], actions, weights)
 
