@@ -1,0 +1,95 @@
+"""The update of a GPU, where there is none: on torch's meta device, and with captures that fail."""
+
+import numpy as np
+import pytest
+import torch
+
+import gb_rainbow_atari as script
+from gbcore import PrioritizedReplay, TransitionGraph
+from gbcore.run import captured
+
+pytestmark = pytest.mark.usefixtures("torch_settings")
+
+
+def make_learner(device, **flags):
+    """A learner on a device, and a batch of a replay of a few states with crossovers."""
+    args = script.Args(cuda=False, batch_size=8, breadth=5, **flags)
+    graph, rng = TransitionGraph(3, (4, 84, 84), frame_stack=True), np.random.default_rng(0)
+    replay = PrioritizedReplay(graph, 60, args.priority_exponent)
+    learner = script.Learner(args, graph, replay, torch.device(device))
+    node = learner.node(np.zeros((4, 84, 84), np.uint8))
+    for _ in range(60):
+        next_node = learner.node(np.full((4, 84, 84), rng.integers(9), np.uint8))
+        replay.add(node, int(rng.integers(3)), 1.0, next_node, bool(rng.random() < 0.1))
+        node = next_node
+    return learner, replay.sample(8, 0.5, rng), rng
+
+
+@pytest.mark.parametrize("flags", [{}, {"prior": 2.0}, {"target_network_frequency": 2}])
+@pytest.mark.parametrize("backup", script.BACKUPS)
+def test_the_padded_update_waits_for_no_device_and_mixes_none(backup, flags, monkeypatch):
+    """Meta tensors hold no values: what reads one, or joins it with a CPU's, raises.
+
+    Covers transfers, frames, both networks, heads, targets, loss, gradients and clipping, of every
+    backup. Not covered: Adam's fused kernel, capture, bfloat16 and arithmetic.
+    """
+    learner, batch, rng = make_learner("meta", backup=backup, **flags)
+    monkeypatch.setattr(learner.optimizer, "step", lambda: None)
+    for _ in range(2):
+        result = learner.update(batch, rng)
+        assert (result.device.type, tuple(result.shape)) == ("meta", (8 + 2,))
+    assert all(p.grad.device.type == "meta" for p in learner.online.parameters())
+
+
+def padded_on_cpu(use_graphs):
+    learner, batch, rng = make_learner("cpu")
+    learner.padded, learner.captured.use_graphs = True, use_graphs
+    learner.make_room_for_frames()
+    return learner, batch, rng
+
+
+def test_where_capture_fails_the_same_operations_go_on_one_by_one(monkeypatch, capsys):
+    results = []
+    for use_graphs in (False, True):  # on a CPU every capture fails
+        torch.manual_seed(0)
+        learner, batch, _ = padded_on_cpu(use_graphs)
+        rng = np.random.default_rng(1)
+        results.append([learner.update(batch, rng).numpy() for _ in range(4)])
+    np.testing.assert_array_equal(*results)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no CUDA graphs here" in line
+
+
+def test_a_first_update_that_fails_names_the_way_out(monkeypatch, capsys):
+    learner, batch, rng = padded_on_cpu(False)
+
+    def broken(*_):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(learner.captured, "function", broken)
+    with pytest.raises(SystemExit) as stop:
+        learner.update(batch, rng)
+    assert stop.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--no-cuda" in line
+    assert "no kernel image" in line
+
+
+def test_a_captured_call_is_replayed(monkeypatch):
+    """The order of warm-up, capture and replays, with a stand-in for the CUDA graph."""
+    calls, replays = [], []
+
+    class Graph:
+        def replay(self):
+            replays.append(1)
+
+    monkeypatch.setattr(
+        captured.CapturedCalls, "_captured",
+        lambda self, plan: plan._replace(graph=Graph(), result=plan.tensors[0]),
+    )  # fmt: skip
+    call = captured.CapturedCalls(lambda template, x: calls.append(template) or 2 * x, True)
+    outputs = [call(name, torch.full((2,), i)) for i, name in enumerate("abc")]
+    assert (calls, len(replays)) == (["a"], 2)
+    assert [o.tolist() for o in outputs] == [[0, 0], [1, 1], [2, 2]]
+    call("d", torch.zeros(3))
+    assert calls == ["a", "d"]
