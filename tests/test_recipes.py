@@ -1,0 +1,76 @@
+"""docs/recipes.md: the patches apply to the code as it is, and what they make runs."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import jitted, only_run
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = jitted
+SMALL = ["--total-timesteps", "300", "--learning-starts", "100", "--eval-frequency", "0"]
+
+
+@pytest.fixture
+def patched(tmp_path):
+    """Function of a recipe's name: a copy of the script and gbcore, with its patch applied."""
+
+    def apply(name):
+        shutil.copytree(ROOT / "gbcore", tmp_path / "gbcore")
+        shutil.copy(ROOT / "gb_dqn_minigrid.py", tmp_path)
+        patch = ROOT / "docs" / "recipes" / f"{name}.patch"
+        subprocess.run(["git", "apply", "--unsafe-paths", patch], cwd=tmp_path, check=True)
+        return tmp_path
+
+    return apply
+
+
+def run(folder, *arguments):
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lines_written(name):
+    text = (ROOT / "docs" / "recipes" / f"{name}.patch").read_text()
+    return sum(line.startswith("+") and not line.startswith("+++") for line in text.splitlines())
+
+
+def test_a_sixth_backup(patched):
+    folder = patched("softmax")
+    code = """
+import numpy as np
+from gbcore import TransitionGraph, q_targets
+graph = TransitionGraph(2, (1,), np.int64)
+a, b = (graph.node(np.array([i])) for i in range(2))
+graph.add(a, 0, 1.0, b, False)
+sub = graph.expand([a], [0], 2)
+print(float(q_targets(sub, np.array([[0.2, 0.3]]), 0.5, "softmax")[0]))
+"""
+    weights = np.exp(np.array([0.2, 0.3]) / 0.1)
+    expected = 1 + 0.5 * (weights @ [0.2, 0.3]) / weights.sum()
+    np.testing.assert_allclose(float(run(folder, "-c", code)), expected)
+    flags = ["--env-id", "Empty-5x5", "--backup", "graph-softmax", "--run-dir", "runs"]
+    run(folder, "gb_dqn_minigrid.py", *flags, *SMALL)
+    result = json.loads((only_run(folder / "runs") / "result.json").read_text())
+    assert (result["backup"], result["steps"]) == ("graph-softmax", 300)
+
+
+def test_another_environment(patched):
+    folder = patched("taxi")
+    run(folder, "gb_dqn_minigrid.py", "--run-dir", "runs", *SMALL)
+    result = json.loads((only_run(folder / "runs") / "result.json").read_text())
+    assert (result["env_id"], result["steps"]) == ("Taxi-v4", 300)
+
+
+def test_the_page_counts_the_lines():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    assert f"| a sixth backup | {lines_written('softmax')} |" in page
+    assert f"| another environment | {lines_written('taxi')}, and" in page
+    assert lines_written("taxi") <= 40
