@@ -1,51 +1,89 @@
-"""Memory of the Atari replay and graph: resident bytes per transition of a real game.
+"""What an Atari replay costs: memory per transition, and to write and to read a checkpoint.
 
-python benchmark/atari_memory.py
+    python benchmark/atari_memory.py
+
+A run of random actions fills the replay and ends in a checkpoint. The script's process is watched
+from outside while it writes one; then the checkpoint is read here.
 """
 
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
-import play
 import tyro
-from output import fail
-from resident import resident_mb
 
-import gb_rainbow_atari as script
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from bounded_memory import resident_mb  # noqa: E402
+from output import fail  # noqa: E402
+
+from gbcore import TransitionGraph  # noqa: E402
+from gbcore.run import load_checkpoint  # noqa: E402
 
 
 @dataclass
 class Args:
     env_id: str = "Freeway"
     """the game"""
-    steps: int = 20_000
-    """transitions to record, of random actions"""
-    capacity: int = 100_000
-    """of the replay; memory is taken only as it fills"""
+    steps: int = 100_000
+    """transitions to record"""
+    folder: Path | None = None
+    """where the run is written; default: the folder for temporary files"""
+
+
+def watch(process, folder):
+    """Until a process ends: seconds that it wrote its last checkpoint, MB before and at most."""
+    before = most = seconds = 0.0
+    begin = None
+    while process.poll() is None:
+        now = resident_mb(process.pid)
+        if any(folder.glob("*/checkpoint.new")):
+            begin = begin or time.perf_counter()
+            seconds, most = time.perf_counter() - begin, max(most, now)
+        else:
+            before, most, begin = (now, now, None) if begin is None else (before, most, begin)
+        time.sleep(0.005)
+    return seconds, before, most
 
 
 def main():
     args = tyro.cli(Args)
-    if not 1 <= args.steps <= args.capacity:
-        fail(f"require 1 <= --steps <= --capacity, got {args.steps} and {args.capacity}")
-    game = script.game_of(args.env_id)
-    num_actions, rows = play.stream("atari", game, np.random.default_rng(0))
-    script.warm_up(script.Args(), num_actions)
-    next(rows)  # the emulator's memory is there before it is measured
-    before = resident_mb()
-    graph = script.TransitionGraph(
-        num_actions, (4, 84, 84), frame_stack=True, capacity=args.capacity + 2
-    )
-    replay = script.Replay(graph, args.capacity, 0.5)
-    while replay.size < args.steps:
-        obs, action, reward, next_obs, terminated, starts_episode = next(rows)
-        row = graph.node(obs), action, reward, graph.node(next_obs), terminated
-        replay.add(*row, starts_episode)
-    used = 1e6 * (resident_mb() - before)
-    print(
-        f"{game}: {args.steps:,} transitions, {graph.num_nodes:,} states, "
-        f"{graph.num_frames:,} frames: {used / 1e6:.0f} MB, {used / args.steps:.0f} bytes each"
-    )
+    if args.steps < 1:
+        fail(f"--steps must be >= 1, got {args.steps}")
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        flags = {
+            "env-id": args.env_id, "total-timesteps": args.steps, "learning-starts": args.steps,
+            "end-e": 1, "eval-frequency": 0, "eval-episodes": 1, "threads": 1, "run-dir": folder,
+        }  # fmt: skip
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        process = subprocess.Popen(
+            [sys.executable, ROOT / "gb_rainbow_atari.py", *words, "--no-cuda"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        seconds, before, most = watch(process, Path(folder))
+        if process.returncode:
+            fail(process.stderr.read().strip().splitlines()[-1])
+        (run,) = Path(folder).iterdir()
+        size = sum(path.stat().st_size for path in (run / "checkpoint").iterdir()) / 1e6
+        print(
+            f"{args.steps:,} transitions: a checkpoint of {size:.0f} MB written in {seconds:.1f} s "
+            f"with {most - before:.0f} MB more memory than {before:.0f}"
+        )
+        begin = time.perf_counter()
+        tree = load_checkpoint(run)
+        empty = resident_mb()
+        graph = TransitionGraph.from_state(tree["graph"])
+        print(f"read and checked in {time.perf_counter() - begin:.1f} s")
+        del tree["graph"]
+        used = 1e6 * (resident_mb() - empty)
+        print(
+            f"{graph.num_nodes:,} states, {graph.num_frames:,} frames: "
+            f"{used / args.steps:.0f} bytes per transition"
+        )
 
 
 if __name__ == "__main__":

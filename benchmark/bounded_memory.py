@@ -1,6 +1,6 @@
 """Memory and time per step of a replay that forgets: millions of transitions, a small capacity.
 
-python benchmark/bounded_memory.py --out benchmark/results/bounded_memory.csv
+    python benchmark/bounded_memory.py --out results/bounded_memory.csv
 
 The environment is synthetic and never repeats itself for long: a random walk over a line without
 end, with random numbers of 16 bits in view. Replay, graph and leaf values are those of the scripts;
@@ -8,6 +8,7 @@ the network is a stand-in that reads its observation, so that a leaf value of an
 """
 
 import multiprocessing
+import resource
 import sys
 import time
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from output import fail, write_rows
-from resident import resident_mb
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from gb_dqn_minatar import Replay  # noqa: E402
+from output import fail, write_rows  # noqa: E402
+
 from gbcore import LeafTable, TransitionGraph, q_targets  # noqa: E402
+from gbcore.replay import Replay  # noqa: E402
 
 NUM_ACTIONS = 6
 WINDOW = 1_000  # steps; of their CPU times the median is taken: others may use the machine
@@ -44,31 +45,23 @@ class Args:
     """CSV file to write"""
 
 
-class Walk:
-    """Observations that drift: a state is seen a few times, and then never again."""
+def resident_mb(pid="self"):
+    """MB that a process has now."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
 
-    def __init__(self, rng, frame_stack):
-        self.rng, self.frame_stack = rng, frame_stack
-        self.shape = (4, 8, 8) if frame_stack else (64,)
-        self.place, self.frames = 0, [self.frame(0)] * 4
 
-    def frame(self, number):
-        """uint8 [8, 8] that differs for each number."""
-        frame = np.zeros(8, np.int64)
-        frame[0], frame[1] = number, number * 7919 % 65_537
-        return frame.view(np.uint8).reshape(8, 8)
-
-    def step(self, action):
-        """Observation, reward, terminated."""
-        self.place += int(self.rng.integers(-2, 4)) + action % 2
-        noise = int(self.rng.integers(4))
-        frame = self.frame(4 * self.place + noise)
-        self.frames = [*self.frames[1:], frame]
-        terminated = bool(self.rng.random() < 0.01)
-        return self.obs(), float(noise == 0), terminated
-
-    def obs(self):
-        return np.stack(self.frames) if self.frame_stack else self.frames[-1].reshape(64)
+def walk(rng, frame_stack):
+    """Observations that drift, rewards and ends: a state is seen a few times, then never again."""
+    frames, place = [np.zeros((8, 8), np.uint8)] * 4, 0
+    while True:
+        place += int(rng.integers(-2, 5))
+        noise = int(rng.integers(4))
+        number = 4 * place + noise
+        numbers = np.array([number, number * 7919 % 65_537, 0, 0, 0, 0, 0, 0])
+        frames = [*frames[1:], numbers.view(np.uint8).reshape(8, 8)]
+        obs = np.stack(frames) if frame_stack else frames[-1].reshape(64)
+        yield obs, float(noise == 0), bool(rng.random() < 0.01)
 
 
 def values(obs):
@@ -77,24 +70,23 @@ def values(obs):
     return (numbers[:, None] + np.arange(NUM_ACTIONS)).astype(np.float32)
 
 
-def count_faults(graph, leaves):
+def count_faults(graph, leaves, sender):
     """Leaf values that are not those of their states; broken invariants of the graph."""
     known = np.flatnonzero(leaves.known)
     stale = (leaves.values(known) != values(graph.observations_of(known))).any(axis=1).sum()
-    return int(stale), len(graph.check_valid())
+    sender.send((int(stale), len(graph.check_valid())))
 
 
-def in_a_copy(call):
-    """What call returns in a fork of this process, so that its memory does not count here."""
+def faults(graph, leaves):
+    """The same, counted in a fork of this process, so that its memory does not count here."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send(call()))
+    child = context.Process(target=count_faults, args=(graph, leaves, sender))
     child.start()
     sender.close()
-    try:
-        return receiver.recv()
-    finally:
-        child.join()
+    found = receiver.recv()
+    child.join()
+    return found
 
 
 def main():
@@ -105,21 +97,21 @@ def main():
     if args.capacity < 1:
         fail(f"require --capacity >= 1, got {args.capacity}")
     rng = np.random.default_rng(args.seed)
-    env = Walk(rng, args.frame_stack)
+    steps = walk(rng, args.frame_stack)
+    obs, _, _ = next(steps)
     graph = TransitionGraph(
-        NUM_ACTIONS, env.shape, frame_stack=args.frame_stack, capacity=2 * args.capacity + 2
+        NUM_ACTIONS, obs.shape, frame_stack=args.frame_stack, capacity=2 * args.capacity + 2
     )
     replay, leaves = Replay(graph, args.capacity), LeafTable(graph, values)
-    node, starts_episode = graph.node(env.obs()), True
-    at_start = resident_mb()
-    rows, windows = [], []
-    begin = time.process_time()
+    node, at_start = graph.node(obs), resident_mb()
+    rows, windows, begin = [], [], time.process_time()
     for step in range(1, args.steps + 1):
-        action = int(rng.integers(NUM_ACTIONS))
-        obs, reward, terminated = env.step(action)
+        obs, reward, terminated = next(steps)
         next_node = graph.node(obs)
-        replay.add(node, action, reward, next_node, terminated, starts_episode)
-        node, starts_episode = next_node, terminated
+        replay.add(node, int(rng.integers(NUM_ACTIONS)), reward, next_node, terminated)
+        if terminated:
+            replay.end_episode()
+        node = next_node
         if step % 8 == 0 and replay.size >= 32:
             batch = replay.sample(32, rng)
             subgraphs = graph.expand(batch.nodes, batch.actions, 5, 20, rng)
@@ -129,7 +121,7 @@ def main():
             begin = time.process_time()
         if step % args.report_frequency == 0:
             memory = resident_mb()
-            stale, problems = in_a_copy(lambda: count_faults(graph, leaves))
+            stale, problems = faults(graph, leaves)
             rows.append(
                 {
                     "transitions": step,
@@ -149,10 +141,6 @@ def main():
             windows, begin = [], time.process_time()
         if step % 32_000 == 0:
             leaves.forget_all()  # a new target network
-    for name in ("resident_mb", "above_start_mb", "us_per_step"):
-        column = [row[name] for row in rows]
-        growth = f" ({max(column) / min(column) - 1:+.1%})" if min(column) > 0 else ""
-        print(f"{name}: {min(column)} to {max(column)}{growth}")
     if args.out:
         write_rows(args.out, rows[0], rows)
     sys.exit(any(row["problems"] or row["stale_leaf_values"] for row in rows))

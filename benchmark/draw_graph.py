@@ -1,13 +1,15 @@
 """Draw the transition graph of a run, as in the paper (Jiang et al. 2022, Figure 5).
 
     pip install -r requirements-draw.txt
-    python benchmark/draw_graph.py runs/RUN --out graph.png graph.svg graph.html
-    python benchmark/draw_graph.py runs/RUN --around 1234 --radius 8 --out near.png
+    python tools/draw_graph.py runs/RUN --out graph.png graph.svg graph.html
+    python tools/draw_graph.py runs/RUN --around 1234 --radius 8 --out near.png
 
-A radial layout by Graphviz twopi: in the centre a hypothetical meta-initial state that points to
-all initial states (`recorded.py` says which these are), each state on the ring of its distance from
-it. Edges are drawn and states are not; a circle is a transition of a state to itself. The web page
-needs no network: zoom, hover a state, click it and follow its transitions.
+Edges are drawn and states are not; a circle is a transition of a state to itself. Up to 1,000
+states are laid out by springs, so that states lie about as far apart as there are transitions
+between them. Larger graphs have the paper's radial layout: in the centre a hypothetical
+meta-initial state that points to all initial states (`recorded.py` says which these are), each
+state on the ring of its distance from it. The web page needs no network: zoom, hover a state, click
+it and follow its transitions.
 """
 
 import base64
@@ -20,25 +22,35 @@ import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import measures
 import numpy as np
 import recorded
 import tyro
-from output import write_figure
-
-from gbcore.interner import Interner
+from output import fail, write_figure
 
 try:
     import matplotlib
+    import pygraphviz
     from matplotlib.path import Path as Outline
 except ImportError as missing:
-    recorded.fail(f"no {missing.name}: pip install -r requirements-draw.txt")
+    fail(f"no {missing.name}: pip install -r requirements-draw.txt")
 
-COLOURS = ("visits", "value", "reward")
+COLOURS = {
+    "visits": ("#5b9bd5", "#7a4fb0", "#d9480f"),
+    "value": ("#2b2d8f", "#b5367a", "#fb8861", "#e8c11c"),
+    "reward": ("#1c4fd8", "#c8ccd2", "#d9480f"),
+}
+CHANNELS = (
+    "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#ffffff",
+    "#808080", "#9467bd",
+)  # fmt: skip
 SUFFIXES = (".png", ".svg", ".html")
+SPRINGS = 1_000  # states: more take minutes
+TILE = 12  # pixels of a MiniGrid cell in the page
 CHUNK = 64  # observations that are compressed together
+PAGE_BYTES = 2**26  # of compressed observations; more are left out
 PAGE = Path(__file__).with_name("graph_page.html")
 
 
@@ -48,10 +60,12 @@ class Args:
     """a run's folder, finished or running (with a checkpoint), or a graph file"""
     out: tuple[Path, ...] = ()
     """pictures (.png, .svg) and pages (.html); default: graph.png and graph.html in the run"""
-    color_by: Annotated[str, tyro.conf.arg(metavar="{visits,value,reward}")] = "visits"
+    color_by: Literal["visits", "value", "reward"] = "visits"
     """what an edge's colour tells; a value is that of the state it leaves"""
+    layout: Literal["auto", "springs", "rings"] = "auto"
+    """auto: springs for up to 1,000 states, else rings around the start"""
     max_states: int = 100_000
-    """a larger graph is sampled: whole episodes, drawn at random, until there are this many"""
+    """of a larger graph the states nearest to the start are drawn"""
     around: int | None = None
     """draw only the neighbourhood of this state, which takes the centre"""
     radius: int = 10
@@ -59,28 +73,19 @@ class Args:
     rings: int = 0
     """a picture ends at this distance from the centre; 0 = shows all"""
     title: str = ""
-    """printed above a picture"""
-    size: float = 9.0
-    """width and height of a picture, in inches"""
-    dpi: int = 120
-    """pixels per inch"""
-    page_megabytes: int = 64
-    """observations beyond this, compressed, are left out of a page"""
-    seed: int = 0
-    """of the sample"""
+    """printed above a picture, in place of task, backup and steps"""
 
 
 @dataclass
 class Layout:
-    """What is drawn: n states, E edges between them, and where.
-
-    The centre has position n: the meta-initial state, or nothing where a state takes the centre.
-    """
+    """What is drawn: n states, E edges between them, and where. Position n is the centre."""
 
     states: np.ndarray  # int64 [n], ids of the graph, in increasing order
     edges: dict  # as TransitionGraph.edges(), [E]; source and next are positions in states
+    initial: np.ndarray  # int64, positions of the initial states
     spokes: np.ndarray  # int64, positions of the states that the centre points to
-    xy: np.ndarray  # float32 [n + 1, 2], in ring distances, the centre at 0
+    crosses: np.ndarray  # int64, positions that are marked: the centre, or the initial states
+    xy: np.ndarray  # float32 [n + 1, 2], of about 1 per transition
     left_out: str  # a line, or nothing
 
 
@@ -89,112 +94,63 @@ class Layout:
 # --------------------------------------------------------------------------------------------------
 
 
-def choose(run, max_states, around, radius, rng):
+def choose(run, max_states, around, radius):
     """States to draw: (ids, the line that says what was left out)."""
-    graph = run.graph
-    edges = graph.edges()
-    source, target = edges["source"], edges["next"]
-    states = np.unique(np.concatenate([source, target]))
+    edges = run.graph.edges()
+    ways = edges["source"], edges["next"]
+    states, starts, how = np.unique(np.concatenate(ways)), run.initial_states, "the initial ones"
     if around is not None:
-        if not 0 <= around < graph.num_ids or around not in states:
-            recorded.fail(
+        if around not in states:
+            fail(
                 f"no state {around}: require a state of the graph, 0 to {states[-1]}, "
                 "that has a transition"
             )
-        both = np.concatenate([source, target]), np.concatenate([target, source])
-        distance = recorded.distances(graph.num_ids, *both, np.array([around]), radius)
-        near = np.flatnonzero(distance >= 0)
-        how = f"the states within {radius} transitions of state {around}"
-        if len(near) > max_states:
-            near = near[np.argsort(distance[near], kind="stable")[:max_states]]
-            how = f"the {max_states:,} states nearest to state {around}"
-        chosen = np.sort(near)
-    elif len(states) <= max_states:
-        return states, ""
-    elif run.replay is not None:
-        replay = run.replay
-        starts = np.flatnonzero(np.append(True, replay["cut"][:-1]))
-        ends = np.append(starts[1:], len(replay["node"]))
-        kept, drawn, total = np.zeros(graph.num_ids, np.bool_), 0, 0
-        order = rng.permutation(len(starts))
-        for episode in order:
-            rows = slice(starts[episode], ends[episode])
-            added = np.union1d(replay["node"][rows], replay["next_node"][rows])
-            total += np.count_nonzero(~kept[added])
-            if total > max_states and drawn:
-                break
-            kept[added] = True
-            drawn += 1
-        chosen = np.flatnonzero(kept)
-        how = f"{drawn:,} of {len(starts):,} episodes, drawn at random"
-        if len(chosen) > max_states:  # one episode alone is too long
-            row = replay["node"][starts[order[0]] : ends[order[0]]]
-            first = np.sort(np.unique(row, return_index=True)[1])  # where each state comes first
-            chosen = np.sort(row[first[:max_states]])
-            how = "the first part of one episode, drawn at random"
-    else:
-        distance = recorded.distances(graph.num_ids, source, target, run.initial_states)
-        chosen = np.sort(states[np.argsort(distance[states], kind="stable")[:max_states]])
-        how = "the states nearest to the initial ones"
-    inside = np.isin(source, chosen) & np.isin(target, chosen)
-    left_out = (
-        f"drawn: {how}: {len(chosen):,} of {len(states):,} states and {inside.sum():,} of "
-        f"{len(source):,} distinct transitions; the others were left out"
-    )
+        starts, how = np.array([around]), f"state {around}, at most {radius} transitions away"
+        ways = np.concatenate(ways), np.concatenate(ways[::-1])
+    distance = recorded.distances(run.graph.num_ids, *ways, starts)[states]
+    chosen = states[(distance >= 0) & (distance <= (np.inf if around is None else radius))]
+    if len(chosen) > max_states:
+        chosen = states[np.argsort(distance, kind="stable")]
+        chosen = np.sort(chosen[np.sort(distance) >= 0][:max_states])
+    left_out = f"drawn: the {len(chosen):,} of {len(states):,} states nearest to {how}"
     return chosen, left_out if len(chosen) < len(states) else ""
 
 
-def lay_out(run, max_states=100_000, around=None, radius=10, seed=0):
+def lay_out(run, max_states=100_000, around=None, radius=10, layout="auto"):
     """`Layout` of a run's graph, or of a part of it."""
-    rng = np.random.default_rng(seed)
-    states, left_out = choose(run, max_states, around, radius, rng)
-    edges = run.graph.edges()
+    states, left_out = choose(run, max_states, around, radius)
+    edges, n = run.graph.edges(), len(states)
     inside = np.isin(edges["source"], states) & np.isin(edges["next"], states)
     edges = {name: column[inside] for name, column in edges.items()}
     for name in ("source", "next"):
         edges[name] = np.searchsorted(states, edges[name])
-    n = len(states)
+    initial = np.searchsorted(states, np.intersect1d(run.initial_states, states))
+    springs = layout == "springs" or (layout == "auto" and n <= SPRINGS)
+    root, spokes, crosses = n, initial, np.array([n])
     if around is not None:
         root = int(np.searchsorted(states, around))
-        spokes = np.empty(0, np.int64)
-    else:
-        root = n
-        spokes = np.searchsorted(states, np.intersect1d(run.initial_states, states))
-        # What a sample cut off from its start hangs on the centre as well.
-        both = (
-            np.concatenate([edges["source"], edges["next"], np.full(len(spokes), n)]),
-            np.concatenate([edges["next"], edges["source"], spokes]),
-        )
-        while True:
-            reached = recorded.distances(n + 1, *both, np.array([n]))[:n] >= 0
-            if reached.all():
-                break
-            loose = np.flatnonzero(~reached)[:1]
-            spokes = np.append(spokes, loose)
-            both = np.append(both[0], n), np.append(both[1], loose)
+        spokes, crosses = np.empty(0, np.int64), np.array([root])
+    elif springs:
+        spokes, crosses = np.empty(0, np.int64), initial
     pairs = np.stack([edges["source"], edges["next"]], axis=1)
     pairs = np.concatenate([np.stack([np.full(len(spokes), n), spokes], axis=1), pairs])
-    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-    xy = twopi(pairs, n + 1, root)
-    return Layout(states, edges, spokes, xy, left_out)
+    xy = graphviz("neato" if springs else "twopi", pairs[pairs[:, 0] != pairs[:, 1]], n, root)
+    return Layout(states, edges, initial, spokes, crosses, xy, left_out)
 
 
-def twopi(pairs, n, root):
-    """Positions float32 [n, 2] of a radial layout about the root, rings at distance 1."""
-    try:
-        import pygraphviz
-    except ImportError:
-        recorded.fail("this needs Graphviz: pip install -r requirements-draw.txt")
-    # SVG has the positions with the most digits; twopi itself warns of every large graph.
+def graphviz(program, pairs, n, root):
+    """Positions float32 [n + 1, 2] of a layout, the root's at 0."""
+    # SVG has the positions with the most digits; the programs warn of every large graph.
     head = f'strict graph {{ graph [root="{root}", ranksep=1]; edge [style=invis]; '
     head += 'node [label="", shape=point, width=0.01, height=0.01, fixedsize=true]; '
-    lines = (f"{a}--{b}" for a, b in pairs.tolist())
-    graph = pygraphviz.AGraph(string=head + f"{root};\n" + "\n".join(lines) + "}")
+    names = range(n) if program == "neato" else [root]  # also what no other state is joined to
+    lines = [*map(str, names), *(f"{a}--{b}" for a, b in pairs.tolist())]
+    graph = pygraphviz.AGraph(string=head + "\n".join(lines) + "}")
     with quiet():
-        svg = graph.draw(format="svg", prog="twopi").decode()
+        svg = graph.draw(format="svg", prog=program).decode()
     found = re.findall(r'<title>(\d+)</title>\s*<ellipse [^>]*cx="([-\d.]+)" cy="([-\d.]+)"', svg)
     numbers = np.array(found, np.float64)
-    xy = np.zeros((n, 2))
+    xy = np.zeros((n + 1, 2))
     xy[numbers[:, 0].astype(np.int64)] = numbers[:, 1:] / 72
     return (xy - xy[root]).astype(np.float32)
 
@@ -217,22 +173,38 @@ def quiet():
 # --------------------------------------------------------------------------------------------------
 
 
+def title_of(run, layout):
+    """What a picture shows, in words."""
+    drawn = f"{len(layout.states):,} states, {len(layout.edges['count']):,} distinct transitions"
+    if run.config is None:
+        return f"{run.name}: {drawn}"
+    steps = f" in {run.steps:,} steps" if run.steps and not layout.left_out else ""
+    return f"{run.task}, {run.config['backup']} backup: {drawn}{steps}"
+
+
+def legend_of(layout):
+    """What the marks mean, a line."""
+    centre = len(layout.states) in layout.crosses
+    cross = "the start, which points to the initial states" if centre else "an initial state"
+    if not len(layout.spokes) and not set(layout.crosses) <= set(layout.initial):
+        cross = "the state in the middle"
+    return f"lines: transitions; circles: transitions of a state to itself; +: {cross}"
+
+
 def edge_colours(layout, values, color_by):
-    """Numbers in 0 .. 1 per edge, colours from 0 to 1, and the scale (least, greatest, label)."""
+    """Numbers in 0 .. 1 per edge, and the scale (least, greatest, label)."""
     if color_by == "visits":
         count = layout.edges["count"]
         top = max(int(count.max()), 2)
-        number = np.log(count) / np.log(top)
-        return number, ["#5b9bd5", "#7a4fb0", "#d9480f"], (1, top, "times seen (log scale)")
+        return np.log(count) / np.log(top), (1, top, "times seen (log scale)")
     if color_by == "value":
         v = values[layout.edges["source"]]
         low, high = np.quantile(v, [0.01, 0.99])
         number = np.clip((v - low) / max(high - low, 1e-9), 0, 1)
-        colours = ["#2b2d8f", "#b5367a", "#fb8861", "#e8c11c"]
-        return number, colours, (low, high, "value of the state")
+        return number, (low, high, "the network's value of the state that a transition leaves")
     reward = layout.edges["reward"]
     top = max(np.abs(reward).max(), 1e-9)
-    return 0.5 + 0.5 * reward / top, ["#1c4fd8", "#c8ccd2", "#d9480f"], (-top, top, "reward")
+    return 0.5 + 0.5 * reward / top, (-top, top, "reward")
 
 
 def draw_picture(layout, values, args, title, path):
@@ -240,18 +212,17 @@ def draw_picture(layout, values, args, title, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(args.size, args.size * 1.06))
-    xy, edges = layout.xy, layout.edges
-    number, colours, (low, high, label) = edge_colours(layout, values, args.color_by)
-    colours = matplotlib.colors.LinearSegmentedColormap.from_list(args.color_by, colours)
+    figure, axis = plt.subplots(figsize=(9, 9.7))
+    xy, edges, by = layout.xy, layout.edges, args.color_by
+    number, (low, high, label) = edge_colours(layout, values, by)
+    colours = matplotlib.colors.LinearSegmentedColormap.from_list(by, COLOURS[by])
     bins = np.minimum((number * 24).astype(np.int64), 23)
     width = float(np.clip(110 / np.sqrt(len(bins)), 0.35, 1.5))
     loop = edges["source"] == edges["next"]
-    centre = len(layout.states)
-    spokes = np.stack([np.full(len(layout.spokes), centre), layout.spokes], axis=1)
+    spokes = np.stack([np.full(len(layout.spokes), len(layout.states)), layout.spokes], axis=1)
     add_lines(axis, xy, spokes, "#868e96", 0.7 * width)
     # What stands out is drawn last: many visits, high values, any reward.
-    rank = np.abs(np.arange(24) - 11.5) if args.color_by == "reward" else np.arange(24)
+    rank = np.abs(np.arange(24) - 11.5) if by == "reward" else np.arange(24)
     for k in np.argsort(rank, kind="stable"):
         colour = colours((k + 0.5) / 24)
         chosen = (bins == k) & ~loop
@@ -262,9 +233,11 @@ def draw_picture(layout, values, args, title, path):
             *loops.T, "o", markersize=5 * width, markerfacecolor="none", markeredgecolor=colour,
             markeredgewidth=0.6 * width,
         )  # fmt: skip
-    root = centre if len(spokes) else layout_root(layout)
-    axis.plot(*xy[root], "+", color="black", markersize=9)
-    shown = xy[np.hypot(*xy.T) <= args.rings] if args.rings else xy
+    axis.plot(*xy[layout.crosses].T, "+", color="black", markersize=11, markeredgewidth=2)
+    marked = np.append(np.arange(len(layout.states)), layout.crosses)
+    shown = xy[marked]
+    if args.rings:
+        shown = shown[np.hypot(*shown.T) <= args.rings]
     low_corner, high_corner = shown.min(axis=0), shown.max(axis=0)
     middle = (low_corner + high_corner) / 2
     reach = 0.52 * max(float((high_corner - low_corner).max()), 1.0)
@@ -273,42 +246,39 @@ def draw_picture(layout, values, args, title, path):
         aspect="equal",
     )  # fmt: skip
     axis.axis("off")
-    norm = matplotlib.colors.LogNorm if args.color_by == "visits" else matplotlib.colors.Normalize
-    scale = matplotlib.cm.ScalarMappable(norm(low, high), colours)
+    norm = matplotlib.colors.LogNorm if by == "visits" else matplotlib.colors.Normalize
     bar = figure.colorbar(
-        scale, ax=axis, orientation="horizontal", fraction=0.03, pad=0.0, shrink=0.45, aspect=35
-    )
-    if args.color_by == "visits":
+        matplotlib.cm.ScalarMappable(norm(low, high), colours), ax=axis,
+        orientation="horizontal", fraction=0.03, pad=0.0, shrink=0.45, aspect=35,
+    )  # fmt: skip
+    if by == "visits":
         bar.set_ticks(np.unique(np.round(np.geomspace(1, high, 4)).astype(np.int64)))
         bar.minorticks_off()
         bar.formatter = matplotlib.ticker.FuncFormatter(lambda count, _: f"{count:,.0f}")
     else:
         bar.locator = matplotlib.ticker.MaxNLocator(4)
     bar.update_ticks()
-    bar.set_label(label, fontsize=9)
+    bar.set_label(f"{label}\n{legend_of(layout)}", fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
-    axis.set_title(title, fontsize=12)
-    figure.subplots_adjust(left=0.01, right=0.99, top=0.95, bottom=0.05)
-    write_figure(figure, path, args.dpi)
+    axis.set_title(title, fontsize=11)
+    figure.subplots_adjust(left=0.01, right=0.99, top=0.95, bottom=0.07)
+    write_figure(figure, path, 120)
     plt.close(figure)
-
-
-def layout_root(layout):
-    """Position of the state in the centre."""
-    return int(np.square(layout.xy[:-1]).sum(axis=1).argmin())
 
 
 def add_lines(axis, xy, pairs, colour, width):
     """Straight edges, 2,000 to a path: the renderer's memory bounds the length of one."""
     for i in range(0, len(pairs), 2_000):
         part = pairs[i : i + 2_000]
-        codes = np.tile([Outline.MOVETO, Outline.LINETO], len(part))
-        outline = Outline(xy[part].reshape(-1, 2), codes)
-        patch = matplotlib.patches.PathPatch(
-            outline, facecolor="none", edgecolor=colour, linewidth=width, capstyle="round"
+        outline = Outline(
+            xy[part].reshape(-1, 2), np.tile([Outline.MOVETO, Outline.LINETO], len(part))
         )
-        axis.add_artist(patch)
+        axis.add_artist(
+            matplotlib.patches.PathPatch(
+                outline, facecolor="none", edgecolor=colour, linewidth=width, capstyle="round"
+            )
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -321,43 +291,56 @@ def packed(array):
     return base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 6)).decode()
 
 
-def observation_items(graph, states):
-    """What observations are made of: items uint8 [k, bytes], and which ones: int64 [n, per state].
+def observation_items(run, states):
+    """What the page shows of states: (items uint8 [k, bytes], which [n, per state], shape).
 
-    A stack of frames is its frames, each once; anything else is one item.
+    Items are pictures of a shape [height, width, 1 or 3], or numbers float64 where that is None.
+    The frames of a stack are items of their own, each once.
     """
-    shape = graph.obs_shape
-    if len(shape) == 3 and shape[0] == 4 and graph.obs_dtype == np.uint8:
-        frames = Interner(shape[1:], graph.obs_dtype, 1024)
-        which = np.empty((len(states), shape[0]), np.int64)
-        for i in range(0, len(states), 256):
-            stacks = graph.observations_of(states[i : i + 256])
-            which[i : i + 256] = [[frames.add(frame) for frame in stack] for stack in stacks]
-        items = frames.arrays
-        return items.reshape(len(items), -1).view(np.uint8), which
-    obs = np.ascontiguousarray(graph.observations_of(states))
-    items = obs.reshape(len(states), -1).view(np.uint8)
-    return items, np.arange(len(states))[:, None]
+    obs = run.graph.observations_of(states)
+    one_each, shape = np.arange(len(states))[:, None], obs.shape[1:]
+    if run.suite == "minigrid":
+        items = np.stack([grid_picture(one) for one in obs])
+    elif run.suite == "minatar":
+        colours = np.array([[0, 0, 0], *map(matplotlib.colors.to_rgb, CHANNELS)])
+        used = np.arange(1, shape[2] + 1) % len(colours)
+        items = (255 * colours[(obs * used).max(axis=3)]).astype(np.uint8)
+    elif len(shape) == 3 and shape[0] == 4 and obs.dtype == np.uint8:
+        frames, which = np.unique(obs.reshape(-1, *shape[1:]), axis=0, return_inverse=True)
+        return frames.reshape(len(frames), -1), which.reshape(-1, 4), (*shape[1:], 1)
+    elif obs.dtype == np.uint8 and shape[2:] in ((), (1,), (3,)) and min(shape[:2]) > 4 < obs.ndim:
+        items = obs.reshape(*obs.shape[:3], -1)
+    else:
+        numbers = obs.reshape(len(obs), -1).astype(np.float64)
+        return numbers.view(np.uint8), one_each, None
+    return items.reshape(len(items), -1), one_each, items.shape[1:]
 
 
-def chunks_of(items, limit):
+def grid_picture(obs):
+    """uint8 [height, width, 3] of a MiniGrid observation, as the environment draws it."""
+    from minigrid.core.grid import Grid
+
+    ((x, y),) = np.argwhere(obs[:, :, 0] == 10)  # the agent
+    grid, _ = Grid.decode(obs)
+    grid.set(int(x), int(y), None)
+    return grid.render(TILE, (int(x), int(y)), int(obs[x, y, 2]))
+
+
+def chunks_of(items):
     """Items in compressed chunks, each item the difference to the one before it in its chunk."""
     chunks, size = [], 0
     for i in range(0, len(items), CHUNK):
         part = items[i : i + CHUNK].copy()
         part[1:] ^= items[i : i + CHUNK - 1][: len(part) - 1]
-        text = packed(part)
-        size += len(text)
-        if size > limit:
-            break
-        chunks.append(text)
+        chunks.append(packed(part))
+        size += len(chunks[-1])
+        if size > PAGE_BYTES:
+            return chunks[:-1]
     return chunks
 
 
 def channel_names(run):
     """Names of MinAtar's channels, in their order."""
-    if run.script != "gb_dqn_minatar":
-        return []
     from importlib import import_module
 
     channels = import_module(f"minatar.environments.{run.task}").Env().channels
@@ -366,51 +349,37 @@ def channel_names(run):
 
 def write_page(run, layout, q, args, title, path):
     """The page: data, program and style in one file. Returns a line on what was left out, or ''."""
-    graph, states = run.graph, layout.states
-    items, which = observation_items(graph, states)
-    chunks = chunks_of(items, args.page_megabytes * 2**20)
-    kept = min(len(items), len(chunks) * CHUNK)
-    missing = int((which >= kept).any(axis=1).sum())
-    kinds = {"gb_dqn_minigrid": "minigrid", "gb_dqn_minatar": "minatar"}
-    frames = which.shape[1] == 4
-    edges = layout.edges
+    items, which, shape = observation_items(run, layout.states)
+    chunks = chunks_of(items)
+    missing = int((which >= len(chunks) * CHUNK).any(axis=1).sum())
     line = f"observations of {missing:,} states were left out of the page" if missing else ""
+    channels = channel_names(run) if run.suite == "minatar" else ()
+    columns = {"ids": layout.states, "source": layout.edges["source"], "next": layout.edges["next"]}
+    columns |= {"spokes": layout.spokes, "count": layout.edges["count"], "which": which}
     data = {
         "title": title,
-        "notes": [text for text in (layout.left_out, line) if text],
+        "notes": [text for text in (legend_of(layout), layout.left_out, line) if text],
         "color_by": args.color_by,
-        "num_states": len(states),
-        "num_edges": len(edges["source"]),
-        "num_actions": graph.num_actions,
+        "colours": COLOURS,
         "actions": run.action_names(),
-        "kind": "frames" if frames else kinds.get(run.script, "array"),
-        "shape": list(graph.obs_shape),
-        "dtype": graph.obs_dtype.name,
-        "channels": channel_names(run),
-        "per_state": which.shape[1],
+        "image": shape,
+        "legend": list(zip(channels, CHANNELS, strict=False)),
         "chunk": CHUNK,
         "item_bytes": items.shape[1],
-        "items_kept": kept,
-        "root": len(states) if len(layout.spokes) else layout_root(layout),
-        "ids": packed(states.astype(np.int32)),
-        "xy": packed(layout.xy.astype(np.float32)),
-        "spokes": packed(layout.spokes.astype(np.int32)),
-        "source": packed(edges["source"].astype(np.int32)),
-        "next": packed(edges["next"].astype(np.int32)),
-        "action": packed(edges["action"].astype(np.int16)),
-        "reward": packed(edges["reward"].astype(np.float32)),
-        "terminated": packed(edges["terminated"].astype(np.uint8)),
-        "count": packed(edges["count"].astype(np.int32)),
+        "crosses": layout.crosses.tolist(),
+        "initial": layout.initial.tolist(),
+        "xy": packed(layout.xy),
+        "action": packed(layout.edges["action"].astype(np.int16)),
+        "reward": packed(layout.edges["reward"].astype(np.float32)),
+        "terminated": packed(layout.edges["terminated"].astype(np.uint8)),
         "q": None if q is None else packed(q.astype(np.float32)),
-        "which": packed(which.astype(np.int32)),
         "chunks": chunks,
-    }
-    text = json.dumps(data).replace("</", "<\\/")
-    page = PAGE.read_text().replace("/*DATA*/null", text)
+    } | {name: packed(column.astype(np.int32)) for name, column in columns.items()}
+    page = PAGE.read_text().replace("/*DATA*/null", json.dumps(data).replace("</", "<\\/"))
     try:
         path.write_text(page)
     except OSError as error:
-        recorded.fail(f"cannot write {path}: {error.strerror}")
+        fail(f"cannot write {path}: {error.strerror}")
     return line
 
 
@@ -444,30 +413,25 @@ def describe(run):
 
 def main():
     args = tyro.cli(Args)
-    if args.color_by not in COLOURS:
-        recorded.fail(f"--color-by must be one of {', '.join(COLOURS)}, got {args.color_by!r}")
-    for name in ("max_states", "size", "dpi", "page_megabytes"):
-        if not getattr(args, name) > 0:
-            recorded.fail(f"--{name.replace('_', '-')} must be > 0, got {getattr(args, name)}")
-    for name in ("radius", "rings", "seed"):
-        if getattr(args, name) < 0:
-            recorded.fail(f"--{name} must be >= 0, got {getattr(args, name)}")
+    for name, least in (("max_states", 1), ("radius", 0), ("rings", 0)):
+        if getattr(args, name) < least:
+            fail(f"--{name.replace('_', '-')} must be >= {least}, got {getattr(args, name)}")
     for path in args.out:
         if path.suffix not in SUFFIXES:
-            recorded.fail(f"--out must end in one of {', '.join(SUFFIXES)}, got {path}")
+            fail(f"--out must end in one of {', '.join(SUFFIXES)}, got {path}")
     begin = time.perf_counter()
     run = recorded.read(args.run)
     folder = args.run if args.run.is_dir() else args.run.parent
     outs = args.out or (folder / "graph.png", folder / "graph.html")
     is_page = [path.suffix == ".html" for path in outs]
-    if args.color_by == "value" and run.tensors is None:
-        recorded.fail(f"{args.run} has no network: require one for --color-by value")
-    layout = lay_out(run, args.max_states, args.around, args.radius, args.seed)
+    if args.color_by == "value" and run.missing:
+        fail(f"--color-by value needs a network: {run.missing}")
+    layout = lay_out(run, args.max_states, args.around, args.radius, args.layout)
     q = None
-    if run.tensors is not None and (args.color_by == "value" or any(is_page)):
+    if args.color_by == "value" or (any(is_page) and not run.missing):
         q = run.q_values(layout.states)
     values = None if q is None else q.max(axis=1)
-    title = args.title or run.name
+    title = args.title or title_of(run, layout)
     for line in describe(run):
         print(line)
     for path, page in zip(outs, is_page, strict=True):
@@ -479,6 +443,8 @@ def main():
             draw_picture(layout, values, args, title, path)
     if layout.left_out:
         print(layout.left_out)
+    if any(is_page) and run.missing:
+        print(f"the page has no values: {run.missing}")
     if args.rings and not all(is_page):
         outside = np.hypot(*layout.xy.T) > args.rings + 0.5
         print(f"beyond the edge of the picture: {outside.sum():,} of {len(outside) - 1:,} states")

@@ -1,8 +1,8 @@
 """Play the trained network of a run: its score over other episodes than the run's own.
 
-    python benchmark/evaluate.py runs/RUN
-    python benchmark/evaluate.py runs/RUN --episodes 500 --epsilon 0 --seed 7
-    python benchmark/evaluate.py runs/RUN --video episode.mp4
+    python tools/evaluate.py runs/RUN
+    python tools/evaluate.py runs/RUN --episodes 500 --epsilon 0 --seed 7
+    python tools/evaluate.py runs/RUN --video episode.mp4
 
 Environments, action noise and episodes are those of the run's script: MiniGrid plays the layout of
 the run's seed, MinAtar with fixed episode seeds the run's game. What else is random (sticky
@@ -10,8 +10,7 @@ actions, no-ops, the exploration of epsilon) is drawn from --seed. A run that is
 was interrupted, plays the network of its checkpoint.
 """
 
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -39,30 +38,18 @@ class Args:
 
 
 def play(run, episodes, epsilon, seed, video=None):
-    """Returns and lengths of episodes; epsilon None is the run's. Writes a video where one is
-    asked for.
-    """
-    script = import_module(run.script)
-    args = recorded.args_of(run.script, run.config)
-    epsilon = args.eval_epsilon if epsilon is None else epsilon
-    network = run.network()
+    """Returns and lengths of episodes; epsilon None is the run's. Writes a video if asked to."""
+    network, args = run.network(), recorded.args_of(run.module, run.config)
+    if epsilon is not None:
+        args = replace(args, eval_epsilon=epsilon)
 
     def policy(obs):
         return network(obs).argmax(axis=1)
 
-    if run.script == "gb_rainbow_atari":
-        # Not the run's own evaluation seed, whatever --seed is.
-        seeds = np.random.SeedSequence([seed, args.seed]).generate_state(2).tolist()
-        played = script.evaluate(policy, run.task, seeds[0], episodes, args.eval_envs, epsilon)
-        filmed = (run.task, seeds[1] >> 1)  # ale-py's seeds are int32
-    else:
-        rng = np.random.default_rng([seed, args.seed])
-        envs = script.make_envs(args, run.task, rng, episodes)
-        played = script.evaluate(policy, envs, rng, epsilon)
-        rendered = ("rgb_array",) if run.script == "gb_dqn_minigrid" else ()
-        filmed = (script.make_envs(args, run.task, rng, 1, *rendered)[0], rng)
+    seeds = [[seed, args.seed, number] for number in range(2)]
+    played = run.module.evaluate(args, run.task, policy, seeds[0], episodes)
     if video is not None:
-        script.record_video(policy, *filmed, epsilon, video)
+        run.module.record_video(args, run.task, policy, seeds[1], video)
     return played
 
 
@@ -79,10 +66,6 @@ def main():
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
     torch.set_num_threads(args.threads)
     run = recorded.read(args.run)
-    if run.script is None:
-        fail(f"{args.run} does not say which script made it")
-    if run.tensors is None:
-        fail(f"{args.run} has no network: it was made with --no-save-model and no checkpoint")
     try:
         returns, lengths = play(run, args.episodes, args.epsilon, args.seed, args.video)
     except OSError:

@@ -5,115 +5,97 @@ are those that the scripts train on; of other environments, their own.
 """
 
 import difflib
+import sys
 import warnings
 
+import ale_py
 import gymnasium
 import numpy as np
 import recorded
+from output import fail
 
-import gb_dqn_minatar
-import gb_dqn_minigrid
-import gb_rainbow_atari
 from gbcore import TransitionGraph
 
+# Suite -> its script, and the reward that the script trains on.
 SUITES = {
-    "minigrid": "gb_dqn_minigrid",
-    "minatar": "gb_dqn_minatar",
-    "atari": "gb_rainbow_atari",
-    "gymnasium": None,
+    "minigrid": ("gb_dqn_minigrid", lambda reward: float(reward > 0)),
+    "minatar": ("gb_dqn_minatar", float),
+    "atari": ("gb_rainbow_atari", lambda reward: float(np.clip(reward, -1, 1))),
 }
+PREFIXES = {"minigrid": "minigrid", "babyai": "minigrid", "minatar/": "minatar", "ale/": "atari"}
+
+
+def plain(name):
+    """A task's name without version and signs: taxi of Taxi-v4, spaceinvaders of space_invaders."""
+    return "".join(c for c in name.lower().partition("-v")[0] if c.isalnum())
 
 
 def suite_of(env_id):
     """The suite of a task, and the task's name there, from any spelling that people use."""
-    lower = env_id.strip().lower()
-    for prefix, suite in (("minigrid", "minigrid"), ("babyai", "minigrid"),
-                          ("minatar/", "minatar"), ("ale/", "atari")):  # fmt: skip
-        if lower.startswith(prefix):
-            return suite, recorded.task_name(SUITES[suite], env_id)
+    for prefix, suite in PREFIXES.items():
+        if env_id.strip().lower().startswith(prefix):
+            return suite, script_of(suite).task_of(env_id)
     if env_id in gymnasium.registry or ":" in env_id:
         return "gymnasium", env_id
-    key = lower.split("-v")[0].replace("_", "").replace("-", "").replace(" ", "")
-    in_minatar = key in {game.replace("_", "") for game in gb_dqn_minatar.GAMES}
-    in_atari = key in {
-        game.replace("_", "") for game in gb_rainbow_atari.ale_py.roms.get_all_rom_ids()
-    }
-    if in_minatar and in_atari:
-        recorded.fail(
-            f"{env_id} is a MinAtar game and an Atari game; say MinAtar/{key} or ALE/{key}"
-        )
-    if in_minatar or in_atari:
-        suite = "minatar" if in_minatar else "atari"
-        return suite, recorded.task_name(SUITES[suite], env_id)
-    names = {name.lower(): name for name in gymnasium.registry}
-    grids = {
-        name.lower().removeprefix("minigrid-").rpartition("-v")[0]: name
-        for name in gymnasium.registry
-        if name.startswith("MiniGrid-")
-    }
-    if lower.split("-v")[0] in grids:
-        return "minigrid", recorded.task_name("gb_dqn_minigrid", env_id)
-    known = names | grids
-    close = difflib.get_close_matches(lower, known, n=3, cutoff=0.5)
-    nearest = ", ".join(dict.fromkeys(known[name] for name in close)) or "CartPole-v1"
-    recorded.fail(f"unknown environment {env_id!r}; nearest: {nearest}")
+    games = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
+    found = [suite for suite, names in games.items() if plain(env_id) in map(plain, names)]
+    if len(found) > 1:
+        fail(f"{env_id} is a MinAtar game and an Atari game; say MinAtar/{env_id} or ALE/{env_id}")
+    if found:
+        return found[0], script_of(found[0]).task_of(env_id)
+    # Of several versions the registry's last.
+    names = {plain(name.removeprefix("MiniGrid-")): name for name in gymnasium.registry}
+    if plain(env_id) not in names:
+        close = difflib.get_close_matches(plain(env_id), names, n=3, cutoff=0.5)
+        nearest = ", ".join(names[name] for name in close) or "CartPole-v1"
+        fail(f"unknown environment {env_id!r}; nearest: {nearest}; your own: module:Id-v0")
+    name = names[plain(env_id)]
+    return "minigrid" if name.startswith("MiniGrid-") else "gymnasium", name
 
 
-def stream(suite, task, rng, policy=None, seed=1, config=None):
+def script_of(suite):
+    """The module of a suite's script."""
+    return recorded.load_script(SUITES[suite][0])
+
+
+def stream(suite, task, rng, policy=None, seed=1, run=None):
     """Number of actions, and rows of a task without end.
 
     Args:
         policy: function of (observation, rng) that returns an action; None: uniformly random.
-        seed: of the environment; Atari's games draw theirs from rng.
-        config: the flags of a run, where its task is played on.
+        seed: of the environment.
+        run: `Recorded`, to play its task on, by its script and its flags.
     """
-    if suite == "atari":
-        num_actions = gb_rainbow_atari.num_actions_of(task)
-        return num_actions, atari_rows(task, policy or uniform(num_actions), rng)
-    if suite == "gymnasium":
-        env = Environment(task, seed)
+    reward_of = SUITES[suite][1] if suite in SUITES else float
+    if suite in SUITES or run:
+        script = run.module if run else script_of(suite)
+        args = recorded.args_of(script, run.config) if run else script.Args(seed=seed)
+        env = script.make_env(args, task, np.random.default_rng(seed))
     else:
-        script = gb_dqn_minigrid if suite == "minigrid" else gb_dqn_minatar
-        args = recorded.args_of(script.__name__, config or {"seed": seed})
-        if suite == "minigrid":
-            script.check_task(task)
-        env = script.make_envs(args, task, np.random.default_rng(seed), 1)[0]
-    policy = policy or uniform(env.num_actions)
-    rows = env_rows(env, policy, rng)
-    if suite == "minigrid":
-        rows = ((s, a, float(r > 0), n, *rest) for s, a, r, n, *rest in rows)
-    return env.num_actions, rows
+        env = Environment(task, seed)
+    if policy is None:
+
+        def policy(obs, rng):
+            return int(rng.integers(env.num_actions))
+
+    return env.num_actions, rows_of(env, policy, reward_of, rng, lives=suite == "atari")
 
 
-def uniform(num_actions):
-    """The policy that takes every action alike."""
-    return lambda obs, rng: int(rng.integers(num_actions))
+def rows_of(env, policy, reward_of, rng, lives):
+    """Rows of an environment with the reset and step of the scripts' own.
 
-
-def env_rows(env, policy, rng):
-    """Rows of an environment with the reset and step of the scripts' own."""
+    lives: to lose one terminates, and the game goes on until a step is ignored.
+    """
     while True:
         obs, starts_episode, over = env.reset(), True, False
         while not over:
             action = policy(obs, rng)
-            next_obs, reward, terminated, truncated = env.step(action)
-            yield obs, action, reward, next_obs, terminated, starts_episode
-            obs, starts_episode, over = next_obs, False, terminated or truncated
-
-
-def atari_rows(game, policy, rng):
-    """Rows of an Atari game by the protocol of its script: a lost life terminates, and goes on."""
-    env = gb_rainbow_atari.Game(game)
-    while True:
-        obs, starts_episode = env.reset(gb_rainbow_atari.draw_seed(rng)), True
-        while True:
-            action = policy(obs[0], rng)
             moved = env.step(action)
-            if moved is None:  # the game was over: the action was ignored
+            if moved is None:
                 break
-            next_obs, reward, terminated, _ = moved
-            clipped = float(np.clip(reward, -1, 1))
-            yield obs[0], action, clipped, next_obs[0], terminated, starts_episode
+            next_obs, reward, terminated, truncated = moved
+            yield obs, action, reward_of(reward), next_obs, terminated, starts_episode
+            over = (terminated or truncated) and not lives
             obs, starts_episode = next_obs, False
 
 
@@ -124,22 +106,25 @@ class Environment:
     """
 
     def __init__(self, env_id, seed):
+        sys.path.insert(0, "")  # module:Id-v0 may name a module of the current folder
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.env = gymnasium.make(env_id, disable_env_checker=True)
         except Exception as error:  # whatever the environment's own code raises
-            recorded.fail(f"cannot make {env_id}: {error}")
+            fail(f"cannot make {env_id}: {error}")
+        finally:
+            sys.path.remove("")
         spaces = gymnasium.spaces
         actions, self.space = self.env.action_space, self.env.observation_space
         if not isinstance(actions, spaces.Discrete):
-            recorded.fail(f"cannot use {env_id}: its actions, {actions}, are not discrete")
+            fail(f"cannot use {env_id}: its actions, {actions}, are not discrete")
         self.first_action, self.num_actions = int(actions.start), int(actions.n)
         self.plain = isinstance(
             self.space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
         )
         if not self.plain and not self.space.is_np_flattenable:
-            recorded.fail(f"cannot use {env_id}: {self.space} cannot be made an array")
+            fail(f"cannot use {env_id}: {self.space} cannot be made an array")
         self.seed = seed
 
     def reset(self):
@@ -158,25 +143,34 @@ class Environment:
         return np.atleast_1d(np.array(obs, self.space.dtype))
 
 
-def record(num_actions, rows, steps, name):
-    """`recorded.Recorded` of the first steps rows of a stream, without networks."""
+def record(num_actions, rows, steps, name, key_of=None):
+    """`recorded.Recorded` of the first rows of a stream, without networks.
+
+    key_of: function of (observation, action before or -1) to the array that makes two observations
+    one state; None: the observation.
+    """
     columns = {column: [] for column in recorded.COLUMNS}
-    graph = None
-    for step, (obs, action, reward, next_obs, terminated, starts_episode) in enumerate(rows):
+    graph, before, key, next_key = None, -1, None, None
+    for step, (obs, action, reward, next_obs, terminated, starts) in enumerate(rows):
         if step == steps:
             break
+        before = -1 if starts else before
+        if key_of:
+            key, next_key = key_of(obs, before), key_of(next_obs, action)
         if graph is None:
-            stack = obs.shape == (4, 84, 84)
-            graph = TransitionGraph(num_actions, obs.shape, obs.dtype, stack, steps + 2)
-        row = (graph.node(obs), action, reward, graph.node(next_obs), terminated)
+            keyed = {"key_shape": key.shape, "key_dtype": key.dtype} if key_of else {}
+            stack = obs.shape == (4, 84, 84) and not key_of
+            graph = TransitionGraph(num_actions, obs.shape, obs.dtype, stack, steps + 2, **keyed)
+        row = graph.node(obs, key), action, reward, graph.node(next_obs, next_key), terminated
         graph.add(*row)
-        if starts_episode and step:
+        if starts and step:
             columns["cut"][-1] = True
         for column, value in zip(columns, (*row, step + 1 == steps), strict=True):
             columns[column].append(value)
+        before = action
     kinds = (np.int64, np.int64, np.float64, np.int64, np.bool_, np.bool_)
     replay = {
         column: np.array(values, kind)
         for (column, values), kind in zip(columns.items(), kinds, strict=True)
     }
-    return recorded.Recorded(name, graph, replay, steps, None, None, None)
+    return recorded.Recorded(name, graph, replay, steps)

@@ -1,8 +1,9 @@
 """Read what a run recorded: its graph, replay, networks and task, of a finished or a running run.
 
 A run folder is read from its checkpoint, which is at least as new as the files beside it; without
-one from `graph.npz`. A path to a graph file alone, one that `TransitionGraph.save` wrote, will do:
-it has no replay and no values.
+one from `graph.npz` and `model.pt`. A graph file alone, one that `TransitionGraph.save` wrote, will
+do as well: it has no replay and no values. Networks and tasks are those of the script that made the
+run, which is loaded from where it was, also if it is a copy under another name.
 
 Initial states, to which the meta-initial state of a picture points: with a replay, the state of its
 oldest row and of every row that follows a cut (an episode's end or a time limit; the loss of a life
@@ -10,11 +11,11 @@ is no cut). Without one, the states that no other state leads to; and where some
 reached from these, the earliest of them (ids are given in the order of first visits).
 """
 
+import importlib.util
 import json
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -25,30 +26,28 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gbcore import TransitionGraph  # noqa: E402
-from gbcore.run_directory import load_checkpoint  # noqa: E402
+from gbcore.run import load_checkpoint  # noqa: E402
 
 COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
-SCRIPTS = ("gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari")
 ACTIONS = {
-    "gb_dqn_minigrid": ("left", "right", "forward", "pickup", "drop", "toggle", "done"),
-    "gb_dqn_minatar": ("no-op", "left", "up", "right", "down", "fire"),
+    "minigrid": ("left", "right", "forward", "pickup", "drop", "toggle", "done"),
+    "minatar": ("no-op", "left", "up", "right", "down", "fire"),
 }
 
 
 @dataclass
 class Recorded:
-    """A recorded graph, and what is known about it.
-
-    Arguments that a bare graph file does not have are None.
-    """
+    """A recorded graph, and what is known about it; of a bare graph file not more than that."""
 
     name: str
     graph: TransitionGraph
-    replay: dict | None  # COLUMNS -> arrays [N] in time order, the last row cut
-    steps: int | None  # environment steps of the run
-    config: dict | None
-    script: str | None  # one of SCRIPTS
-    tensors: dict | None  # of the checkpoint, or model.pt as both networks
+    replay: dict | None = None  # COLUMNS -> arrays [N] in time order, the last row cut
+    steps: int | None = None  # environment steps of the run
+    config: dict | None = None
+    script: str | None = None  # the name of what made it, without .py
+    path: Path | None = None  # and where that is now
+    networks: dict | None = None  # "online" and "target" -> name -> array
+    missing: str = ""  # why there are no networks, or no script
 
     @cached_property
     def initial_states(self):
@@ -70,16 +69,31 @@ class Recorded:
             starts = np.append(starts, missing[0])
 
     @cached_property
+    def module(self):
+        """The script; where it cannot be had, the program ends."""
+        return load_script(self.path) if self.path else fail(self.missing)
+
+    @cached_property
     def task(self):
-        """The task's name, as its script writes it."""
-        if self.script is None:
+        """The task's name, as its script writes it; without one, as it was typed."""
+        if self.config is None:
             return None
-        return task_name(self.script, self.config["env_id"])
+        return self.module.task_of(self.config["env_id"]) if self.path else self.config["env_id"]
+
+    @property
+    def suite(self):
+        """minigrid, minatar, atari or "": by the task, so that copies of a script are known too."""
+        shape = self.graph.obs_shape
+        if self.task is None:
+            return ""
+        if self.task.startswith(("MiniGrid-", "BabyAI-")):
+            return "minigrid"
+        return "atari" if shape == (4, 84, 84) else "minatar" if shape[:2] == (10, 10) else ""
 
     def action_names(self):
         """Names of the actions, where the task has any, else their numbers."""
-        names = ACTIONS.get(self.script, ())
-        if self.script == "gb_rainbow_atari":
+        names = ACTIONS.get(self.suite, ())
+        if self.suite == "atari":
             names = atari_actions(self.task)
         numbers = [str(a) for a in range(self.graph.num_actions)]
         return [*names, *numbers[len(names) :]][: self.graph.num_actions]
@@ -87,36 +101,29 @@ class Recorded:
     def network(self, which="online"):
         """Function of observations [n, *obs_shape] to values float32 [n, A], without noise.
 
-        which: "online" or "target". Of a distribution it is the expectation. None without networks.
+        which: "online" or "target". Of a distribution it is the expectation. Without networks the
+        program ends, with the reason.
         """
-        if self.tensors is None:
-            return None
-        script, support = import_module(self.script), None
-        if self.script == "gb_rainbow_atari":
-            config = self.config
-            network = script.RainbowNetwork(
-                self.graph.num_actions, config["n_atoms"], config["noisy_std"]
+        if self.missing:
+            fail(self.missing)
+        args = args_of(self.module, self.config)
+        network = self.module.make_network(args, self.graph.obs_shape, self.graph.num_actions)
+        try:
+            network.load_state_dict(
+                {name: torch.as_tensor(array) for name, array in self.networks[which].items()}
             )
-            support = torch.linspace(config["v_min"], config["v_max"], config["n_atoms"])
-            heads = network.heads(noisy=False)
-        else:
-            network = script.QNetwork(self.graph.obs_shape, self.graph.num_actions)
-        network.load_state_dict(self.tensors[which])
+        except RuntimeError:
+            fail(f"the network of {self.name} is not that of {self.path} as it is now")
 
         @torch.inference_mode()
         def values(obs):
-            obs = torch.from_numpy(obs)
-            if support is None:
-                return network(obs).numpy()
-            return (network.log_pmf(network.features(obs), heads).exp() @ support).numpy()
+            return network.values(torch.from_numpy(obs)).numpy()
 
         return values
 
     def q_values(self, nodes, which="online"):
-        """Values float32 [n, A] of states; None without networks."""
+        """Values float32 [n, A] of states."""
         network = self.network(which)
-        if network is None:
-            return None
         if len(nodes) == 0:  # of a subgraph in which every outcome ends the episode
             return np.zeros((0, self.graph.num_actions), np.float32)
         parts = [nodes[i : i + 256] for i in range(0, len(nodes), 256)]
@@ -129,37 +136,48 @@ def read(path):
     if not path.exists():
         fail(f"no run and no graph file: {path}")
     if path.is_file():
-        return Recorded(path.stem, load_graph(path), None, None, None, None, None)
+        return Recorded(path.stem, load_graph(path), missing=f"{path} is a graph without a network")
     if not (path / "config.json").exists():
         fail(f"{path} is no run: it has no config.json")
     try:
         config = json.loads((path / "config.json").read_text())
-        script = script_of(path)
+        script = Path(config.pop("script", "") or older_script(path))
     except ValueError as error:
         fail(f"{path}: config.json or result.json is corrupt: {error}")
-    try:  # with room for no more states: the graph is only read
-        tensors, arrays, graph, state = load_checkpoint(path, capacity=1)
+    here = ROOT / script.name
+    found = script if script.is_file() else here if here.is_file() else None
+    missing = ""
+    if script.name == "":
+        found, missing = None, f"{path} does not say which script made it"
+    elif found is None:
+        missing = f"the script that made {path} is gone: {script}"
+    run = Recorded(path.name, None, None, None, config, script.stem or None, found, None, missing)
+    try:
+        tree = load_checkpoint(path)
     except FileNotFoundError:
         if not (path / "graph.npz").exists():
             fail(
                 f"{path} has no graph: a running run needs --checkpoint-frequency, "
                 "a sweep --keep-checkpoints"
             )
-        tensors = None
-        if script is not None and (path / "model.pt").exists():
-            tensors = dict.fromkeys(("online", "target"), load_tensors(path / "model.pt"))
-        graph = load_graph(path / "graph.npz")
-        return Recorded(path.name, graph, None, None, config, script, tensors)
+        run.graph = load_graph(path / "graph.npz")
+        if (path / "model.pt").exists():
+            run.networks = dict.fromkeys(("online", "target"), load_tensors(path / "model.pt"))
+        else:
+            run.missing = run.missing or (
+                f"{path} has no network: it was made with --no-save-model and no checkpoint"
+            )
+        return run
     except (OSError, ValueError) as error:
         fail(error)
-    if graph.num_edges == 0:
+    run.graph, run.steps = TransitionGraph.from_state(tree["graph"]), tree["counters"]["step"]
+    if run.graph.num_edges == 0:
         fail(f"{path} has no transitions yet")
-    columns = {name: arrays[name] for name in COLUMNS}
-    if state["step"] > len(columns["node"]):  # the ring is full: its oldest row comes first
-        position = int(arrays["place"][1])
-        columns = {name: np.roll(column, -position) for name, column in columns.items()}
-    tensors = None if script is None else tensors
-    return Recorded(path.name, graph, columns, state["step"], config, script, tensors)
+    rows, position = tree["replay"]["rows"], tree["replay"]["position"]
+    oldest = position if run.steps > len(rows["node"]) else 0  # of a ring that is full
+    run.replay = {name: np.roll(rows[name], -oldest) for name in COLUMNS}
+    run.networks = {name: tree["learner"][name] for name in ("online", "target")}
+    return run
 
 
 def load_graph(path):
@@ -183,28 +201,42 @@ def load_tensors(path):
         fail(f"cannot read the networks in {path}: {error}")
 
 
-def script_of(path):
-    """Which script made a run: result.json says it, and the folder's name before that exists."""
-    if (path / "result.json").exists():
-        name = json.loads((path / "result.json").read_text()).get("script")
-    else:
-        folder = path.resolve().name
-        name = next((script for script in SCRIPTS if f"__{script}__" in folder), None)
-    return name if name in SCRIPTS else None
+def older_script(path):
+    """The script of a run whose config.json does not name it: by result.json or the folder."""
+    result = path / "result.json"
+    if result.exists() and "script" in (found := json.loads(result.read_text())):
+        return f"{found['script']}.py"
+    parts = path.resolve().name.split("__")
+    return f"{parts[1]}.py" if len(parts) == 5 else ""
 
 
-def args_of(script, config):
+def load_script(script):
+    """The module of a script: a path, or the name of one of the repository."""
+    path = Path(script)
+    if path.parent == Path() and not path.suffix:
+        path = ROOT / f"{script}.py"
+    path = path.resolve()
+    if not path.is_file():
+        fail(f"no script {script}")
+    if path.parent == ROOT:
+        return importlib.import_module(path.stem)
+    spec = importlib.util.spec_from_file_location(str(path), path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        for name in ("Args", "task_of", "make_env", "make_network", "evaluate"):
+            getattr(module, name)
+    except Exception as error:  # whatever the copy's own code raises
+        fail(f"cannot load the script {path}: {type(error).__name__}: {error}")
+    return module
+
+
+def args_of(module, config):
     """The script's Args of a run."""
     try:
-        return import_module(script).Args(**config)
+        return module.Args(**config)
     except TypeError as error:
-        fail(f"config.json has other flags than {script}.py: {error}")
-
-
-def task_name(script, env_id):
-    """The task's own name, from any spelling."""
-    module = import_module(script)
-    return module.task_of(env_id) if script == "gb_dqn_minigrid" else module.game_of(env_id)
+        fail(f"config.json has other flags than {module.__file__}: {error}")
 
 
 def atari_actions(game):
@@ -213,26 +245,22 @@ def atari_actions(game):
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale = ale_py.ALEInterface()
+    if game not in ale_py.roms.get_all_rom_ids():
+        return ()
     ale.loadROM(ale_py.roms.get_rom_path(game))
     return [action.name.lower() for action in ale.getMinimalActionSet()]
 
 
-def distances(num_ids, source, target, starts, limit=None):
+def distances(num_ids, source, target, starts, limit=np.inf):
     """Transitions from the nearest of some states to each: int64 [num_ids], -1 if there is no way.
 
     source, target: int64 [E]; limit: states farther away than this are -1 as well.
     """
-    order = np.argsort(source, kind="stable")
-    target = target[order]
-    first = np.searchsorted(source[order], np.arange(num_ids + 1))
-    distance = np.full(num_ids, -1, np.int64)
-    distance[starts] = 0
-    front, steps = np.unique(starts), 0
-    while len(front) and steps != limit:
-        steps += 1
-        counts = first[front + 1] - first[front]
-        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        reached = np.unique(target[np.repeat(first[front], counts) + offsets])
-        front = reached[distance[reached] < 0]
-        distance[front] = steps
-    return distance
+    from scipy import sparse
+
+    # One more vertex leads to the starts: as many as they may be, also none.
+    extra = np.full(len(starts), num_ids)
+    links = np.append(source, extra), np.append(target, starts)
+    links = sparse.csr_array((np.ones(len(links[0])), links), shape=(num_ids + 1,) * 2)
+    steps = sparse.csgraph.dijkstra(links, indices=num_ids, unweighted=True, limit=limit + 1)[:-1]
+    return np.where(np.isfinite(steps), steps - 1, -1).astype(np.int64)

@@ -4,6 +4,8 @@ A transition is the tuple `(state, action, reward, done, next_state)`. States ar
 a `NaiveGraph`, which never reuses an id, so that tables of leaf values are indexed by state.
 """
 
+from collections import Counter
+
 import numpy as np
 
 
@@ -19,6 +21,7 @@ class NaiveGraph:
         self.id_of = {}  # observation bytes -> state
         self.observation = {}  # state -> observation
         self.out = {}
+        self._uses = Counter()  # state -> distinct edges that lead to it
         self._next_id = 0
 
     def node(self, obs):
@@ -35,6 +38,7 @@ class NaiveGraph:
 
     def add(self, node, action, reward, next_node, terminated):
         edge = (action, float(reward), bool(terminated), next_node)
+        self._uses[next_node] += edge not in self.out[node]
         self.out[node][edge] = self.out[node].get(edge, 0) + 1
 
     def remove(self, node, action, reward, next_node, terminated):
@@ -46,14 +50,12 @@ class NaiveGraph:
         if self.out[node][edge] > 0:
             return []
         del self.out[node][edge]
-        freed = [s for s in sorted({node, next_node}) if not self.out[s] and not self._is_next(s)]
+        self._uses[next_node] -= 1
+        freed = [s for s in sorted({node, next_node}) if not self.out[s] and not self._uses[s]]
         for s in freed:
-            del self.out[s]
+            del self.out[s], self._uses[s]
             del self.id_of[self.observation.pop(s).tobytes()]
         return freed
-
-    def _is_next(self, state):
-        return any(edge[3] == state for edges in self.out.values() for edge in edges)
 
     @property
     def num_nodes(self):
