@@ -143,34 +143,38 @@ class Environment:
         return np.atleast_1d(np.array(obs, self.space.dtype))
 
 
-def record(num_actions, rows, steps, name, key_of=None):
-    """`recorded.Recorded` of the first rows of a stream, without networks.
+def record(num_actions, rows, steps, name):
+    """`recorded.Recorded` of the first rows of a stream, without networks."""
+    return record_by_keys(num_actions, rows, steps, name, {"": lambda obs, action: obs})[""]
 
-    key_of: function of (observation, action before or -1) to the array that makes two observations
-    one state; None: the observation.
+
+def record_by_keys(num_actions, rows, steps, name, keys):
+    """`Recorded` of the same rows for every key: two observations of one key are one state.
+
+    keys: name -> function of (observation, action before it or -1) to an array.
     """
-    columns = {column: [] for column in recorded.COLUMNS}
-    graph, before, key, next_key = None, -1, None, None
+    graphs, nodes = {}, {key: [] for key in keys}
+    others, before = [], -1
     for step, (obs, action, reward, next_obs, terminated, starts) in enumerate(rows):
         if step == steps:
             break
-        before = -1 if starts else before
-        if key_of:
-            key, next_key = key_of(obs, before), key_of(next_obs, action)
-        if graph is None:
-            keyed = {"key_shape": key.shape, "key_dtype": key.dtype} if key_of else {}
-            stack = obs.shape == (4, 84, 84) and not key_of
-            graph = TransitionGraph(num_actions, obs.shape, obs.dtype, stack, steps + 2, **keyed)
-        row = graph.node(obs, key), action, reward, graph.node(next_obs, next_key), terminated
-        graph.add(*row)
-        if starts and step:
-            columns["cut"][-1] = True
-        for column, value in zip(columns, (*row, step + 1 == steps), strict=True):
-            columns[column].append(value)
+        for key, key_of in keys.items():
+            pair = key_of(obs, -1 if starts else before), key_of(next_obs, action)
+            if key not in graphs:
+                shape, dtype = pair[0].shape, pair[0].dtype
+                stack = shape == (4, 84, 84)
+                graphs[key] = TransitionGraph(num_actions, shape, dtype, stack, steps + 2)
+            node, next_node = (graphs[key].node(one) for one in pair)
+            graphs[key].add(node, action, reward, next_node, terminated)
+            nodes[key].append((node, next_node))
+        others.append((action, reward, terminated, starts))
         before = action
-    kinds = (np.int64, np.int64, np.float64, np.int64, np.bool_, np.bool_)
-    replay = {
-        column: np.array(values, kind)
-        for (column, values), kind in zip(columns.items(), kinds, strict=True)
-    }
-    return recorded.Recorded(name, graph, replay, steps)
+    action, reward, terminated, starts = map(np.array, zip(*others, strict=True))
+    cut = np.append(starts[1:], True)
+    found = {}
+    for key, graph in graphs.items():
+        node, next_node = np.array(nodes[key]).T
+        columns = (node, action, reward, next_node, terminated, cut)
+        replay = dict(zip(recorded.COLUMNS, columns, strict=True))
+        found[key] = recorded.Recorded(name, graph, replay, len(others))
+    return found

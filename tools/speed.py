@@ -102,7 +102,9 @@ def timed(args, script, env_id, backup, flags):
             if process.returncode:
                 fail(f"{stem} {' '.join(words)}: {(error.strip() or 'failed').splitlines()[-1]}")
         # A row that began before the clock does not count: the rest is a little less than steps.
-        rates, counted = zip(*(rate(run, first_step) for run in Path(folder).iterdir()), strict=True)
+        rates, counted = zip(
+            *(rate(run, first_step) for run in Path(folder).iterdir()), strict=True
+        )
     return {
         "hardware": hardware(getattr(known, "cuda", False)),
         "torch": torch.__version__,

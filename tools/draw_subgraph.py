@@ -244,11 +244,15 @@ def main():
     nested = nest(run, state, action, depth, breadth, gamma, args.leaves, rng)
     beside = "" if tree is None else f" (tree backup: {tree:.4f})"
     found = f"target of ({state}, {names[action]}): {nested.pair_q[0]:.4f}{beside}"
-    about = f"depth {depth}, breadth {breadth or 'all'}, gamma {gamma:g}, leaf values: {args.leaves}"
+    about = (
+        f"depth {depth}, breadth {breadth or 'all'}, gamma {gamma:g}, leaf values: {args.leaves}"
+    )
     if args.out is not None:
         draw(nested, names, state, f"{run.task or run.name}\n{found}\n{about}", args.out)
     sub, lines = nested.sub, list(sums(nested, names, gamma, state))
-    print(f"{found}; {about}; {len(sub.outcome_pair)} transitions, {len(sub.nodes)} states; it reads")
+    print(
+        f"{found}; {about}; {len(sub.outcome_pair)} transitions, {len(sub.nodes)} states; it reads"
+    )
     print("\n".join(lines[:LINES]))
     if len(lines) > LINES:
         print(f"and {len(lines) - LINES} more")
