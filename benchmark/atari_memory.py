@@ -73,13 +73,12 @@ def main():
             f"{args.steps:,} transitions: a checkpoint of {size:.0f} MB written in {seconds:.1f} s "
             f"with {most - before:.0f} MB more memory than {before:.0f}"
         )
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), resident_mb()
         tree = load_checkpoint(run)
-        empty = resident_mb()
         graph = TransitionGraph.from_state(tree["graph"])
         print(f"read and checked in {time.perf_counter() - begin:.1f} s")
-        del tree["graph"]
-        used = 1e6 * (resident_mb() - empty)
+        del tree
+        used = 1e6 * (resident_mb() - before)
         print(
             f"{graph.num_nodes:,} states, {graph.num_frames:,} frames: "
             f"{used / args.steps:.0f} bytes per transition"

@@ -65,7 +65,6 @@ def slice_cost(args):
         edges = graph.expand(np.array([node]), np.array([action]), 1)
         next_node = int(edges.nodes[0]) if len(edges.nodes) else int(rng.integers(graph.num_nodes))
         graph.add(node, action, 0.0, next_node, False)
-        planner.changed(node, next_node)
         node = next_node
     return np.array(times[1:]), times[0], graph, planner
 
