@@ -1,6 +1,7 @@
 """What runs agents and is no graph: flags, seeds, a run's folder, its checkpoints and its video."""
 
 from gbcore.run.checkpoint import (
+    LearnerState,
     adam_state,
     load_checkpoint,
     network_state,
@@ -13,6 +14,7 @@ from gbcore.run.run import Run, errors_in_one_line, seed_everything
 
 __all__ = [
     "ELSEWHERE",
+    "LearnerState",
     "Run",
     "RunFlags",
     "adam_state",

@@ -207,6 +207,33 @@ def restore_adam(network, optimizer, saved):
         }
 
 
+class LearnerState:
+    """State of a DQN learner, which has online, target, optimizer, leaves and num_updates."""
+
+    @property
+    def num_evaluated(self):
+        """States that targets had evaluated."""
+        return self.leaves.num_evaluated
+
+    def state(self):
+        """What `restore` takes back."""
+        return {
+            "online": network_state(self.online),
+            "target": network_state(self.target),
+            "adam": adam_state(self.online, self.optimizer),
+            "leaves": self.leaves.state(),
+            "num_updates": self.num_updates,
+        }
+
+    def restore(self, state):
+        """Go on from what `state` returned. ValueError for what cannot be."""
+        restore_network(self.online, state["online"])
+        restore_network(self.target, state["target"])
+        restore_adam(self.online, self.optimizer, state["adam"])
+        self.leaves.restore(state["leaves"])
+        self.num_updates = state["num_updates"]
+
+
 def _without_arrays(tree, name, arrays):
     """The tree as JSON takes it; its arrays go to `arrays` by their places."""
     if isinstance(tree, torch.Tensor):

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import threading
 import time
@@ -239,7 +240,8 @@ def _short(value):
 
 
 def run_name(env_id, script, backup, seed):
-    """Folder name <env>__<script>__<backup>__<seed>__<time>."""
+    """Folder name <env>__<script>__<backup>__<seed>__<time>; what is no part of a name is -."""
+    env_id = re.sub(r"[^\w.-]", "-", env_id)
     return f"{env_id}__{script}__{backup}__{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
 
 

@@ -58,7 +58,7 @@ RANGES = {
         (
             "total_timesteps", "batch_size", "depth", "target_network_frequency",
             "train_frequency", "updates_per_train", "exploration_steps", "eval_episodes",
-            "eval_envs", "log_frequency",
+            "eval_envs", "log_frequency", "time_limit",
         ),
         COUNT,
     ),
@@ -77,6 +77,7 @@ RANGES = {
     "priority_exponent": (0, 1e2),
     "importance_exponent": (0, 1e2),
     "prior": (0, 1e9),
+    "round": (-9, 9),
 }  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def check_flags(args):
     """Refuse what cannot run, before anything is written; name what does nothing."""
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')}"
-        if name in RANGES:
+        if name in RANGES and value is not None:
             least, most = RANGES[name]
             if not least <= value <= most:  # NaN is in no range
                 fail(f"{flag} must be at least {least} and at most {most}, got {value}")
