@@ -43,15 +43,24 @@ class Replay:
         self.next_node = np.zeros(capacity, np.int64)
         self.terminated = np.zeros(capacity, np.bool_)
         self.cut = np.ones(capacity, np.bool_)
+        self.obs = None
+        if graph.key_shape is not None:
+            self.COLUMNS = (*self.COLUMNS, "obs")
+            self.obs = np.zeros((capacity, *graph.obs_shape), graph.obs_dtype)
         self.size = self.position = 0
         self._ended = True  # the newest row was an episode's last
 
-    def add(self, node, action, reward, next_node, terminated):
+    def add(self, node, action, reward, next_node, terminated, obs=None):
         """Append a transition, to the graph as well. The oldest one leaves both when it is full.
 
-        Raises as `TransitionGraph.add`, and has then changed nothing.
+        obs: the observation met in `node`, needed where the graph has keys.
+
+        Raises as `TransitionGraph.add`, and ValueError for another shape or dtype of obs; nothing
+        has then changed.
         """
         i = self.position
+        if self.obs is not None:
+            check_array("obs", obs, self.obs.dtype, self.obs.shape[1:])
         self.graph.add(node, action, reward, next_node, terminated)
         if self.size == self.capacity:
             self.graph.remove(
@@ -59,6 +68,8 @@ class Replay:
             )
         self.node[i], self.action[i], self.reward[i] = node, action, reward
         self.next_node[i], self.terminated[i] = next_node, terminated
+        if self.obs is not None:
+            self.obs[i] = obs
         self.cut[i - 1] = self._ended
         self.cut[i] = True
         self._ended = False
@@ -76,6 +87,12 @@ class Replay:
     def batch_of(self, rows, weights=None):
         """`Batch` of rows int64 [B]."""
         return Batch(rows, self.node[rows], self.action[rows], weights)
+
+    def observations(self, batch):
+        """What was observed in the rows of a batch: [B, *obs_shape]."""
+        if self.obs is None:
+            return self.graph.observations_of(batch.nodes)
+        return self.obs[batch.rows]
 
     def subgraphs(self, batch, source, depth, breadth=0, rng=None):
         """What the targets of a batch are computed over.
@@ -145,10 +162,10 @@ class PrioritizedReplay(Replay):
         self.priorities = SumTree(capacity)
         self.max_priority = 1.0
 
-    def add(self, node, action, reward, next_node, terminated):
+    def add(self, node, action, reward, next_node, terminated, obs=None):
         """As `Replay.add`."""
         i = self.position
-        super().add(node, action, reward, next_node, terminated)
+        super().add(node, action, reward, next_node, terminated, obs)
         self.priorities.set([i], [self.max_priority])
 
     def sample(self, batch_size, importance_exponent, rng):
