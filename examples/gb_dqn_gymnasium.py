@@ -1,0 +1,220 @@
+"""Graph Backup on any Gymnasium environment with discrete actions: the file to copy first.
+
+    python examples/gb_dqn_gymnasium.py --env-id FrozenLake-v1
+    python examples/gb_dqn_gymnasium.py --env-id my_module:MyGrid-v0 --env-kwargs '{"size": 7}'
+
+DQN with five choices of bootstrap target. docs/your_own.md says what to change for what is yours.
+"""
+
+import copy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
+
+import gbcore.run as gb
+from gbcore import FrontierEpisodes, LeafTable, Replay, TransitionGraph, pair_q_values
+from gbcore.run.environment import GymnasiumTask
+from gbcore.run.environment import gymnasium_id as task_of
+
+# The five backups are two choices: where the subgraph comes from, and how a state's value is read.
+BACKUPS = {
+    "one-step": ("trajectory", "greedy"),
+    "n-step": ("trajectory", "behaviour"),
+    "tree": ("trajectory", "greedy"),
+    "graph": ("graph", "greedy"),
+    "graph-mixed": ("graph", "behaviour"),
+}
+
+
+@dataclass
+class Args(gb.RunFlags):
+    env_id: str = "FrozenLake-v1"  # also module:Id-v0, of a module in the current folder
+    env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
+    time_limit: int = 1_000  # steps of an episode, where the environment sets no limit
+    round: int | None = None  # observations equal to so many decimals are one state
+    key_last_action: bool = False  # states that another action led to are other states
+    total_timesteps: int = 20_000  # environment steps
+    learning_rate: float = 1e-3  # step size of Adam
+    buffer_size: int = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
+    gamma: float = 0.99  # the discount
+    target_network_frequency: int = 500  # steps between two copies into the target network
+    batch_size: int = 32  # transitions per update
+    learning_starts: int = 1_000  # steps before the first update
+    train_frequency: int = 2  # steps between updates
+    exploration_steps: int = 5_000  # steps over which epsilon falls from 1
+    end_e: float = 0.05  # epsilon from then on
+    exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
+    frontier_share: float = 0.5  # share of frontier episodes, at most
+    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"  # the target
+    depth: int = 5  # nested backups per target; one-step always takes 1
+    breadth: int = 20  # transitions followed per level of a graph backup; 0 = all
+    eval_episodes: int = 20  # episodes of each evaluation
+    eval_frequency: int = 1_000  # steps between evaluations; 0 = only after training
+    eval_epsilon: float = 0.001  # share of random actions in evaluation
+
+
+class QNetwork(nn.Module):
+    """Convolutions for images [C, H, W] or [H, W, C], dense layers for everything else."""
+
+    def __init__(self, args, obs_shape, num_actions):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(obs_shape))  # observations are divided by it
+        self.is_image, layers = len(obs_shape) == 3, []
+        self.channels_last = self.is_image and obs_shape[2] < obs_shape[0]
+        if self.is_image:
+            channels, *sides = np.roll(obs_shape, 1) if self.channels_last else obs_shape
+            while not layers or max(sides) > 10:
+                layers += [nn.Conv2d(int(channels), 32, 3, stride=2, padding=1), nn.ReLU()]
+                channels, sides = 32, [-(-side // 2) for side in sides]
+        layers.append(nn.Flatten())
+        size = nn.Sequential(*layers)(self.channels_first(self.scale[None])).shape[1]
+        layers += [nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(128, num_actions))
+
+    def channels_first(self, obs):
+        return obs.permute(0, 3, 1, 2) if self.channels_last else obs
+
+    def forward(self, obs):
+        """Any dtype [B, *obs_shape] -> values float32 [B, num_actions]."""
+        return self.layers(self.channels_first(obs.float() / self.scale))
+
+    values = forward
+
+
+make_network = QNetwork
+
+
+class Learner(gb.LearnerState):
+    """Online and target network, and the update that all five backups share."""
+
+    def __init__(self, args, graph, replay, scale, device):
+        self.args, self.graph, self.replay, self.device = args, graph, replay, device
+        self.online = make_network(args, graph.obs_shape, graph.num_actions).to(device)
+        self.online.scale.copy_(torch.from_numpy(scale))
+        self.target = copy.deepcopy(self.online)
+        self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
+        self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
+        self.num_updates = 0
+
+    @torch.inference_mode()
+    def values(self, network, obs):
+        return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
+
+    def act(self, obs):
+        """Greedy actions int64 [n] for observations [n, *obs_shape]."""
+        return self.values(self.online, obs).argmax(axis=1)
+
+    def targets(self, batch, rng):
+        """Target values float32 [B]: nested backups over the target network's values of leaves."""
+        source, rule = BACKUPS[self.args.backup]
+        depth = 1 if self.args.backup == "one-step" else self.args.depth
+        subgraphs = self.replay.subgraphs(batch, source, depth, self.args.breadth, rng)
+        leaf_q = self.leaves.values(subgraphs.nodes)
+        return pair_q_values(subgraphs, leaf_q, self.args.gamma, rule)[: subgraphs.num_roots]
+
+    def update(self, batch, rng):
+        """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
+        targets = torch.from_numpy(self.targets(batch, rng)).to(self.device)
+        obs = torch.from_numpy(self.replay.observations(batch)).to(self.device)
+        actions = torch.from_numpy(batch.actions).to(self.device)
+        q = self.online(obs).gather(1, actions[:, None])[:, 0]
+        loss = F.mse_loss(q, targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.num_updates += 1
+        return loss.detach(), q.detach().mean()
+
+    def update_target(self):
+        self.target.load_state_dict(self.online.state_dict())
+        self.leaves.forget_all()
+
+
+def make_env(args, env_id, rng, render=False):
+    return GymnasiumTask(
+        env_id, rng, args.env_kwargs, args.time_limit, args.round, args.key_last_action,
+        "rgb_array" if render else None,
+    )  # fmt: skip
+
+
+def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
+    """Returns and lengths of episodes; policy: observations [n, *obs_shape] -> actions [n]."""
+    rng = np.random.default_rng(seed)
+    envs = [make_env(args, env_id, rng) for _ in range(num_episodes)]
+    return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
+
+
+def record_video(args, env_id, policy, seed, path):
+    """Write one episode as mp4."""
+    rng = np.random.default_rng(seed)
+    env = make_env(args, env_id, rng, render=True)
+    gb.write_video(path, gb.film_episode(policy, env, rng, args.eval_epsilon), fps=10)
+
+
+def train(args, run, env, learner, rng):
+    """The agent-environment loop, from where the run stands."""
+    graph, replay, starts_episode = learner.graph, learner.replay, run.starts_episode
+    node = graph.node(env.obs, env.key)
+    for step in run.steps():
+        obs, epsilon = env.obs, max(1 - step / args.exploration_steps, args.end_e)
+        action = None if run.frontier is None else run.frontier.act(node, rng, starts_episode)
+        if action is None and rng.random() < epsilon:
+            action = int(rng.integers(env.num_actions))
+        elif action is None:
+            action = int(learner.act(obs[None])[0])
+        _, reward, terminated, truncated = env.step(action)
+        next_node = graph.node(env.obs, env.key)
+        replay.add(node, action, reward, next_node, terminated, obs)
+        node, starts_episode = next_node, terminated or truncated
+        run.count(reward, starts_episode)
+        if starts_episode:
+            replay.end_episode()
+            env.reset()
+            node = graph.node(env.obs, env.key)
+
+        run.charts["charts/epsilon"] = epsilon
+        if step > args.learning_starts and step % args.train_frequency == 0:
+            loss, q_values = learner.update(replay.sample(args.batch_size, rng), rng)
+            run.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
+        if step % args.target_network_frequency == 0:
+            learner.update_target()
+
+
+def main():
+    args = gb.parse_flags(Args, __file__)
+    env_id = task_of(args.env_id)
+    rng, device = gb.seed_everything(args)
+    env = make_env(args, env_id, rng)
+    obs, capacity = env.reset(), args.buffer_size or args.total_timesteps
+    graph = TransitionGraph(
+        env.num_actions, obs.shape, obs.dtype, capacity=2 * capacity + 2,
+        key_shape=None if env.key is None else env.key.shape,
+    )  # fmt: skip
+    replay = Replay(graph, capacity)
+    learner = Learner(args, graph, replay, env.scale, device)
+    parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
+    if args.exploration == "frontier":
+        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
+    act = learner.act
+    run = gb.Run(
+        args, __file__, env_id, parts, rng, device,
+        lambda step, stop: evaluate(args, env_id, act, [args.seed, step], args.eval_episodes, stop),
+        lambda path: record_video(args, env_id, act, [args.seed, args.total_timesteps, 1], path),
+        packages=("gymnasium",),
+    )  # fmt: skip
+    with run:
+        train(args, run, env, learner, rng)
+        run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
+
+
+if __name__ == "__main__":
+    with gb.errors_in_one_line():
+        main()
