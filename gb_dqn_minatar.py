@@ -21,18 +21,15 @@ from minatar import Environment
 from gbcore import FrontierEpisodes, LeafTable, Replay, TransitionGraph, pair_q_values
 from gbcore.run import (
     ELSEWHERE,
+    LearnerState,
     Run,
     RunFlags,
-    adam_state,
     errors_in_one_line,
     fail,
     film_episode,
     nearest,
-    network_state,
     parse_flags,
     play_episodes,
-    restore_adam,
-    restore_network,
     seed_everything,
     write_video,
 )
@@ -141,7 +138,7 @@ def make_network(args, obs_shape, num_actions):
 # --------------------------------------------------------------------------------------------------
 
 
-class Learner:
+class Learner(LearnerState):
     """Online and target network, and the update that all five backups share."""
 
     def __init__(self, args, graph, replay, device):
@@ -181,7 +178,7 @@ class Learner:
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
         targets = torch.from_numpy(self.targets(batch, rng)).to(self.device)
-        obs = torch.from_numpy(self.graph.observations_of(batch.nodes)).to(self.device)
+        obs = torch.from_numpy(self.replay.observations(batch)).to(self.device)
         actions = torch.from_numpy(batch.actions).to(self.device)
         q = self.online(obs).gather(1, actions[:, None])[:, 0]  # [B]
         loss = F.mse_loss(q, targets)
@@ -196,28 +193,6 @@ class Learner:
         with torch.no_grad():
             torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
         self.leaves.forget_all()
-
-    @property
-    def num_evaluated(self):
-        """States that targets had evaluated."""
-        return self.leaves.num_evaluated
-
-    def state(self):
-        """What `restore` takes back."""
-        return {
-            "online": network_state(self.online),
-            "target": network_state(self.target),
-            "adam": adam_state(self.online, self.optimizer),
-            "leaves": self.leaves.state(),
-            "num_updates": self.num_updates,
-        }
-
-    def restore(self, state):
-        restore_network(self.online, state["online"])
-        restore_network(self.target, state["target"])
-        restore_adam(self.online, self.optimizer, state["adam"])
-        self.leaves.restore(state["leaves"])
-        self.num_updates = state["num_updates"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -329,9 +304,9 @@ def record_video(args, env_id, policy, seed, path):
 # --------------------------------------------------------------------------------------------------
 
 
-def train(args, run, env, learner, frontier, rng):
+def train(args, run, env, learner, rng):
     """The agent-environment loop, from where the run stands."""
-    graph, replay = learner.graph, learner.replay
+    graph, replay, frontier = learner.graph, learner.replay, run.frontier
     obs, starts_episode = env.obs, run.starts_episode
     node = graph.node(obs)
     for step in run.steps():
@@ -374,10 +349,9 @@ def main():
     graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype, capacity=2 * capacity + 2)
     replay = Replay(graph, capacity)
     learner = Learner(args, graph, replay, device)
-    frontier = None
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
-        frontier = parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
+        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
     run = Run(
         args, __file__, env_id, parts, rng, device,
         evaluate=lambda step, stop: evaluate(
@@ -389,7 +363,7 @@ def main():
         packages=("minatar",),
     )  # fmt: skip
     with run:
-        train(args, run, env, learner, frontier, rng)
+        train(args, run, env, learner, rng)
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
 
 

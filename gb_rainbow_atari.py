@@ -647,9 +647,9 @@ def record_video(args, env_id, policy, seed, path):
 # --------------------------------------------------------------------------------------------------
 
 
-def train(args, run, env, learner, frontier, rng):
+def train(args, run, env, learner, rng):
     """The agent-environment loop, from where the run stands."""
-    replay = learner.replay
+    replay, frontier = learner.replay, run.frontier
 
     def act(node, obs, step, starts_episode):
         """The way to what was never tried, in a frontier episode that knows one. Else
@@ -709,10 +709,9 @@ def main():
     )
     replay = PrioritizedReplay(graph, capacity, args.priority_exponent)
     learner = Learner(args, graph, replay, device)
-    frontier = None
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
-        frontier = parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
+        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
     run = Run(
         args, __file__, env_id, parts, rng, device,
         evaluate=lambda step, stop: evaluate(
@@ -724,7 +723,7 @@ def main():
         packages=("gymnasium", "ale-py"),
     )  # fmt: skip
     with run:
-        train(args, run, env, learner, frontier, rng)
+        train(args, run, env, learner, rng)
         run.finish(
             score_of=lambda means: means[-1],
             human_normalized_score=lambda score: human_normalized(env_id, score),

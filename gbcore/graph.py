@@ -51,6 +51,7 @@ class TransitionGraph:
     def __init__(
         self, num_actions, obs_shape, obs_dtype=np.uint8, frame_stack=False, capacity=1024
     ):
+        self.key_shape = None
         self.num_actions, self.frame_stack = operator.index(num_actions), bool(frame_stack)
         self.obs_shape = tuple(int(n) for n in obs_shape)
         self.obs_dtype = np.dtype(obs_dtype)
