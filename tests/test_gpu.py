@@ -1,12 +1,19 @@
 """The update of a GPU, where there is none: on torch's meta device, and with captures that fail."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from conftest import jitted
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
 from gbcore.run import captured
+
+CHECK_GPU = [sys.executable, str(Path(__file__).resolve().parents[1] / "tools" / "check_gpu.py")]
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
 
@@ -93,3 +100,22 @@ def test_a_captured_call_is_replayed(monkeypatch):
     assert [o.tolist() for o in outputs] == [[0, 0], [1, 1], [2, 2]]
     call("d", torch.zeros(3))
     assert calls == ["a", "d"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_check_gpu_where_there_is_none():
+    done = subprocess.run(CHECK_GPU, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "finds no CUDA device" in line
+
+
+@jitted
+def test_check_gpu_checks():
+    """On the CPU: padded against pruned updates of every backup, and the table."""
+    flags = ["--device", "cpu", "--states", "40", "--updates", "3"]
+    done = subprocess.run([*CHECK_GPU, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for backup in script.BACKUPS:
+        assert f"| {backup}: GPU and CPU |" in done.stdout
+    assert "DIFFERS" not in done.stdout

@@ -1,0 +1,128 @@
+"""Does the GPU compute what the CPU computes, and how quickly? A table to paste into a bug report.
+
+    python tools/check_gpu.py
+
+On a replay of random pictures, with the heads' noise off: each backup's update on the GPU, padded,
+against the CPU's, pruned; CUDA graphs against the same operations one by one; the same seed twice;
+memory; updates per second. A few minutes. Exit status 1 if anything differs.
+"""
+
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import gb_rainbow_atari as script
+from gbcore import PrioritizedReplay, TransitionGraph
+from gbcore.run import fail
+
+TOLERANCE = 2e-3  # of errors and losses: TF32 is off, sums are taken in another order
+
+
+@dataclass
+class Args:
+    device: Literal["cuda", "cpu"] = "cuda"
+    """cpu: try this program itself, padded updates included"""
+    states: int = 2_000
+    """pictures in the graph"""
+    updates: int = 300
+    """updates that are timed, for each backup"""
+
+
+def make_learner(args, device, **flags):
+    """A learner, and a replay in which states come again; alike on every device."""
+    torch.manual_seed(1)
+    rng = np.random.default_rng(1)
+    flags = script.Args(cuda=False, **flags)
+    graph = TransitionGraph(6, (4, 84, 84), frame_stack=True)
+    replay = PrioritizedReplay(graph, 2 * args.states, flags.priority_exponent)
+    learner = script.Learner(flags, graph, replay, torch.device(device))
+    pictures = rng.integers(256, size=(args.states, 84, 84), dtype=np.uint8)
+    stack = np.stack([pictures[0]] * 4)
+    node = learner.node(stack)
+    for _ in range(2 * args.states):
+        stack = np.roll(stack, -1, axis=0)
+        stack[3] = pictures[rng.integers(args.states)]
+        if rng.random() < 0.5:  # a state that was there before
+            stack = graph.observations_of(np.array([rng.integers(graph.num_nodes)]))[0].copy()
+        next_node = learner.node(stack)
+        reward, terminated = float(rng.integers(-1, 2)), bool(rng.random() < 0.01)
+        replay.add(node, int(rng.integers(6)), reward, next_node, terminated)
+        node = next_node
+    if device == "cpu" and args.device == "cpu":
+        learner.make_room_for_frames()  # what a padded update reads
+    return learner
+
+
+def some_updates(learner, number, padded):
+    """Results of updates float32 [number, B + 2] of the same batches."""
+    torch.manual_seed(2)
+    rng, learner.padded = np.random.default_rng(2), padded
+    results = [learner.update(learner.replay.sample(32, 0.5, rng), rng) for _ in range(number)]
+    return torch.stack(results).cpu().numpy()
+
+
+def check(args):
+    """Yields rows of the table: what, figure, verdict."""
+    for backup in script.BACKUPS:
+        flags = {"backup": backup, "noisy_std": 0.0, "cuda_graphs": False}
+        on_cpu = some_updates(make_learner(args, "cpu", **flags), 3, padded=False)
+        on_gpu = some_updates(make_learner(args, args.device, **flags), 3, padded=True)
+        difference = float(np.abs(on_cpu - on_gpu).max())
+        yield f"{backup}: GPU and CPU", f"{difference:.1e}", difference < TOLERANCE
+    runs = {}
+    for name, graphs in (("captured", True), ("again", True), ("one by one", False)):
+        learner = make_learner(args, args.device, cuda_graphs=graphs and args.device == "cuda")
+        runs[name] = some_updates(learner, 40, padded=True)
+        if name == "captured":
+            kept = learner.captured.use_graphs or args.device == "cpu"
+            yield "CUDA graphs are captured", len(learner.captured.plans), kept
+    same = np.array_equal(runs["captured"], runs["again"])
+    yield "the same seed twice, bit for bit", "", same
+    difference = float(np.abs(runs["captured"] - runs["one by one"]).max())
+    yield "captured and one by one", f"{difference:.1e}", difference < TOLERANCE
+    rates = {}
+    for backup in script.BACKUPS:
+        learner = make_learner(args, args.device, backup=backup)
+        some_updates(learner, args.updates // 3, padded=True)  # captures, and warms up
+        begin = time.perf_counter()
+        some_updates(learner, args.updates, padded=True)
+        rates[backup] = args.updates / (time.perf_counter() - begin)
+        minutes = 100_000 * 2 / rates[backup] / 60
+        share = rates[backup] / rates["one-step"]
+        yield f"{backup}: updates/s", f"{rates[backup]:.0f}, {share:.2f} of one-step", True
+        yield f"{backup}: 100,000 steps' updates", f"{minutes:.0f} minutes", True
+    if args.device == "cuda":
+        yield "memory", f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB", True
+
+
+def main():
+    args = tyro.cli(Args)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        fail(f"torch {torch.__version__} finds no CUDA device")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    if args.device == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())
+    name = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, Python {platform.python_version()}")
+    print("| what | figure | |\n|---|---|---|")
+    fine = True
+    for what, figure, verdict in check(args):
+        fine = fine and verdict
+        print(f"| {what} | {figure} | {'as it should be' if verdict else 'DIFFERS'} |", flush=True)
+    sys.exit(0 if fine else 1)
+
+
+if __name__ == "__main__":
+    main()
