@@ -1,7 +1,7 @@
 """Time scripts by their command line: steps per second of every backup, and their ratios.
 
     python tools/speed.py
-    python tools/speed.py --scripts gb_rainbow_atari --flags "" "--bf16-targets"
+    python tools/speed.py --scripts gb_rainbow_atari --variants default bf16_targets=true
     python tools/speed.py --scripts gb_dqn_minigrid old/gb_dqn_minigrid.py --backups graph
     python tools/speed.py --table results/speed.csv
 
@@ -13,7 +13,6 @@ ratios: each is taken within a turn, and its median over the turns is shown.
 import itertools
 import os
 import platform
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,7 @@ DEFAULTS = {
     "gb_rainbow_atari": ("Freeway", 100, 200),
 }
 COLUMNS = (
-    "hardware", "torch", "threads", "script", "task", "backup", "flags", "processes", "turn",
+    "hardware", "torch", "threads", "script", "task", "backup", "variant", "processes", "turn",
     "steps", "steps_per_second",
 )  # fmt: skip
 LOGGED = 8  # rows of metrics.csv on the clock
@@ -47,8 +46,8 @@ class Args:
     """tasks, of each script; none: Empty-8x8, MinAtar's freeway or Freeway"""
     backups: tuple[str, ...] = ("one-step", "n-step", "tree", "graph", "graph-mixed")
     """the first is what the others are compared with"""
-    flags: tuple[str, ...] = ("",)
-    """every backup runs with each of these in turn, such as "" "--exploration frontier" """
+    variants: tuple[str, ...] = ("default",)
+    """flags that each backup runs with in turn, as in default exploration=frontier"""
     turns: int = 3
     """runs of each"""
     warm_up_steps: int = 0
@@ -67,7 +66,7 @@ def rate(run, first_step):
     """Steps per second of a finished run from some step on, and how many steps these are."""
     steps, seconds, last = 0, 0.0, 0
     for row in read_rows(run / "metrics.csv"):
-        step = int(row["step"])
+        step = int(row["global_step"])
         if last >= first_step:
             steps += step - last
             seconds += (step - last) / float(row["charts/SPS"])
@@ -75,12 +74,25 @@ def rate(run, first_step):
     return steps / seconds, steps
 
 
-def timed(args, script, env_id, backup, flags):
+def flags_of(variant):
+    """The words of a command line: default, or name=value and so on."""
+    words = []
+    for part in variant.split() if variant != "default" else ():
+        name, _, value = part.partition("=")
+        if not value:
+            fail(f"--variants takes default or name=value, got {variant!r}")
+        name = name.replace("_", "-")
+        switch = {"true": [f"--{name}"], "false": [f"--no-{name}"]}
+        words += switch.get(value.lower(), [f"--{name}", value])
+    return words
+
+
+def timed(args, script, env_id, backup, variant):
     """Run a script, or several at a time: columns of a row."""
     stem = Path(script).stem
     _, warm_up, steps = DEFAULTS.get(stem, ("", *DEFAULTS["gb_dqn_minigrid"][1:]))
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
-    words = ["--backup", backup, *(["--env-id", env_id] if env_id else []), *shlex.split(flags)]
+    words = ["--backup", backup, *(["--env-id", env_id] if env_id else []), *flags_of(variant)]
     module = load_script(script)
     known = tyro.cli(module.Args, args=words, prog=stem)
     first_step = known.learning_starts + warm_up
@@ -101,10 +113,7 @@ def timed(args, script, env_id, backup, flags):
             error = process.communicate()[1]
             if process.returncode:
                 fail(f"{stem} {' '.join(words)}: {(error.strip() or 'failed').splitlines()[-1]}")
-        # A row that began before the clock does not count: the rest is a little less than steps.
-        rates, counted = zip(
-            *(rate(run, first_step) for run in Path(folder).iterdir()), strict=True
-        )
+        found = [rate(run, first_step) for run in Path(folder).iterdir()]
     return {
         "hardware": hardware(getattr(known, "cuda", False)),
         "torch": torch.__version__,
@@ -112,10 +121,10 @@ def timed(args, script, env_id, backup, flags):
         "script": script,
         "task": module.task_of(known.env_id),
         "backup": backup,
-        "flags": flags,
+        "variant": variant,
         "processes": args.parallel,
-        "steps": min(counted),
-        "steps_per_second": sum(rates),
+        "steps": min(counted for _, counted in found),
+        "steps_per_second": sum(rate for rate, _ in found),
     }
 
 
@@ -141,9 +150,8 @@ def tables(rows):
         rates = {}  # name -> turn -> steps/s
         several = len({row["script"] for row in group}) > 1
         for row in group:
-            name = " ".join(
-                word for word in (row["backup"], row["flags"], row["script"] * several) if word
-            )
+            name = row["backup"] + ("" if row["variant"] == "default" else f", {row['variant']}")
+            name += f" ({row['script']})" * several
             rates.setdefault(name, {})[int(row["turn"])] = float(row["steps_per_second"])
         script, task, where, version, processes, threads = key
         first = next(iter(rates))
@@ -179,12 +187,16 @@ def main():
     for name in ("turns", "parallel"):
         if getattr(args, name) < 1:
             fail(f"--{name} must be >= 1, got {getattr(args, name)}")
-    if args.steps < 0 or args.warm_up_steps < 0 or not (args.backups and args.flags):
-        fail("require --steps and --warm-up-steps >= 0, and at least one of --backups and --flags")
+    if args.steps < 0 or args.warm_up_steps < 0 or not (args.backups and args.variants):
+        fail(
+            "require --steps and --warm-up-steps >= 0, and at least one of --backups and --variants"
+        )
     rows = []
     for turn, script in itertools.product(range(args.turns), args.scripts):
         default = DEFAULTS.get(Path(script).stem, ("",))[0]
-        for contestant in itertools.product(args.env_ids or (default,), args.backups, args.flags):
+        for contestant in itertools.product(
+            args.env_ids or (default,), args.backups, args.variants
+        ):
             rows.append(timed(args, script, *contestant) | {"turn": turn})
             print(" ".join(f"{rows[-1][name]}" for name in COLUMNS[3:]), file=sys.stderr)
             if args.out:
