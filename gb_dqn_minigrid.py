@@ -219,6 +219,8 @@ class Task:
         env = gymnasium.make(env_id, disable_env_checker=True, render_mode=render_mode)
         if not isinstance(env.unwrapped, MiniGridEnv):
             fail(f"cannot use {env_id}, which is no MiniGrid grid; {ELSEWHERE}")
+        if not isinstance(env.action_space, gymnasium.spaces.Discrete):
+            fail(f"cannot use {env_id}: its actions are {env.action_space}, not discrete")
         env.unwrapped.gen_obs = dict  # the agent's partial view costs most of a step: leave it out
         self.env, self.seed = FullyObsWrapper(env), seed
         self.num_actions = int(env.action_space.n)

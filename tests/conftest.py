@@ -1,5 +1,6 @@
 """What the tests share: graphs built twice (gbcore and naive), corner cases, strategies, runs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,8 @@ sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "experiments"))
 
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 from output import read_rows
+
+from gbcore.run import errors_in_one_line
 
 # The same examples in every run: a failure in CI is a failure at the desk.
 hypothesis.settings.register_profile(
@@ -259,20 +262,69 @@ def raises_naming(value, kinds=(IndexError, KeyError, ValueError, TypeError)):
     return pytest.raises(kinds, match=re.escape(str(value)))
 
 
-def command(monkeypatch, script, *flags):
-    """Run a script in this process."""
-    monkeypatch.setattr(sys, "argv", [script.__file__, *flags])
-    script.main()
+def command(script, *flags):
+    """Exit status of a script, run in this process as its last lines run it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
+        try:
+            with errors_in_one_line():
+                script.main()
+        except SystemExit as stop:
+            return stop.code or 0
+    return 0
 
 
-def run_process(script, *flags):
+def is_one_line(capsys, *words):
+    """One line was written, on stderr, with all these words."""
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1), out + err
+    for word in words:
+        assert word in err
+    return True
+
+
+def play(script, folder, evaluate=lambda *_: ([0.0], [1]), padded=False, **flags):
+    """The learner of a run in this process, of random steps if nothing else is asked; its folder.
+
+    Nothing is evaluated in earnest. padded: as a GPU would learn, but here.
+    """
+    flags = {"learning_starts": 10**6, "log_frequency": 1, "threads": 1, "cuda": False} | flags
+    learners = []
+
+    class Learner(script.Learner):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.padded = padded
+            learners.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "Learner", Learner)
+        patch.setattr(script, "evaluate", evaluate)
+        assert command(script, *as_words(flags), "--run-dir", folder) == 0
+    return learners[0], only_run(folder)
+
+
+def as_words(flags):
+    """--name value of a dict of flags."""
+    words = []
+    for name, value in flags.items():
+        name = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def run_process(script, *flags, **environment):
     """Run a script in a process of its own, which must end well and without a warning."""
     done = subprocess.run(
-        [sys.executable, script.__file__, *flags],
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, getattr(script, "__file__", script), *map(str, flags)],
+        capture_output=True, text=True, timeout=300, check=False, env=os.environ | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
+    return done
 
 
 def only_run(folder):
@@ -286,3 +338,8 @@ def read_metrics(folder):
     for row in rows:
         row.pop("charts/SPS")
     return rows
+
+
+def files_in(folder):
+    """Path -> content of every file in a folder and below."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

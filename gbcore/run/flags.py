@@ -1,5 +1,8 @@
 """The flags that all scripts share, ranges of all flags, and those of a run to go on with."""
 
+import contextlib
+import io
+import itertools
 import json
 import math
 import re
@@ -100,11 +103,28 @@ def parse_flags(flags_class, script):
         script: the script's __file__.
     """
     arguments = _plain_integers(sys.argv[1:], flags_class)
-    args = tyro.cli(flags_class, args=arguments)
+    args = _cli(flags_class, arguments)
     if args.resume is not None:
         args = _flags_of_run(flags_class, Path(script), args.resume, arguments)
     check_flags(args)
     return args
+
+
+def _cli(flags_class, arguments, **options):
+    """tyro.cli, but a flag that cannot be read is one line in place of a box."""
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(shown):
+            return tyro.cli(flags_class, args=arguments, **options)
+    except SystemExit as end:
+        if end.code != 2:  # the end of --help
+            raise
+    lines = [line.strip("│╰╯ ") for line in shown.getvalue().splitlines()[1:]]
+    parts = itertools.groupby(lines, lambda line: line.strip("─-") == "")
+    message, *more = [list(part) for is_rule, part in parts if not is_rule]
+    near = [line.split()[0] for part in more[:-1] for line in part if line.startswith("--")]
+    hint = f"; nearest: {', '.join(near)}" if message[0].startswith("Unrec") and near else ""
+    fail(" ".join(message) + hint)
 
 
 def _plain_integers(arguments, flags_class):
@@ -173,7 +193,7 @@ def _flags_of_run(flags_class, script, path, arguments):
     """The run's own flags, and those of FREE_WITH_RESUME that are given."""
     saved = _saved_flags(flags_class, script, path)
     saved.resume = path
-    args = tyro.cli(flags_class, args=arguments, default=saved)
+    args = _cli(flags_class, arguments, default=saved)
     for name, value in asdict(saved).items():
         given = getattr(args, name)
         if given != value and name not in FREE_WITH_RESUME:

@@ -99,6 +99,7 @@ class Run:
         self._begin = self._clock = time.perf_counter()
         self.finished = False
         compile_kernels(self.graph)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
         lock = self._restore() if args.resume else None
         self.directory = self._open_directory(lock)
         print(f"{task}, {args.backup} backup, on {device}; results go to {self.directory.path}")
@@ -219,7 +220,8 @@ class Run:
             self.directory.close()
             sys.exit(130)
         if args.capture_video:
-            with self.directory.replacing("episode.mp4") as video:
+            interrupt = contextlib.suppress(KeyboardInterrupt)  # the run is finished without it
+            with interrupt, self.directory.replacing("episode.mp4") as video:
                 self.record_video(video)
 
     # ----------------------------------------------------------------------------------------------
@@ -453,11 +455,15 @@ def errors_in_one_line():
     """Around a script's main: what no step can mend ends it with one line."""
 
     def interrupted(*_):
-        print("\ninterrupted before the run began; nothing is left of it", file=sys.stderr)
+        print("\ninterrupted before the run began: nothing was written", file=sys.stderr)
         os._exit(130)  # Numba, while it compiles, takes an exception for one of its own
 
-    signal.signal(signal.SIGINT, interrupted)
+    previous = signal.signal(signal.SIGINT, interrupted)
     try:
         yield
     except MemoryError as error:
         fail(f"no memory: {error}; give a smaller --buffer-size or --total-timesteps")
+    except KeyboardInterrupt:
+        fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
+    finally:
+        signal.signal(signal.SIGINT, previous)
