@@ -127,7 +127,7 @@ class Replay:
             )
         for name in self.COLUMNS:
             column = getattr(self, name)
-            check_array(name, rows[name], column.dtype, (size,))
+            check_array(name, rows[name], column.dtype, (size, *column.shape[1:]))
             column[:size] = rows[name]
         self._check_rows_are_the_graph(size)
         self.size, self._ended = size, bool(saved["ended"])

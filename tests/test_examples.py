@@ -1,0 +1,414 @@
+"""examples/: what they learn, leave behind and refuse; any environment as GymnasiumTask has it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from conftest import command, jitted, only_run, read_metrics
+from gymnasium import spaces
+
+from examples import gb_dqn_gymnasium as example
+from gbcore import PrioritizedReplay, Replay, TransitionGraph
+from gbcore.run import load_checkpoint
+from gbcore.run.environment import GymnasiumTask, gymnasium_id
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.usefixtures("torch_settings")
+SHORT = (
+    "--total-timesteps", "300", "--learning-starts", "100", "--eval-episodes", "2",
+    "--eval-frequency", "150", "--log-frequency", "100", "--exploration-steps", "200",
+    "--time-limit", "50",
+)  # fmt: skip
+
+SPACES = {
+    "number": spaces.Discrete(5),
+    "scalar": spaces.Box(-1, 1, (), np.float64),
+    "vector": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+    "bits": spaces.MultiBinary(4),
+    "matrix": spaces.Box(0, 9, (4, 5), np.int32),
+    "image": spaces.Box(0, 255, (20, 16, 3), np.uint8),
+    "frames": spaces.Box(0, 255, (2, 36, 36), np.uint8),
+    "small image": spaces.Box(0, 1, (5, 5, 2), np.bool_),
+    "dict": spaces.Dict(at=spaces.Box(0, 1, (2,), np.float32), has_key=spaces.Discrete(2)),
+    "tuple": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2]))),
+}
+
+
+class Sampled(gymnasium.Env):
+    """Observations drawn from a space; what is wrong with an environment, on demand."""
+
+    def __init__(self, space="vector", actions=3, start=0, breaks=None, render_mode=None):
+        self.observation_space = SPACES.get(space) or spaces.Sequence(spaces.Discrete(2))
+        self.action_space = spaces.Discrete(actions, start=start)
+        self.breaks = breaks
+
+    def observation(self):
+        i = int(self.np_random.integers(1000))
+        self.observation_space.seed(i)
+        obs = self.observation_space.sample()
+        broken = {"nan": np.full(3, np.nan), "shape": np.zeros(7, np.float32)}
+        return broken.get(self.breaks, obs) if self.steps == 20 else obs
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        self.steps += 1
+        reward = np.nan if self.breaks == "reward" and self.steps == 20 else self.steps / 10
+        return self.observation(), reward, bool(self.steps == 30), False, {}
+
+
+@pytest.fixture(autouse=True)
+def _sampled():
+    gymnasium.register("Sampled-v0", Sampled)
+    yield
+    del gymnasium.registry["Sampled-v0"]
+
+
+def run_example(monkeypatch, tmp_path, *flags):
+    """The folder of a short run."""
+    command(monkeypatch, example, *SHORT, "--run-dir", str(tmp_path), *flags)
+    return only_run(tmp_path)
+
+
+def sampled(**kwargs):
+    return "--env-id", "Sampled-v0", "--env-kwargs", json.dumps(kwargs)
+
+
+# --------------------------------------------------------------------------------------------------
+# The environment
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_any_space_is_one_shape_and_dtype_and_is_played_again(space):
+    kwargs = json.dumps({"space": space, "start": -1})
+    task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), kwargs)
+    first = task.reset()
+    assert first.shape == task.shape == task.scale.shape != ()
+    for action in (0, 2, 1):
+        obs, reward, terminated, truncated = task.step(action)
+        assert obs is task.obs
+        assert (obs.shape, obs.dtype) == (first.shape, first.dtype)
+    assert (type(reward), terminated, truncated) == (float, False, False)
+    other = GymnasiumTask("Sampled-v0", np.random.default_rng(9), kwargs)
+    other.reset()
+    other.restore(json.loads(json.dumps(task.state())))
+    np.testing.assert_array_equal(other.obs, obs)
+    np.testing.assert_array_equal(other.step(0)[0], task.step(0)[0])
+    other.reset(), task.reset()
+    assert other.seed != task.seed
+
+
+def test_numbers_are_one_hot_and_bounds_are_the_scale():
+    task = GymnasiumTask("FrozenLake-v1", np.random.default_rng(0))
+    assert task.reset().tolist() == [1] + [0] * 15
+    scale = GymnasiumTask("CartPole-v1", np.random.default_rng(0)).scale
+    np.testing.assert_allclose(scale, [4.8, 1, np.deg2rad(24), 1], rtol=1e-6)
+    assert (GymnasiumTask("Sampled-v0", None, '{"space": "image"}').scale == 255).all()
+
+
+def test_limits_are_truncations_the_environments_own_before_ours():
+    for env_id, kwargs, most in (
+        ("CliffWalking-v1", "{}", 7),
+        ("MountainCar-v0", "{}", 200),
+        ("MountainCar-v0", '{"max_episode_steps": 9}', 9),
+    ):
+        task = GymnasiumTask(env_id, np.random.default_rng(0), kwargs, time_limit=7)
+        task.reset()
+        ends = [task.step(0)[2:] for _ in range(most)]
+        assert ends == [(False, False)] * (most - 1) + [(False, True)]
+
+
+def test_an_end_at_the_limit_is_an_end_and_no_truncation():
+    task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), time_limit=30)
+    task.reset()
+    assert [task.step(0)[2:] for _ in range(30)][-1] == (True, False)
+
+
+def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
+    def keys(obs, **flags):
+        task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), **flags)
+        task.reset()
+        found = []
+        for values, task.actions in obs:
+            task._observe(np.array(values, np.float32))
+            found.append(None if task.key is None else task.key.tobytes())
+        return found
+
+    near = [([0.01, 2.0, -0.04], []), ([-0.02, 1.96, 0.0], [1]), ([0.06, 2.0, 0.0], [1])]
+    assert keys(near) == [None] * 3
+    rounded = keys(near, decimals=1)
+    assert rounded[0] == rounded[1] != rounded[2]
+    both = keys(near, decimals=1, key_last_action=True)
+    assert both[0] != both[1]
+    same = [([1.0, 2.0, 3.0], actions) for actions in ([], [0], [2, 0], [1])]
+    a, b, c, d = keys(same, key_last_action=True)
+    assert (a != b, b == c, c != d) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("FrozenLake-v1", "FrozenLake-v1"),
+        ("frozen_lake", "FrozenLake-v1"),
+        (" taxi ", "Taxi-v4"),
+        ("CartPole-v0", "CartPole-v0"),
+        ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid:MiniGrid-Empty-5x5-v0"),
+        ("minigrid:minigrid-empty-5x5", "minigrid:MiniGrid-Empty-5x5-v0"),
+    ],
+)
+def test_names_as_people_type_them(typed, meant):
+    assert gymnasium_id(typed) == meant
+
+
+# --------------------------------------------------------------------------------------------------
+# Replay with keys
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_a_replay_with_keys_gives_back_what_was_observed(kind):
+    def make():
+        graph = TransitionGraph(2, (2,), np.float32, key_shape=(1,), key_dtype=np.int64)
+        return Replay(graph, 6) if kind == "uniform" else PrioritizedReplay(graph, 6, 0.5)
+
+    replay, rng, seen = make(), np.random.default_rng(0), []
+    for i in range(15):
+        obs = rng.normal(size=2).astype(np.float32)
+        node = replay.graph.node(obs, np.array([i % 3]))
+        replay.add(node, i % 2, 0.0, node, False, obs)
+        seen.append(obs)
+    assert replay.graph.num_nodes == 3
+    expected = np.stack(seen)[[12, 13, 14, 9, 10, 11]]
+    rows = np.array([4, 0, 5, 1, 2, 3])
+    np.testing.assert_array_equal(replay.observations(replay.batch_of(rows)), expected[rows])
+    other = make()
+    other.graph.restore(replay.graph.state())
+    other.restore(replay.state())
+    np.testing.assert_array_equal(other.observations(other.batch_of(rows)), expected[rows])
+
+
+def test_a_replay_with_keys_refuses_what_is_no_observation_and_has_then_not_changed():
+    graph = TransitionGraph(2, (2,), np.float32, key_shape=(1,))
+    replay = Replay(graph, 6)
+    node = graph.node(np.zeros(2, np.float32), np.zeros(1, np.uint8))
+    for bad in (None, np.zeros(3, np.float32), np.zeros(2), [0.0, 0.0]):
+        with pytest.raises(ValueError, match=r"Require obs of float32 \(2,\)"):
+            replay.add(node, 0, 0.0, node, False, bad)
+    assert (replay.size, graph.num_transitions) == (0, 0)
+
+
+def test_a_replay_without_keys_reads_observations_from_the_graph():
+    graph = TransitionGraph(2, (2,), np.float32)
+    replay = Replay(graph, 6)
+    obs = np.array([1, 2], np.float32)
+    node = graph.node(obs)
+    replay.add(node, 0, 0.0, node, False)
+    batch = replay.sample(3, np.random.default_rng(0))
+    np.testing.assert_array_equal(replay.observations(batch), [obs] * 3)
+    assert "obs" not in replay.state()["rows"]
+
+
+# --------------------------------------------------------------------------------------------------
+# gb_dqn_gymnasium.py
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("gb_dqn_gymnasium", 220), ("tabular", 40), ("sb3_dqn", 120)]
+)
+def test_examples_are_short(name, most):
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= most
+
+
+@pytest.mark.parametrize("backup", example.BACKUPS)
+def test_every_backup_leaves_a_whole_run(backup, monkeypatch, tmp_path):
+    run = run_example(monkeypatch, tmp_path, "--backup", backup)
+    result = json.loads((run / "result.json").read_text())
+    names = ("script", "env_id", "backup", "steps")
+    assert [result[name] for name in names] == ["gb_dqn_gymnasium", "FrozenLake-v1", backup, 300]
+    assert result["versions"]["gymnasium"] == gymnasium.__version__
+    assert len((run / "evaluations.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert len(read_metrics(run)) == 3
+    assert TransitionGraph.load(run / "graph.npz").num_transitions == 300
+    assert next(run.glob("events.out.tfevents.*")).stat().st_size > 0
+
+
+@jitted
+def test_frozen_lake_is_learned(monkeypatch, tmp_path):
+    run = run_example(
+        monkeypatch, tmp_path, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000"
+    )
+    assert json.loads((run / "result.json").read_text())["score"] == 1
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_network_for_every_space(space, monkeypatch, tmp_path):
+    run = run_example(monkeypatch, tmp_path, *sampled(space=space, start=2), "--train-frequency=50")
+    assert not json.loads((run / "result.json").read_text())["interrupted"]
+    network = load_checkpoint(run)["learner"]["online"]
+    is_image = space in ("image", "frames", "small image")
+    assert any(array.ndim == 4 and array.shape[1] <= 3 for array in network.values()) == is_image
+
+
+@pytest.mark.parametrize("flags", [(), ("--round", "1"), ("--key-last-action",)], ids=str)
+def test_the_replay_holds_the_observations_of_the_run(flags, monkeypatch, tmp_path):
+    run = run_example(monkeypatch, tmp_path, "--env-id", "CartPole-v1", *flags)
+    tree = load_checkpoint(run)
+    rows, graph = tree["replay"]["rows"], TransitionGraph.from_state(tree["graph"])
+    assert graph.num_transitions == len(rows["node"]) == 300
+    seen = rows["obs"] if flags else graph.observations_of(rows["node"])
+    env = gymnasium.make("CartPole-v1").unwrapped
+    env.reset()
+    continued = np.flatnonzero(~rows["cut"])
+    assert len(continued) > 250
+    for i in continued:
+        env.state = seen[i].astype(np.float64)
+        after = env.step(int(rows["action"][i]))[0]
+        np.testing.assert_allclose(after, seen[i + 1], atol=1e-5)
+
+
+def test_keys_merge_states_of_the_run(monkeypatch, tmp_path):
+    ratios = {}
+    for flags in ((), ("--round", "1"), ("--round", "0"), ("--round", "0", "--key-last-action")):
+        folder = tmp_path / "-".join(("run", *flags))
+        run = run_example(monkeypatch, folder, "--env-id", "CartPole-v1", *flags)
+        ratios[flags] = json.loads((run / "result.json").read_text())["novel_state_ratio"]
+    exact, fine, coarse, with_action = ratios.values()
+    assert exact == 1 > fine > with_action > coarse
+
+
+@jitted
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--env-id", "CartPole-v1", "--round", "1", "--exploration", "frontier"),
+        ("--env-id", "FrozenLake-v1", "--key-last-action", "--buffer-size", "120"),
+    ],
+    ids=["rounded", "last action"],
+)
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(flags, monkeypatch, tmp_path):
+    flags = ("--buffer-size", "200", *flags)
+    whole = run_example(monkeypatch, tmp_path / "whole", *flags)
+    run = run_example(monkeypatch, tmp_path / "parts", *flags, "--total-timesteps", "170")
+    command(monkeypatch, example, "--resume", str(run), "--total-timesteps", "300")
+    name = "evaluations.csv"
+    kept = [line for line in (run / name).read_text().splitlines() if not line.startswith("170,")]
+    assert kept == (whole / name).read_text().splitlines()
+    a, b = load_checkpoint(whole), load_checkpoint(run)
+    for tree in (a, b):
+        del tree["counters"], tree["run"]["charts"]
+    assert_equal_trees(a, b)
+
+
+def assert_equal_trees(a, b):
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal_trees(a[key], b[key])
+    else:
+        np.testing.assert_array_equal(a, b)
+
+
+GRIDWORLD = '''
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Corridor(gymnasium.Env):
+    """Go right {length} times."""
+
+    observation_space = spaces.Box(0, 1, (8,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=8, render_mode=None):
+        self.length = length
+
+    def observe(self):
+        return np.eye(8, dtype=np.float32)[min(self.at, 7)], {}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return self.observe()
+
+    def step(self, action):
+        self.at = max(self.at + (1 if action else -1), 0)
+        obs, info = self.observe()
+        return obs, float(self.at == self.length), self.at == self.length, False, info
+
+
+gymnasium.register("Corridor-v0", Corridor)
+'''
+
+
+@jitted
+def test_an_environment_of_ones_own_is_learned_from_the_current_folder(tmp_path):
+    (tmp_path / "my_world.py").write_text(GRIDWORLD)
+    flags = [*SHORT, "--total-timesteps", "2000", "--exploration", "frontier"]
+    done = subprocess.run(
+        [sys.executable, example.__file__, "--env-id", "my_world:Corridor-v0",
+         "--env-kwargs", '{"length": 7}', *flags],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path / "runs")
+    assert run.name.startswith("my_world-Corridor-v0__gb_dqn_gymnasium__graph__1__")
+    assert json.loads((run / "result.json").read_text())["score"] == 1
+
+
+BAD = {
+    "continuous actions": (("--env-id", "Pendulum-v1"), "a graph needs Discrete ones"),
+    "unknown id": (("--env-id", "FrozenLke-v1"), "nearest: FrozenLake"),
+    "unknown module": (("--env-id", "no_such_module:Grid-v0"), "cannot import 'no_such_module'"),
+    "unknown argument": (sampled(colour=3), "unexpected keyword argument 'colour'"),
+    "no JSON": (("--env-kwargs", "{is_slippery}"), "cannot make FrozenLake-v1 with {is_slippery}"),
+    "JSON of no arguments": (("--env-kwargs", "[3]"), "cannot make FrozenLake-v1 with [3]"),
+    "sequences": (sampled(space="sequence"), "which Gymnasium cannot flatten"),
+    "NaN": (sampled(breaks="nan"), "gave an observation with NaN or infinity"),
+    "another shape": (sampled(breaks="shape"), "gave an observation of shape (7,), not (3,)"),
+    "NaN reward": (sampled(breaks="reward"), "gave a reward of nan"),
+    "decimals": (("--round", "12"), "--round must be at least -9 and at most 9, got 12"),
+    "time limit": (("--time-limit", "0"), "--time-limit must be at least 1"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_line(flags, message, monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        run_example(monkeypatch, tmp_path, *flags)
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp_path, capsys):
+    run = run_example(monkeypatch, tmp_path, *sampled(space="vector"))
+    monkeypatch.setattr(Sampled, "observation", lambda self: np.zeros(3, np.float32))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        command(monkeypatch, example, "--resume", str(run), "--total-timesteps", "400")
+    assert end.value.code == 2
+    assert "play the episode under way otherwise" in capsys.readouterr().err
+
+
+def test_one_network_of_every_shape_has_the_scale_in_its_parameters():
+    network = example.make_network(example.Args(), (8, 8, 3), 4)
+    network.scale.fill_(255)
+    obs = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
+    values = network.values(obs)
+    assert (values.shape, values.dtype) == ((2, 4), torch.float32)
+    other = example.make_network(example.Args(), (8, 8, 3), 4)
+    other.load_state_dict(network.state_dict())
+    torch.testing.assert_close(other.values(obs), values)
