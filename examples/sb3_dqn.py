@@ -42,21 +42,20 @@ class GraphReplayBuffer(ReplayBuffer):
         self.leaves = self.gamma = None  # the model's, while it trains
 
     def _transitions(self, row):
-        """What a row holds, as TransitionGraph.add and remove take it, for each environment."""
+        """What a row holds of each environment, as TransitionGraph.add and remove take it."""
         terminated = (self.dones[row] > 0) & (self.timeouts[row] == 0)
         columns = self.nodes[0, row], self.actions[row, :, 0], self.rewards[row], self.nodes[1, row]
-        return list(zip(*(column.tolist() for column in (*columns, terminated)), strict=True))
+        return [np.array(column) for column in (*columns, terminated)]
 
     def add(self, obs, next_obs, action, reward, done, infos):
         """As ReplayBuffer.add."""
-        row, overwritten = self.pos, self._transitions(self.pos) if self.full else []
+        row, overwritten = self.pos, self._transitions(self.pos) if self.full else None
         super().add(obs, next_obs, action, reward, done, infos)
         for column, seen in enumerate((self.observations[row], self.next_observations[row])):
             self.nodes[column, row] = self.graph.nodes(seen, self.key and self.key(seen))
-        for transition in self._transitions(row):
-            self.graph.add(*transition)
-        for transition in overwritten:  # last: this may free nodes, and their ids
-            self.graph.remove(*transition)
+        self.graph.add(*self._transitions(row))
+        if overwritten is not None:  # last: this may free nodes, and their ids
+            self.graph.remove(*overwritten)
 
     def _get_samples(self, batch_inds, env=None):
         """A batch whose rewards are the targets; their episodes are over: DQN adds nothing."""
