@@ -1,4 +1,4 @@
-"""What identifies a run, and the rows that finished runs leave in results.
+"""What identifies a run, and the rows that finished runs leave in a folder of results.
 
 A run is one script with one set of flags. Its key is (suite, task, backup, variant, episode seed,
 seed); the variant names every flag that can change a result and is not at its default. Two runs
@@ -17,28 +17,14 @@ import os
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from output import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-
-MINIGRID = ("Empty-8x8", "DoorKey-6x6", "KeyCorridorS3R1", "SimpleCrossingS9N2", "LavaCrossingS9N2")
-MINIGRID_HARD = (
-    "KeyCorridorS3R3",
-    "MultiRoom-N4-S5",
-    "DoorKey-8x8",
-    "LavaCrossingS9N3",
-    "FourRooms",
-)
-MINATAR = ("seaquest", "breakout", "asterix", "freeway", "space_invaders")
-# The five on which the paper's backups differ most come first.
-ATARI100K = (
-    "freeway", "breakout", "kangaroo", "krull", "qbert", "alien", "amidar", "assault", "asterix",
-    "bank_heist", "battle_zone", "boxing", "chopper_command", "crazy_climber", "demon_attack",
-    "frostbite", "gopher", "hero", "jamesbond", "kung_fu_master", "ms_pacman", "pong",
-    "private_eye", "road_runner", "seaquest", "up_n_down",
-)  # fmt: skip
+RESULTS = ROOT / "results"
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
 
 
 class Suite(NamedTuple):
@@ -47,22 +33,42 @@ class Suite(NamedTuple):
     total_timesteps: int
 
 
+MINATAR = ("seaquest", "breakout", "asterix", "freeway", "space_invaders")
 SUITES = {
-    "minigrid": Suite("gb_dqn_minigrid", MINIGRID, 100_000),
-    "minigrid-hard": Suite("gb_dqn_minigrid", MINIGRID_HARD, 200_000),
+    "minigrid": Suite(
+        "gb_dqn_minigrid",
+        ("Empty-8x8", "DoorKey-6x6", "KeyCorridorS3R1", "SimpleCrossingS9N2", "LavaCrossingS9N2"),
+        100_000,
+    ),
+    "minigrid-hard": Suite(
+        "gb_dqn_minigrid",
+        ("KeyCorridorS3R3", "MultiRoom-N4-S5", "DoorKey-8x8", "LavaCrossingS9N3", "FourRooms"),
+        200_000,
+    ),
     "minatar": Suite("gb_dqn_minatar", MINATAR, 100_000),
     "minatar-1m": Suite("gb_dqn_minatar", MINATAR, 1_000_000),
-    "atari100k": Suite("gb_rainbow_atari", ATARI100K, 100_000),
-}
-BACKUPS = ("graph", "tree", "n-step", "one-step", "graph-mixed")
+    "atari100k": Suite(
+        "gb_rainbow_atari",
+        (
+            "freeway", "breakout", "kangaroo", "krull", "qbert",  # on these backups differ most
+            "alien", "amidar", "assault", "asterix", "bank_heist", "battle_zone", "boxing",
+            "chopper_command", "crazy_climber", "demon_attack", "frostbite", "gopher", "hero",
+            "jamesbond", "kung_fu_master", "ms_pacman", "pong", "private_eye", "road_runner",
+            "seaquest", "up_n_down",
+        ),
+        100_000,
+    ),
+}  # fmt: skip
 
 # Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = {
     "run_dir", "resume", "track", "wandb_project_name", "wandb_entity", "capture_video",
     "save_model", "threads", "cuda", "cuda_graphs", "torch_deterministic", "log_frequency",
-    "checkpoint_frequency",
+    "checkpoint_frequency", "script",
 }  # fmt: skip
 IN_KEY = {"env_id", "seed", "backup", "episode_seed"}  # by themselves, not in the variant
+# What were flags once, and the values that are constants now: older runs may name them.
+CONSTANTS = {"frontier_gamma": 0.95, "frontier_prior": 0.0, "frontier_budget": 2000}
 
 
 class Key(NamedTuple):
@@ -88,8 +94,6 @@ ROW = (*Key._fields, "score", "steps", "wall_seconds", "steps_per_second", "nove
 
 def script_of(suite):
     """The script's module."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
     return importlib.import_module(SUITES[suite].script)
 
 
@@ -102,32 +106,30 @@ def flags_of(suite, **changed):
     args = asdict(script_of(suite).Args())
     if "buffer_size" in changed and changed["buffer_size"] == changed.get("total_timesteps"):
         changed = changed | {"buffer_size": 0}
-    for name in changed:
-        if name not in args:
-            raise KeyError(name)
+    changed = {n: v for n, v in changed.items() if n not in CONSTANTS or v != CONSTANTS[n]}
+    for name in changed.keys() - args.keys() - {"script"}:
+        raise KeyError(name)
     return args | {"total_timesteps": SUITES[suite].total_timesteps} | changed
 
 
 def key_of(suite, config):
     """Key of a run with these flags; a flag that is missing is at its default."""
     script = script_of(suite)
-    task_of = getattr(script, "task_of", None) or script.game_of
     normal, config = flags_of(suite), flags_of(suite, **config)
     backup = config["backup"]
-    idle = set()  # flags that this backup does not read
+    idle = WITHOUT_EFFECT | IN_KEY
     if script.BACKUPS[backup][0] == "trajectory":
-        idle.add("breadth")
+        idle |= {"breadth"}
     if backup == "one-step":
-        idle.add("depth")
+        idle |= {"depth"}
     if config["exploration"] != "frontier":
-        idle |= {name for name in config if name.startswith("frontier_")}
-    changed = [
-        f"{name}={config[name]}"
-        for name in sorted(normal)
-        if name not in WITHOUT_EFFECT | IN_KEY | idle and config[name] != normal[name]
-    ]
+        idle |= {"frontier_share"}
+    variant = [
+        f"{name}={config[name]}" for name in sorted(normal)
+        if name not in idle and config[name] != normal[name]
+    ]  # fmt: skip
     return Key(
-        suite, task_of(config["env_id"]), backup, " ".join(changed),
+        suite, script.task_of(config["env_id"]), backup, " ".join(variant),
         config.get("episode_seed", ""), config["seed"],
     )  # fmt: skip
 
@@ -141,23 +143,19 @@ def parse_override(suite, text):
     """
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
-    types = {field.name: field.type for field in fields(script_of(suite).Args)}
-    if name not in types:
-        raise KeyError(name)
+    kind = {field.name: field.type for field in fields(script_of(suite).Args)}[name]
     if not equals:
         raise ValueError(f"require name=value, got {text!r}")
-    if types[name] is bool:
-        if value.lower() not in ("true", "false"):
-            raise ValueError(f"{name} must be true or false, got {value!r}")
-        return name, value.lower() == "true"
-    if types[name] in (int, float):
-        try:
-            return name, types[name](value)
-        except ValueError:
-            raise ValueError(
-                f"{name} must be of type {types[name].__name__}, got {value!r}"
-            ) from None
-    return name, value
+    choices = ("true", "false") if kind is bool else get_args(kind)
+    if choices and isinstance(choices[0], str):
+        value = value.lower() if kind is bool else value
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        return name, value == "true" if kind is bool else value
+    try:
+        return name, kind(value) if kind in (int, float) else value
+    except ValueError:
+        raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}") from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -188,25 +186,17 @@ def is_finished(folder):
 def checkpoint_step(folder):
     """Step of the checkpoint that a run can be resumed from; None without one."""
     for name in ("checkpoint", "checkpoint.old"):
-        state = read_json(folder / name / "state.json")
-        if state is not None:
-            return state["step"]
+        with contextlib.suppress(KeyError, TypeError):
+            return read_json(folder / name / "state.json")["content"]["counters"]["step"]
     return None
 
 
 def progress_of(folder):
     """Last step and its rate, of metrics.csv; zeros before the first row."""
-    try:
-        with (folder / "metrics.csv").open(newline="") as file:
-            header = next(csv.reader(file))
-            file.seek(max(0, os.path.getsize(file.name) - 2_000))
-            lines = file.read().splitlines()[1:]  # of the first one, part may be missing
-    except (OSError, StopIteration):
-        return 0, 0.0
-    for line in reversed(lines):
-        row = dict(zip(header, line.split(","), strict=False))
-        with contextlib.suppress(KeyError, ValueError):
-            return int(row["global_step"]), float(row["charts/SPS"])
+    with contextlib.suppress(OSError):
+        for row in reversed(read_rows(folder / "metrics.csv")):
+            with contextlib.suppress(TypeError, ValueError):  # a row that is written just now
+                return int(row["global_step"]), float(row["charts/SPS"])
     return 0, 0.0
 
 
@@ -225,15 +215,16 @@ def measurements(folder):
         "first_reward_step": first_reward_step(folder),
         "commit": result["versions"].get("commit") or "",
     }
-    return row, read_curve(folder)
+    means = {step: math.fsum(found) / len(found) for step, found in read_returns(folder).items()}
+    return row, means
 
 
-def read_curve(folder):
-    """Step -> mean return of the evaluation after that step."""
+def read_returns(folder):
+    """Step -> returns of the episodes of the evaluation after that step."""
     returns = {}
     for row in read_rows(folder / "evaluations.csv"):
         returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
-    return {step: math.fsum(values) / len(values) for step, values in sorted(returns.items())}
+    return dict(sorted(returns.items()))
 
 
 def first_reward_step(folder):
@@ -249,8 +240,36 @@ def first_reward_step(folder):
     return min((episode.step for episode in episodes if episode.value > 0), default="")
 
 
+def finished_runs(run_dir, suites, wanted=()):
+    """Key -> folder of every finished run in run_dir that belongs to one of the suites.
+
+    A run belongs to a suite by its script and its number of steps, or if its key is wanted.
+    """
+    found = {}
+    for folder in filter(is_finished, run_folders(run_dir)):
+        config, result = read_json(folder / "config.json"), read_json(folder / "result.json")
+        if not isinstance(config, dict) or "total_timesteps" not in config:
+            print(f"left out: {folder}, whose config.json is damaged", file=sys.stderr)
+            continue
+        for suite in suites:
+            if result["script"] != SUITES[suite].script:
+                continue
+            try:
+                key = key_of(suite, config)
+            except KeyError as flag:
+                print(f"left out: {folder}, whose flag {flag} is not known here", file=sys.stderr)
+                continue
+            except SystemExit:  # the script has said that it does not know the task
+                print(f"left out: {folder}", file=sys.stderr)
+                break
+            same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
+            if same_steps or key in wanted:
+                found.setdefault(key, folder)
+    return found
+
+
 # --------------------------------------------------------------------------------------------------
-# results
+# Rows
 # --------------------------------------------------------------------------------------------------
 
 
@@ -285,14 +304,14 @@ class Records:
 
     def rows(self, suite):
         """Key -> row, a dict of text."""
-        return dict(self._read(self.folder / f"{suite}.csv"))
+        return self._read(f"{suite}.csv")
 
     def curves(self, suite):
         """Key -> curve, a dict step -> mean return."""
         return {
             key: {int(name): float(text) for name, text in row.items()
                   if name not in Key._fields and text}
-            for key, row in self._read(self.folder / f"{suite}_curves.csv")
+            for key, row in self._read(f"{suite}_curves.csv").items()
         }  # fmt: skip
 
     def add(self, found):
@@ -303,9 +322,9 @@ class Records:
         number = 0
         with locked(self.folder):  # other sweeps may write here, too
             for suite in dict.fromkeys(key.suite for key in found):
-                self._write_defaults(self._checked_defaults(suite))
-                rows = self.rows(suite)
-                curves = dict(self._read(self.folder / f"{suite}_curves.csv"))
+                defaults = json.dumps(self.checked_defaults(suite), indent=1)
+                _replace(self.folder / "defaults.json", defaults + "\n")
+                rows, curves = self.rows(suite), self._read(f"{suite}_curves.csv")
                 new = {k: v for k, v in found.items() if k.suite == suite and k not in rows}
                 number += len(new)
                 for key, (row, curve) in new.items():
@@ -316,17 +335,15 @@ class Records:
                 # Curves first: a row says that the run is recorded, and is not added again.
                 given = {c for row in curves.values() for c in row if c not in Key._fields}
                 steps = sorted(given, key=int)
-                self._write(self.folder / f"{suite}_curves.csv", (*Key._fields, *steps), curves)
-                self._write(self.folder / f"{suite}.csv", ROW, rows)
+                self._write(f"{suite}_curves.csv", (*Key._fields, *steps), curves)
+                self._write(f"{suite}.csv", ROW, rows)
         return number
 
-    def check_defaults(self, suites):
-        """Raise where rows of the scripts of these suites were made with other defaults."""
-        for suite in suites:
-            self._checked_defaults(suite)
+    def checked_defaults(self, suite):
+        """Content of defaults.json with those of the suite's script.
 
-    def _checked_defaults(self, suite):
-        """Content of defaults.json with those of the suite's script."""
+        Flags that the script no longer has are left out; without a row they are at the default.
+        """
         script = SUITES[suite].script
         known = read_json(self.folder / "defaults.json") or {}
         now = {k: v for k, v in flags_of(suite).items() if k not in WITHOUT_EFFECT | IN_KEY}
@@ -339,58 +356,23 @@ class Records:
                 )
         return known | {script: now}
 
-    def _write_defaults(self, defaults):
-        _replace(self.folder / "defaults.json", json.dumps(defaults, indent=1) + "\n")
+    def _read(self, name):
+        path, found = self.folder / name, {}
+        for row in read_rows(path) if path.exists() else ():
+            parts = {field: row[field] for field in Key._fields} | {"seed": int(row["seed"])}
+            found[Key(**parts)] = row
+        return found
 
-    @staticmethod
-    def _read(path):
-        if not path.exists():
-            return
-        for row in read_rows(path):
-            parts = {name: row[name] for name in Key._fields} | {"seed": int(row["seed"])}
-            yield Key(**parts), row
-
-    @staticmethod
-    def _write(path, columns, rows):
+    def _write(self, name, columns, rows):
         file = io.StringIO(newline="")
         table = csv.DictWriter(file, columns, lineterminator="\n", restval="")
         table.writeheader()
         table.writerows(rows[key] for key in sorted(rows))
-        _replace(path, file.getvalue())
+        _replace(self.folder / name, file.getvalue())
 
 
 def _replace(path, text):
     """Write a file of which nobody ever sees half."""
     new = path.with_suffix(".new")
     new.write_text(text)
-    new.replace(path)
-
-
-def finished_runs(run_dir, suites, wanted=()):
-    """Key -> folder of every finished run in run_dir that belongs to one of the suites.
-
-    A run belongs to a suite by its script and its number of steps, or if its key is wanted.
-    """
-    found = {}
-    for folder in run_folders(run_dir):
-        if not is_finished(folder):
-            continue
-        config, result = read_json(folder / "config.json"), read_json(folder / "result.json")
-        if not isinstance(config, dict) or "total_timesteps" not in config:
-            print(f"left out: {folder}, whose config.json is damaged", file=sys.stderr)
-            continue
-        for suite in suites:
-            if result["script"] != SUITES[suite].script:
-                continue
-            try:
-                key = key_of(suite, config)
-            except KeyError as flag:
-                print(f"left out: {folder}, whose flag {flag} is not known here", file=sys.stderr)
-                continue
-            except SystemExit:  # the script has said that it does not know the task
-                print(f"left out: {folder}", file=sys.stderr)
-                break
-            same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
-            if (same_steps or key in wanted) and key not in found:
-                found[key] = folder
-    return found
+    os.replace(new, path)

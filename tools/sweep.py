@@ -9,10 +9,11 @@
     python tools/sweep.py --collect-only --run-dir runs
 
 Each run is a process of the script itself, in a folder of its own under --run-dir. A run that is
-finished, in --run-dir or by its row in --results-dir, is not run again. A run that crashed or whose
-worker was killed is tried again from its checkpoint. Stop the sweep as you like, and start it again
-with the same command: it goes on from the checkpoints. On a cluster, --run-dir must be on a file
-system that all machines share, and this repository at the same path on each of them.
+finished there, or has a row in --results-dir or in this repository's results, is not run again. A
+run that crashed or whose worker was killed is tried again from its checkpoint. Stop the sweep as
+you like, and start it again with the same command: it goes on from the checkpoints. On a cluster,
+--run-dir must be on a file system that all machines share, and this repository at the same path on
+each of them.
 """
 
 import collections
@@ -28,12 +29,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import tyro
 from output import fail
 from run_records import (
-    BACKUPS,
+    RESULTS,
     ROOT,
     SUITES,
     Key,
@@ -50,23 +51,24 @@ from run_records import (
     script_of,
 )
 
-EXPLORATION = ("exploration", "frontier_")  # how its flags begin
 LOG = "log.txt"  # of a run: what the script printed
 
 
 @dataclass
 class Args:
-    suites: tuple[str, ...] = ()
-    """minigrid, minigrid-hard, minatar, minatar-1m, atari100k; --collect-only: all by default"""
+    suites: tuple[Literal[tuple(SUITES)], ...] = ()
+    """what to run; --collect-only: all by default"""
     tasks: tuple[str, ...] = ()
     """only these tasks of the suites"""
-    backups: tuple[str, ...] = ("graph", "tree", "n-step", "one-step")
-    """the backups; graph-mixed can be asked for"""
+    backups: tuple[Literal["graph", "tree", "n-step", "one-step", "graph-mixed"], ...] = (
+        "graph", "tree", "n-step", "one-step",
+    )  # fmt: skip
+    """the bootstrap targets"""
     variants: tuple[str, ...] = ("default",)
     """settings that are run besides each other, as in: default breadth=0 exploration=frontier;
     only those of the exploration apply to backups other than the graph's"""
-    episode_seeds: tuple[str, ...] = ("fresh",)
-    """MinAtar's --episode-seed: fresh, fixed or both"""
+    episode_seeds: tuple[Literal["fresh", "fixed"], ...] = ("fresh",)
+    """MinAtar's --episode-seed"""
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     """seeds; the first one of all tasks comes first"""
     overrides: tuple[str, ...] = ()
@@ -74,8 +76,10 @@ class Args:
 
     run_dir: Path = Path("runs")
     """where runs leave their folders"""
-    results_dir: Path = ROOT / "results"
-    """where their rows are collected, as CSV"""
+    results_dir: Path | None = None
+    """where their rows are collected, as CSV; the folder results of --run-dir by default"""
+    repeat: bool = False
+    """run also what the rows in this repository's results have already"""
     checkpoint_frequency: int = 10_000
     """steps between checkpoints"""
     keep_checkpoints: bool = False
@@ -121,23 +125,15 @@ def check_args(args):
     """Refuse what cannot run, before anything is written."""
     if not args.suites and not args.collect_only:
         fail(f"--suites must name one or more of {', '.join(SUITES)}")
-    for name, given, known in (
-        ("suites", args.suites, SUITES),
-        ("backups", args.backups, BACKUPS),
-        ("episode-seeds", args.episode_seeds, ("fresh", "fixed")),
-    ):
-        for value in given:
-            if value not in known:
-                fail(f"--{name} {value!r} is none of {', '.join(known)}")
     for name in ("backups", "variants", "episode_seeds", "seeds"):
         if not getattr(args, name):
             fail(f"--{name.replace('_', '-')} must name at least one")
-    if min(args.seeds) < 0:
-        fail(f"--seeds must be >= 0, got {min(args.seeds)}")
-    for name, least in (("threads", 1), ("workers", 0), ("retries", 0), ("gpus_per_run", 0),
-                        ("checkpoint_frequency", 1)):  # fmt: skip
-        if getattr(args, name) < least:
-            fail(f"--{name.replace('_', '-')} must be >= {least}, got {getattr(args, name)}")
+    least = {"threads": 1, "checkpoint_frequency": 1, "workers": 0, "retries": 0, "gpus_per_run": 0}
+    for name, value in [(name, getattr(args, name)) for name in least] + [
+        ("seeds", min(args.seeds))
+    ]:
+        if value < least.get(name, 0):
+            fail(f"--{name.replace('_', '-')} must be >= {least.get(name, 0)}, got {value}")
     if args.collect_only and not args.run_dir.is_dir():
         fail(f"--run-dir {str(args.run_dir)!r} is no folder")
 
@@ -151,26 +147,21 @@ def make_grid(args):
                 for flags in settings(args, suite):
                     run = make_run(args, suite, {"env_id": task, "seed": seed} | flags)
                     grid.setdefault(run.key, run)
-    if not grid:
-        fail(f"none of --tasks {' '.join(args.tasks)} belongs to {', '.join(args.suites)}")
     return grid
 
 
 def chosen_tasks(args, suite):
     """The suite's tasks, or those of them that --tasks names, whatever the case and the hyphens."""
-    names = SUITES[suite].tasks
-    if not args.tasks:
-        return names
+
+    def letters(name):
+        return "".join(c for c in name.lower() if c.isalnum())
+
     known = [name for s in args.suites for name in SUITES[s].tasks]
-    chosen = {letters(task) for task in args.tasks}
     for task in args.tasks:
         if letters(task) not in map(letters, known):
             fail(f"--tasks {task!r} is none of {', '.join(known)}")
-    return [name for name in names if letters(name) in chosen]
-
-
-def letters(name):
-    return "".join(c for c in name.lower() if c.isalnum())
+    chosen = set(map(letters, args.tasks or known))
+    return [name for name in SUITES[suite].tasks if letters(name) in chosen]
 
 
 def settings(args, suite):
@@ -183,7 +174,8 @@ def settings(args, suite):
             for variant in args.variants:
                 changed = {} if variant == "default" else overrides(suite, variant.split())
                 if not backup.startswith("graph"):
-                    changed = {n: v for n, v in changed.items() if n.startswith(EXPLORATION)}
+                    exploration = ("exploration", "frontier_share")
+                    changed = {n: v for n, v in changed.items() if n in exploration}
                 yield common | extra | changed | {"backup": backup}
 
 
@@ -214,28 +206,23 @@ def overrides(suite, words):
 
 def make_run(args, suite, flags):
     """One run: the flags that differ from the script's defaults make its command."""
-    key = key_of(suite, flags_of(suite, **flags))
-    flags = {"total_timesteps": SUITES[suite].total_timesteps} | flags
-    defaults = {f: v for f, v in vars(script_of(suite).Args()).items() if f not in ("env_id",
-                "seed", "backup")}  # fmt: skip
-    flags |= {
-        "checkpoint_frequency": args.checkpoint_frequency,
-        "save_model": False,
-        "threads": args.threads,
-        "cuda": args.gpus_per_run > 0,
-    }
-    words = [f"{SUITES[suite].script}.py"]
+    key = key_of(suite, flags)
+    flags = {"total_timesteps": SUITES[suite].total_timesteps} | flags | {
+        "checkpoint_frequency": args.checkpoint_frequency, "save_model": False,
+        "threads": args.threads, "cuda": args.gpus_per_run > 0,
+    }  # fmt: skip
+    given = ("env_id", "seed", "backup", "threads", "cuda")  # in any case
+    defaults, words = vars(script_of(suite).Args()), [f"{SUITES[suite].script}.py"]
     for name, value in flags.items():
-        if name in defaults and defaults[name] == value and name not in ("threads", "cuda"):
-            continue
         flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
+        if name in given or defaults[name] != value:
+            words += (
+                [f"--{flag}" if value else f"--no-{flag}"]
+                if isinstance(value, bool)
+                else [f"--{flag}", str(value)]
+            )
     name = "__".join(str(part).replace(" ", "_").replace("/", "_") for part in key if part != "")
-    return Run(key, tuple(words), args.run_dir.resolve() / name,
-               flags["total_timesteps"])  # fmt: skip
+    return Run(key, tuple(words), args.run_dir.resolve() / name, flags["total_timesteps"])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -246,30 +233,27 @@ def make_run(args, suite, flags):
 def execute(run, threads, start_anew, keep_checkpoints):
     """Run the script to its end, from the newest checkpoint if there is one. Returns an Outcome."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {
+    environment = os.environ | {"TQDM_DISABLE": "1"} | {
         f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA")
-    }
+    }  # fmt: skip
     with (run.folder / "lock").open("w") as lock:
         # The process inherits the lock. One that outlived its worker still writes a checkpoint.
         fcntl.flock(lock, fcntl.LOCK_EX)
         begun = run_folders(run.folder)
-        step, words = None, (*run.command, "--run-dir", str(run.folder))
-        resumable = [folder for folder in begun if checkpoint_step(folder) is not None]
-        status = 0
+        step, status, words = None, 0, (*run.command, "--run-dir", str(run.folder))
         if not any(map(is_finished, begun)):
+            resumable = [folder for folder in begun if checkpoint_step(folder) is not None]
             if resumable and not start_anew:
                 step = checkpoint_step(resumable[-1])
                 words = (run.command[0], "--resume", str(resumable[-1]))
             with (run.folder / LOG).open("a") as log:
                 print("$", shlex.join(words), file=log, flush=True)
-                process = subprocess.Popen(
-                    [sys.executable, ROOT / "tools" / "tether.py", str(os.getpid()),
-                     sys.executable, *words],
-                    cwd=ROOT, env=environment | {"TQDM_DISABLE": "1"}, stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                    pass_fds=[lock.fileno()],
-                )  # fmt: skip
-                status = process.wait()
+                tether = [sys.executable, ROOT / "tools" / "tether.py", str(os.getpid())]
+                status = subprocess.Popen(
+                    [*tether, sys.executable, *words],
+                    cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
+                ).wait()  # fmt: skip
         done = [folder for folder in run_folders(run.folder) if is_finished(folder)]
         if done:
             found = measurements(done[-1])
@@ -298,6 +282,7 @@ class State:
         self.given_up = []
         self.slots = 1
         self.seconds_per_step = seconds_per_step  # (suite, backup) -> list
+        self.widest = max((len(str(run.key)) for run in todo), default=0)
 
     def progress(self):
         """Of every run that runs: itself, its step, its rate and which try it is."""
@@ -313,15 +298,13 @@ class State:
         every += [1 / rate for _, _, rate, _ in progress if rate > 0]
         if not every:
             return None
-        typical = statistics.median(every)
-
-        def cost(run):
-            values = known.get((run.key.suite, run.key.backup))
-            return statistics.median(values) if values else typical
-
-        work = sum(cost(run) * run.total_timesteps for run in self.queue)
-        work += sum(cost(run) * (run.total_timesteps - step) for run, step, *_ in progress)
-        return work / max(1, min(self.slots, len(self.queue) + len(self.running)))
+        left = [(run, run.total_timesteps) for run in self.queue]
+        left += [(run, run.total_timesteps - step) for run, step, *_ in progress]
+        work = sum(
+            steps * statistics.median(known.get((run.key.suite, run.key.backup)) or every)
+            for run, steps in left
+        )
+        return work / max(1, min(self.slots, len(left)))
 
 
 def sweep(args, state, records, ray):
@@ -357,22 +340,23 @@ def sweep(args, state, records, ray):
 
 def settle(args, state, records, run, outcome, seconds, show):
     """Keep the row of a run that finished, queue one that failed again."""
-    if outcome.resumed_from is not None:
+    resumed = outcome.resumed_from is not None
+    if resumed:
         show.event(f"{run.key} went on from step {outcome.resumed_from}")
     if outcome.finished:
         records.add({run.key: outcome.finished})
         state.num_finished += 1
         state.attempts.pop(run.key)
         row = outcome.finished[0]
-        cost = row["wall_seconds"] / max(1, row["steps"])
-        if outcome.resumed_from is None:
+        if not resumed:
+            cost = row["wall_seconds"] / max(1, row["steps"])
             state.seconds_per_step[run.key.suite, run.key.backup].append(cost)
         show.event(
             f"done {run.key}: score {row['score']:g}, {seconds:.0f} s "
             f"({state.num_finished} of {state.num_runs})"
         )
         return
-    if outcome.resumed_from is not None and outcome.status == 2:
+    if resumed and outcome.status == 2:
         state.start_anew.add(run.key)  # its checkpoint cannot be used
     reason = f"status {outcome.status}: {outcome.last_line}"
     if state.attempts[run.key] <= args.retries:
@@ -381,15 +365,6 @@ def settle(args, state, records, run, outcome, seconds, show):
     else:
         state.given_up.append(run)
         show.event(f"given up {run.key}, {reason}; see {run.folder / LOG}")
-
-
-def rates(records):
-    """Wall seconds per step of finished runs by suite and backup."""
-    found = collections.defaultdict(list)
-    for suite in SUITES:
-        for key, row in records.rows(suite).items():
-            found[suite, key.backup].append(float(row["wall_seconds"]) / float(row["steps"]))
-    return found
 
 
 def slots(args, ray):
@@ -432,6 +407,11 @@ class Display:
     def table(self):
         from rich.table import Table
 
+        def duration(seconds):
+            minutes = round(seconds / 60)
+            hours = f"{minutes // 60} h {minutes % 60:02} min"
+            return hours if minutes >= 60 else f"{minutes} min"
+
         state, progress = self.state, list(self.state.progress())
         left = state.seconds_left(progress)
         table = Table(
@@ -439,8 +419,8 @@ class Display:
             f"{len(state.queue)} wait, {len(state.given_up)} given up; "
             f"{duration(time.monotonic() - self.begin)} so far, "
             f"{'?' if left is None else duration(left)} to go",
-            title_justify="left",
-        )
+            title_justify="left", min_width=state.widest + 46,  # also without a row
+        )  # fmt: skip
         for name in ("run", "step", "of", "steps/s", "try"):
             table.add_column(name, justify="left" if name == "run" else "right")
         for run, step, rate, attempt in progress:
@@ -452,11 +432,6 @@ class Display:
         if self.live:
             self.refresh()
             self.live.stop()
-
-
-def duration(seconds):
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -484,12 +459,9 @@ def start_ray(args):
             "object_store_memory": 100 * 2**20,  # rows alone go through it
         }
     host, colon, port = (args.address or "").rpartition(":")
-    if colon and port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()  # Ray tries for minutes
-        except OSError as error:
-            fail(f"no Ray at --address {args.address}: {error}")
     try:
+        if colon and port.isdigit():  # Ray tries for minutes
+            socket.create_connection((host, int(port)), timeout=5).close()
         ray.init(address=args.address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         fail(f"no Ray at --address {args.address}: {first_line(error)}")
@@ -508,15 +480,43 @@ def wait_for_processes(state):
 
 
 # --------------------------------------------------------------------------------------------------
+# Rows
+# --------------------------------------------------------------------------------------------------
 
 
-def collect(args, records, suites, grid):
-    """Add the rows of finished runs of --run-dir that have none. Returns how many."""
-    known = records.keys()
-    found = finished_runs(args.run_dir, suites, grid)
-    return records.add(
-        {key: measurements(folder) for key, folder in found.items() if key not in known}
-    )
+def rows_of_the_repository(args, suites):
+    """Key -> row of runs that are in RESULTS and need not be made."""
+    found = {}
+    if not args.repeat and args.results_dir.resolve() != RESULTS:
+        for suite in suites:
+            try:
+                Records(RESULTS).checked_defaults(suite)
+                found |= Records(RESULTS).rows(suite)
+            except ValueError as error:
+                print(f"rows of {suite} in {RESULTS} do not count: {error}", file=sys.stderr)
+    return found
+
+
+def rates(rows):
+    """Wall seconds per step of finished runs by suite and backup."""
+    found = collections.defaultdict(list)
+    for key, row in rows.items():
+        found[key.suite, key.backup].append(float(row["wall_seconds"]) / float(row["steps"]))
+    return found
+
+
+def print_scores(grid, rows):
+    """Mean and deviation over the seeds of each setting."""
+    from tables import cell_text
+
+    scores = {}
+    for key in grid:
+        if key in rows:
+            name = str(key).removesuffix(f" seed {key.seed}")
+            scores.setdefault(name, []).append(float(rows[key]["score"]))
+    width = max(map(len, scores), default=0)
+    for name, found in scores.items():
+        print(f"{name:<{width}}  {cell_text(found)}")
 
 
 def interrupt(*_):
@@ -526,32 +526,46 @@ def interrupt(*_):
 def main():
     args = tyro.cli(Args)
     check_args(args)
+    args.results_dir = args.results_dir or args.run_dir / "results"
     suites = args.suites or tuple(SUITES)
     grid = make_grid(args) if args.suites else {}
     records = Records(args.results_dir)
+
+    def own_rows():
+        return {key: row for suite in suites for key, row in records.rows(suite).items()}
+
     try:
-        records.check_defaults(suites)
+        for suite in suites:
+            records.checked_defaults(suite)
+        theirs = rows_of_the_repository(args, suites)
+        folders = finished_runs(args.run_dir, suites, grid)
+        done = own_rows().keys() | folders.keys()
+        number = len(grid.keys() & theirs.keys() - done)
+        if number:
+            print(
+                f"{number} of {len(grid)} runs have rows in {RESULTS}, which came with this "
+                "repository, and are not made again; --repeat makes them, too",
+                file=sys.stderr,
+            )
+        todo = [run for key, run in grid.items() if key not in done | theirs.keys()]
         if args.dry_run:
-            done = records.keys() | finished_runs(args.run_dir, suites, grid).keys()
-            for run in grid.values():
-                if run.key not in done:
-                    print("python", shlex.join((*run.command, "--run-dir", str(args.run_dir))))
-            if grid.keys() <= done:
-                print(f"all {len(grid)} runs are finished", file=sys.stderr)
+            for run in todo:
+                print("python", shlex.join((*run.command, "--run-dir", str(args.run_dir))))
+            if not todo:
+                print(f"nothing to do: all {len(grid)} runs are finished", file=sys.stderr)
             return
-        number = collect(args, records, suites, grid)
+        new = {key: measurements(path) for key, path in folders.items() if key not in own_rows()}
+        print(f"{records.add(new)} rows collected from {args.run_dir} to {args.results_dir}")
     except (OSError, ValueError) as error:
         fail(error)
-    print(f"{number} rows collected from {args.run_dir} to {args.results_dir}")
     if args.collect_only:
         return
-    if grid.keys() <= records.keys():
-        print(f"all {len(grid)} runs are finished")
+    if not todo:
+        print(f"nothing to do: all {len(grid)} runs are finished")
+        print_scores(grid, theirs | own_rows())
         return
     ray = start_ray(args)
-    finished = records.keys()
-    todo = [run for key, run in grid.items() if key not in finished]
-    state = State(todo, len(grid) - len(todo), rates(records))
+    state = State(todo, len(grid) - len(todo), rates(theirs | own_rows()))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     try:
@@ -565,11 +579,13 @@ def main():
         print("stopping: runs write their checkpoints ...", flush=True)
         ray.shutdown()
         wait_for_processes(state)
-        left = len(grid.keys() - records.keys())
+        left = len(grid.keys() - own_rows().keys() - theirs.keys())
         print(f"stopped; {left} of {len(grid)} runs are left, the same command goes on")
         sys.exit(130)
     ray.shutdown()
-    print(f"{state.num_finished} of {state.num_runs} runs are finished")
+    print(f"{state.num_finished} of {state.num_runs} runs are finished; mean ± std (seeds):")
+    print_scores(grid, theirs | own_rows())
+    print(f"tables and curves: python tools/report.py --results-dir {args.results_dir}")
     for run in state.given_up:
         print(f"given up: {run.key}; see {run.folder / LOG}")
     if state.given_up:
