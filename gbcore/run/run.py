@@ -217,7 +217,6 @@ class Run:
             f"{path if self.finished else f'go on with --resume {path}'}"
         )
         if not self.finished:
-            self.directory.close()
             sys.exit(130)
         if args.capture_video:
             interrupt = contextlib.suppress(KeyboardInterrupt)  # the run is finished without it
@@ -265,7 +264,6 @@ class Run:
         for name, value in self.charts.items():
             self.charts[name] = None if value is None else float(value)
             if value is not None and not math.isfinite(self.charts[name]):
-                self.directory.close()
                 fail(
                     f"{name} is {self.charts[name]} at step {self.counters.step}: nothing more can "
                     "be learned; its last checkpoint, if there is one, is from before. Try a "
