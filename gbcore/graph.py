@@ -41,31 +41,49 @@ class TransitionGraph:
         obs_shape: shape of an observation.
         obs_dtype: its dtype.
         frame_stack: the first axis of an observation is a stack of frames that observations share
-            (Atari). Each distinct frame is then stored once, and a node's key is its frame ids.
+            (Atari). Each distinct frame is then stored once, and a node names its frames.
         capacity: nodes to reserve room for; more than that is possible, and costs a copy.
+        key_shape: shape of the keys. By default a state's key is its observation. With keys of
+            their own, observations of equal keys are one node, and equal observations of other keys
+            are two: a key may be coarser (rounded numbers) or finer (with the last action). The
+            node keeps the first observation that it was made of, of which the network's values are
+            taken. Keys are compared by their bytes, too: round to integers, since -0.0 is not 0.0.
+        key_dtype: dtype of the keys.
 
     Raises:
-        ValueError: for fewer than one action or an observation without bytes.
+        ValueError: for fewer than one action or an observation or key without bytes.
     """
 
     def __init__(
-        self, num_actions, obs_shape, obs_dtype=np.uint8, frame_stack=False, capacity=1024
+        self,
+        num_actions,
+        obs_shape,
+        obs_dtype=np.uint8,
+        frame_stack=False,
+        capacity=1024,
+        key_shape=None,
+        key_dtype=np.uint8,
     ):
-        self.key_shape = None
         self.num_actions, self.frame_stack = operator.index(num_actions), bool(frame_stack)
         self.obs_shape = tuple(int(n) for n in obs_shape)
         self.obs_dtype = np.dtype(obs_dtype)
         if self.num_actions < 1:
             raise ValueError(f"Require num_actions >= 1, got {num_actions}")
+        self._frames, content = None, (self.obs_shape, self.obs_dtype)  # of a node: its frame ids
         if frame_stack:
             if len(self.obs_shape) < 2:
                 raise ValueError(f"Require a stack of frames, got obs_shape {self.obs_shape}")
             self._frames = Interner(self.obs_shape[1:], self.obs_dtype, capacity)
             self._frame_uses = np.zeros(self._frames.capacity, np.int64)
-            self._keys = Interner(self.obs_shape[:1], np.int64, capacity)
+            content = self.obs_shape[:1], np.dtype(np.int64)
+        if key_shape is None:  # the content is the key
+            self.key_shape = self.key_dtype = self._contents = None
+            self._keys = Interner(*content, capacity)
         else:
-            self._frames = None
-            self._keys = Interner(self.obs_shape, self.obs_dtype, capacity)
+            self.key_shape = tuple(int(n) for n in key_shape)
+            self.key_dtype = np.dtype(key_dtype)
+            self._keys = Interner(self.key_shape, self.key_dtype, capacity)
+            self._contents = np.zeros((self._keys.capacity, *content[0]), content[1])
         room = self._keys.capacity
         self._arrays = GraphArrays(
             block_start=np.full(room, EMPTY, np.int64),
@@ -143,31 +161,61 @@ class TransitionGraph:
     # Nodes
     # ----------------------------------------------------------------------------------------------
 
-    def node(self, obs):
-        """Id of an observation, inserted if new.
+    def node(self, obs, key=None):
+        """Id of an observation, inserted if new; with key_shape, of its key.
 
         Raises:
-            ValueError: for another shape or dtype than the graph's.
+            ValueError: for another shape or dtype than the graph's, or for a key that is missing or
+                not asked for.
         """
-        key = self._check_obs(obs)
-        if self._frames is not None:
-            key = np.array([self._frames.add(frame) for frame in key], np.int64)
-        node = self._keys.add(key)
+        obs, key = self._check_obs(obs, key)
+        if self._frames is not None and self.key_shape is None:
+            key = self._frames.add_all(obs)[0]
+        num_nodes = len(self._keys)
+        node = int(self._keys.add(key))  # without JIT it is a NumPy integer
+        if len(self._keys) > num_nodes:
+            self._enter(np.array([node]), obs[None], key[None])
+        return node
+
+    def nodes(self, obs, keys=None):
+        """As `node`, in order, of many observations: int64 [n] of obs [n, *obs_shape].
+
+        Args:
+            keys: [n, *key_shape], with key_shape.
+
+        Raises:
+            ValueError: as `node`.
+        """
+        obs, keys = self._check_obs(obs, keys, many=True)
+        if self._frames is not None and self.key_shape is None:
+            keys = self._frame_ids(obs)
+        nodes, is_new = self._keys.add_all(keys)
+        if is_new.any():
+            self._enter(nodes[is_new], obs[is_new], keys[is_new])
+        return nodes
+
+    def _enter(self, nodes, obs, keys):
+        """Give ids that were just given out, int64 [n], what belongs to a node."""
         if self._keys.capacity > len(self._arrays.degree):
             self._grow_nodes()
-        if self._arrays.in_degree[node] == FREED:
-            self._arrays.in_degree[node] = 0
-            if self._frames is not None:
-                if self._frames.capacity > len(self._frame_uses):
-                    self._frame_uses = _enlarged(self._frame_uses, self._frames.capacity, 0)
-                np.add.at(self._frame_uses, key, 1)
-        return int(node)  # without JIT it is a NumPy integer
-
-    def find(self, obs):
-        """Id of an observation, or -1. Raises as `node`."""
-        key = self._check_obs(obs)
+        self._arrays.in_degree[nodes] = 0
+        if self._contents is not None:
+            keys = obs if self._frames is None else self._frame_ids(obs)
+            self._contents[nodes] = keys
         if self._frames is not None:
-            key = np.array([self._frames.find(frame) for frame in key], np.int64)
+            if self._frames.capacity > len(self._frame_uses):
+                self._frame_uses = _enlarged(self._frame_uses, self._frames.capacity, 0)
+            np.add.at(self._frame_uses, keys, 1)
+
+    def _frame_ids(self, obs):
+        ids, _ = self._frames.add_all(obs.reshape(-1, *self.obs_shape[1:]))
+        return ids.reshape(len(obs), self.obs_shape[0])
+
+    def find(self, obs, key=None):
+        """Id of an observation, or with key_shape of its key; or -1. Raises as `node`."""
+        obs, key = self._check_obs(obs, key)
+        if self._frames is not None and self.key_shape is None:
+            key = np.array([self._frames.find(frame) for frame in obs], np.int64)
             if key.min() < 0:
                 return -1
         return int(self._keys.find(key))
@@ -178,12 +226,17 @@ class TransitionGraph:
 
         Rows of freed ids mean nothing; while no node was freed, num_ids is num_nodes.
         """
+        if self._contents is None:
+            contents = self._keys.arrays
+        else:
+            contents = self._contents[: self.num_ids]
+            contents.flags.writeable = False
         if self._frames is None:
-            return self._keys.arrays
-        keys = self._keys.arrays.copy()
+            return contents
         if self.num_ids > self.num_nodes:  # the frames of a freed node may be gone
-            keys[self._arrays.in_degree[: self.num_ids] == FREED] = 0
-        return self._frames.take(keys)
+            freed = self._arrays.in_degree[: self.num_ids] == FREED
+            contents = np.where(freed[:, None], 0, contents)
+        return self._frames.take(contents)
 
     def observations_of(self, nodes):
         """Observations of some nodes: [*nodes.shape, *obs_shape].
@@ -193,9 +246,10 @@ class TransitionGraph:
         Stacks of 4 byte frames lie in memory as convolutions want them: [..., H, W, 4], the order
         that torch calls channels_last.
         """
+        contents = self._contents_of(nodes)
         if self._frames is None:
-            return self._keys.take(nodes)
-        stacks = self._frames.take(self._keys.take(nodes))
+            return contents
+        stacks = self._frames.take(contents)
         if self.obs_dtype.itemsize > 1 or self.obs_shape[0] != 4 or sys.byteorder == "big":
             return stacks
         # As words this takes a fifth of the time of moving byte by byte.
@@ -215,16 +269,27 @@ class TransitionGraph:
 
     def frame_ids_of(self, nodes):
         """int64 [n, stack], rows of `frames` of node ids int64 [n] (frame_stack only)."""
-        return self._keys.take(nodes)
+        return self._contents_of(nodes)
 
-    def _check_obs(self, obs):
-        obs = np.asarray(obs)
-        if obs.shape != self.obs_shape or obs.dtype != self.obs_dtype:
-            raise ValueError(
-                f"Require observations of shape {self.obs_shape} and dtype {self.obs_dtype}, "
-                f"got shape {obs.shape} and dtype {obs.dtype}"
-            )
-        return obs
+    def _contents_of(self, nodes):
+        if self._contents is None:
+            return self._keys.take(nodes)
+        self._keys.require_ids(np.asarray(nodes))
+        return self._contents[nodes]
+
+    def _check_obs(self, obs, key, many=False):
+        """Observation and key as arrays; the observation itself where there are no keys."""
+        obs = _checked("observations", obs, self.obs_shape, self.obs_dtype, many)
+        if self.key_shape is None:
+            if key is not None:
+                raise ValueError("Require no key, as the graph was made without key_shape")
+            return obs, obs
+        if key is None:
+            raise ValueError(f"Require a key of shape {self.key_shape}, got none")
+        key = _checked("keys", key, self.key_shape, self.key_dtype, many)
+        if many and len(key) != len(obs):
+            raise ValueError(f"Require a key of each observation, got {len(key)} of {len(obs)}")
+        return obs, key
 
     def require_node(self, node):
         """Raises KeyError unless it is the id of a node, TypeError unless it is an integer."""
@@ -244,10 +309,10 @@ class TransitionGraph:
     # ----------------------------------------------------------------------------------------------
 
     def add(self, node, action, reward, next_node, terminated):
-        """One more observation of a transition.
+        """One more observation of a transition, or of many: then every argument is an array [n].
 
         Args:
-            node, next_node: ids that `node` returned.
+            node, next_node: ids that `node` or `nodes` returned.
             action: 0 .. num_actions - 1.
             reward: a finite training reward, kept as float64: `remove` needs the same one, which
                 the 0.1 of a float32 array is not.
@@ -255,37 +320,49 @@ class TransitionGraph:
 
         Raises:
             KeyError: for an id that names no node.
-            ValueError: for another action, or a reward that is NaN or infinite.
+            ValueError: for another action, a reward that is NaN or infinite, or arrays of different
+                length. The first row that is wrong is named, and nothing has changed.
         """
+        if getattr(node, "ndim", 0):
+            columns = self._check_transitions(node, action, reward, next_node, terminated)
+            done = kernels.add_transitions(self._arrays, 0, *columns)
+            while done < len(node):
+                self._grow_edges()
+                done = kernels.add_transitions(self._arrays, done, *columns)
+            self._tell(columns[0].tolist(), columns[3].tolist())
+            return
         transition = self._check_transition(node, action, reward, next_node, terminated)
         while kernels.add_transition(self._arrays, *transition) == NO_ROOM:
             self._grow_edges()
-        for changes in self._watchers:
-            changes.append((transition[0], transition[3]))
+        self._tell([transition[0]], [transition[3]])
 
     def remove(self, node, action, reward, next_node, terminated):
-        """One observation fewer of a transition.
+        """One observation fewer of a transition, or of many: then every argument is an array [n].
 
         Returns:
-            The ids of the nodes that this freed, at most two.
+            A list of the ids of the nodes that this freed, at most two for each transition.
 
         Raises:
             KeyError: if there is no such transition.
-            ValueError: as `add`.
+            ValueError: as `add`. The first row that is wrong is named, and nothing has changed.
         """
-        transition = self._check_transition(node, action, reward, next_node, terminated)
-        num_freed = kernels.remove_transition(
-            self._arrays, self._keys.table, *transition, self._freed
-        )
-        if num_freed < 0:
-            raise KeyError(
-                "Require a transition of the graph, got "
-                f"(node {node}, action {action}, reward {reward}, next {next_node}, "
-                f"terminated {terminated})"
+        if getattr(node, "ndim", 0):
+            columns = self._check_transitions(node, action, reward, next_node, terminated)
+            row = kernels.find_absent_transition(self._arrays, *columns)
+            if row < len(node):
+                given = (column[row] for column in (node, action, reward, next_node, terminated))
+                raise KeyError(f"Row {row}: {_absent(*given)}")
+            freed = kernels.remove_transitions(self._arrays, self._keys.table, *columns).tolist()
+            self._tell(columns[0].tolist(), columns[3].tolist())
+        else:
+            transition = self._check_transition(node, action, reward, next_node, terminated)
+            num_freed = kernels.remove_transition(
+                self._arrays, self._keys.table, *transition, self._freed
             )
-        for changes in self._watchers:
-            changes.append((transition[0], transition[3]))
-        freed = self._freed[:num_freed].tolist()
+            if num_freed < 0:
+                raise KeyError(_absent(node, action, reward, next_node, terminated))
+            freed = self._freed[:num_freed].tolist()
+            self._tell([transition[0]], [transition[3]])
         if self._frames is not None:
             for i in freed:
                 self._release_frames(i)
@@ -298,6 +375,10 @@ class TransitionGraph:
         """
         self._watchers.append([])
         return self._watchers[-1]
+
+    def _tell(self, nodes, next_nodes):
+        for changes in self._watchers:
+            changes.extend(zip(nodes, next_nodes, strict=True))
 
     def _check_transition(self, node, action, reward, next_node, terminated):
         node, next_node = operator.index(node), operator.index(next_node)
@@ -312,8 +393,28 @@ class TransitionGraph:
             raise ValueError(f"Require terminated to be True or False, got {terminated}")
         return node, action, reward + 0.0, next_node, bool(terminated)  # -0.0 becomes 0.0
 
+    def _check_transitions(self, *columns):
+        node, action, next_node = (
+            as_indices(name, columns[i])
+            for i, name in ((0, "node"), (1, "action"), (3, "next_node"))
+        )
+        reward = np.asarray(columns[2], np.float64) + 0.0
+        terminated = np.asarray(columns[4]).astype(np.bool_)
+        checked = node, action, reward, next_node, terminated
+        for name, column in zip(Trajectory._fields[:5], checked, strict=True):
+            if column.shape != node.shape:
+                raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
+        row = kernels.find_bad_transition(self._arrays, self.num_ids, *checked[:4])
+        row = min([row, *np.flatnonzero(terminated != columns[4])[:1]])
+        if row < len(node):
+            try:
+                self._check_transition(*(column[row] for column in columns))
+            except (KeyError, ValueError) as error:
+                raise type(error)(f"Row {row}: {error.args[0]}") from None
+        return checked
+
     def _release_frames(self, node):
-        for frame in self._keys.take(np.array([node]))[0]:
+        for frame in self._contents_of(np.array([node]))[0]:
             self._frame_uses[frame] -= 1
             if self._frame_uses[frame] == 0:
                 self._frames.free(frame)
@@ -401,6 +502,8 @@ class TransitionGraph:
             in_degree=_enlarged(old.in_degree, capacity, FREED),
             pair_count=_enlarged(old.pair_count, capacity, 0),
         )
+        if self._contents is not None:
+            self._contents = _enlarged(self._contents, capacity, 0)
         self._init_scratch()
 
     def _grow_edges(self):
@@ -468,15 +571,21 @@ class TransitionGraph:
         if self._frames is not None:
             saved |= self._frames.state("frames_")
             saved["frame_uses"] = self._frame_uses[: self._frames.num_ids]
+        if self._contents is not None:
+            saved["contents"] = self._contents[: self.num_ids]
         return Rows(saved)
 
     def _kind(self):
-        return {
+        kind = {
             "format_version": np.array(FORMAT_VERSION),
             "num_actions": np.array(self.num_actions),
             "obs_shape": np.array(self.obs_shape, np.int64),
             "obs_dtype": np.array(self.obs_dtype.str),
         }
+        if self.key_shape is not None:
+            kind["key_shape"] = np.array(self.key_shape, np.int64)
+            kind["key_dtype"] = np.array(self.key_dtype.str)
+        return kind
 
     def restore(self, saved):
         """Become the graph that `state` is of, with at least the room that there is.
@@ -486,12 +595,14 @@ class TransitionGraph:
 
         Raises:
             KeyError: for an array that is missing.
-            ValueError: for a graph of other actions or observations, or one that is damaged. Then
-                nothing has changed.
+            ValueError: for a graph of other actions, observations or keys, or one that is damaged.
+                Then nothing has changed.
         """
-        for name, value in self._kind().items():
-            if not np.array_equal(saved[name], value):
-                raise ValueError(f"Require a graph whose {name} is {value}, got {saved[name]}")
+        kind = self._kind()
+        for name in ("format_version", "num_actions", "obs_shape", "obs_dtype", *_KEY_KIND):
+            if not np.array_equal(saved.get(name), kind.get(name)):
+                wanted, found = kind.get(name), saved.get(name)
+                raise ValueError(f"Require a graph whose {name} is {wanted}, got {found}")
         if ("frame_uses" in saved) != self.frame_stack:
             raise ValueError(f"Require a graph whose frame_stack is {self.frame_stack}")
         graph = self.from_state(saved, self._keys.capacity)
@@ -511,20 +622,25 @@ class TransitionGraph:
         if not np.array_equal(saved["format_version"], FORMAT_VERSION):
             raise ValueError(f"Require format {FORMAT_VERSION}, got {saved['format_version']}")
         check_array("num_actions", saved["num_actions"], np.int64, ())
-        check_array("obs_shape", saved["obs_shape"], np.int64, (saved["obs_shape"].size,))
         check_array("edge_room", saved["edge_room"], np.int64, ())
-        try:
-            obs_dtype = np.dtype(str(saved["obs_dtype"]))
-        except TypeError as error:
-            raise ValueError(f"Require the name of a dtype, got {saved['obs_dtype']}") from error
         frame_stack = "frame_uses" in saved
-        capacity = max(capacity, saved["degree"].size)
-        graph = cls(int(saved["num_actions"]), saved["obs_shape"], obs_dtype, frame_stack, capacity)
+        key_kind = _shape_and_dtype(saved, "key") if "key_shape" in saved else ()
+        graph = cls(
+            int(saved["num_actions"]),
+            *_shape_and_dtype(saved, "obs"),
+            frame_stack,
+            max(capacity, saved["degree"].size),
+            *key_kind,
+        )
         graph._keys.restore(saved, "keys_")
         if frame_stack:
             graph._frames.restore(saved, "frames_")
             check_array("frame_uses", saved["frame_uses"], np.int64, (graph._frames.num_ids,))
             graph._frame_uses = _enlarged(saved["frame_uses"], graph._frames.capacity, 0)
+        if graph._contents is not None:
+            n, contents = graph.num_ids, graph._contents
+            check_array("contents", saved["contents"], contents.dtype, (n, *contents.shape[1:]))
+            contents[:n] = saved["contents"]
         used = saved["edge_next"].size
         if not used <= saved["edge_room"]:
             raise ValueError(f"Require room for {used} edges, got {saved['edge_room']}")
@@ -634,7 +750,7 @@ class TransitionGraph:
         if arrays.totals.tolist() != [int(n) for n in totals]:
             problems.append(f"totals {arrays.totals.tolist()}, expected {totals}")
         if self._frames is not None:
-            frames = self._keys.table.rows[live].view(np.int64)
+            frames = self._contents_of(live)
             in_use = self._frames.table.links[: self._frames.num_ids] == kernels.LIVE
             if not ((frames >= 0) & (frames < len(in_use))).all() or not in_use[frames].all():
                 return [*problems, "a node has a frame that is not stored"]
@@ -642,6 +758,37 @@ class TransitionGraph:
             if (uses != self._frame_uses).any():
                 problems.append("frame uses are not those of the nodes")
         return problems
+
+
+def _checked(name, values, shape, dtype, many):
+    values = np.asarray(values)
+    found = values.shape[many:]
+    if values.dtype != dtype or found != shape or values.ndim != len(shape) + many:
+        wanted = str(("n", *shape)).replace("'", "") if many else shape
+        raise ValueError(
+            f"Require {name} of shape {wanted} and dtype {dtype}, "
+            f"got shape {values.shape} and dtype {values.dtype}"
+        )
+    return values
+
+
+def _shape_and_dtype(saved, name):
+    shape, dtype = saved[f"{name}_shape"], str(saved[f"{name}_dtype"])
+    check_array(f"{name}_shape", shape, np.int64, (shape.size,))
+    try:
+        return shape, np.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"Require the name of a dtype in {name}_dtype, got {dtype}") from error
+
+
+_KEY_KIND = ("key_shape", "key_dtype")
+
+
+def _absent(node, action, reward, next_node, terminated):
+    return (
+        f"Require a transition of the graph, got (node {node}, action {action}, reward {reward}, "
+        f"next {next_node}, terminated {terminated})"
+    )
 
 
 _NODE_ARRAYS = ("block_start", "block_log2", "degree", "in_degree", "pair_count")

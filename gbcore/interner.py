@@ -73,10 +73,14 @@ class Interner:
         Raises KeyError for what never was an id.
         """
         ids = np.asarray(ids)
+        self.require_ids(ids)
+        return self._decoded(self.table.rows[ids.reshape(-1)]).reshape((*ids.shape, *self.shape))
+
+    def require_ids(self, ids):
+        """Raises KeyError for an array of ids in which one never was an id."""
         least, most = (ids.min(), ids.max()) if ids.size else (0, -1)
         if least < 0 or most >= self.num_ids:
             raise KeyError(f"Require 0 <= id < {self.num_ids}, got {least} to {most}")
-        return self._decoded(self.table.rows[ids.reshape(-1)]).reshape((*ids.shape, *self.shape))
 
     def add(self, array):
         """Id of an array, inserted if new. Raises ValueError for another shape or dtype."""
@@ -86,6 +90,16 @@ class Interner:
             self._grow()
             i = kernels.intern_key(self.table, key)
         return i
+
+    def add_all(self, arrays):
+        """Ids int64 [n] of arrays [n, *shape] of the dtype, and which were new, bool [n]."""
+        keys = self._keys_of(arrays)
+        ids, is_new = np.empty(len(keys), np.int64), np.empty(len(keys), np.bool_)
+        done = kernels.intern_keys(self.table, keys, 0, ids, is_new)
+        while done < len(keys):
+            self._grow()
+            done = kernels.intern_keys(self.table, keys, done, ids, is_new)
+        return ids, is_new
 
     def find(self, array):
         """Id of an array, or -1. Raises ValueError for another shape or dtype."""
@@ -110,6 +124,15 @@ class Interner:
             )
         self._key_bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return self._key
+
+    def _keys_of(self, arrays):
+        flat = np.ascontiguousarray(arrays).reshape(len(arrays), int(np.prod(self.shape)))
+        flat = flat.view(np.uint8)
+        if self._num_bytes % 8 == 0:  # writeable, so that there is one compiled kernel
+            return np.require(flat.view(np.uint64), requirements=["ALIGNED", "WRITEABLE"])
+        keys = np.zeros((len(arrays), len(self._key)), np.uint64)
+        keys.view(np.uint8)[:, : self._num_bytes] = flat
+        return keys
 
     def _grow(self):
         old = self.table

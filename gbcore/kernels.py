@@ -58,11 +58,12 @@ def mix(h):
 
 @njit(cache=True, nogil=True)
 def hash_words(key):
-    """64-bit hash of a key uint64 [W]."""
-    h = np.uint64(0x9E3779B97F4A7C15)
+    """64-bit hash of a key uint64 [W]: a sum over words and places, in vector instructions."""
+    h = np.uint64(0)
     for i in range(key.shape[0]):
-        h = (h ^ key[i]) * np.uint64(0xFF51AFD7ED558CCD)
-        h = h ^ (h >> np.uint64(32))
+        word = key[i] ^ (np.uint64(i + 1) * SEED_STEP)
+        word = (word ^ (word >> np.uint64(32))) * np.uint64(0xFF51AFD7ED558CCD)
+        h += word ^ (word >> np.uint64(29))
     return mix(h)
 
 
@@ -76,12 +77,10 @@ def find_key(table, key, h):
         if i == EMPTY:
             return np.int64(EMPTY)
         if table.hashes[i] == h:
-            same = True
+            difference = np.uint64(0)  # all words: vector instructions, and hardly ever in vain
             for w in range(key.shape[0]):
-                if table.rows[i, w] != key[w]:
-                    same = False
-                    break
-            if same:
+                difference |= table.rows[i, w] ^ key[w]
+            if difference == 0:
                 return i
         slot = (slot + 1) & mask
 
@@ -136,6 +135,21 @@ def intern_key(table, key):
     table.rows[i] = key
     place_id(table.slots, h, i)
     return i
+
+
+@njit(cache=True, nogil=True)
+def intern_keys(table, keys, first, ids, is_new):
+    """`intern_key` for uint64 [n, W] from row `first` on, into ids int64 [n] and is_new bool [n].
+
+    Returns the first row that finds no room, or n.
+    """
+    for k in range(first, keys.shape[0]):
+        size = table.totals[TABLE_SIZE]
+        ids[k] = intern_key(table, keys[k])
+        if ids[k] == EMPTY:
+            return k
+        is_new[k] = table.totals[TABLE_SIZE] > size
+    return keys.shape[0]
 
 
 @njit(cache=True, nogil=True)
@@ -343,6 +357,15 @@ def add_transition(graph, node, action, reward, next_node, terminated):
 
 
 @njit(cache=True, nogil=True)
+def add_transitions(graph, first, node, action, reward, next_node, terminated):
+    """`add_transition` for arrays [n] from row `first` on. Returns the first without room, or n."""
+    for i in range(first, node.shape[0]):
+        if add_transition(graph, node[i], action[i], reward[i], next_node[i], terminated[i]):
+            return i
+    return node.shape[0]
+
+
+@njit(cache=True, nogil=True)
 def rebuild_edge_slots(graph, num_ids):
     """Fill empty edge slots with every edge."""
     for node in range(num_ids):
@@ -421,6 +444,49 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
             freed[num_freed] = i
             num_freed += 1
     return num_freed
+
+
+@njit(cache=True, nogil=True)
+def find_bad_transition(graph, num_ids, node, action, reward, next_node):
+    """First row of arrays [n] with an id of no node, no action, or a reward not finite; or n."""
+    for i in range(node.shape[0]):
+        for j in (node[i], next_node[i]):
+            if j < 0 or j >= num_ids or graph.in_degree[j] == FREED:
+                return i
+        if not 0 <= action[i] < graph.pair_count.shape[1] or not np.isfinite(reward[i]):
+            return i
+    return node.shape[0]
+
+
+@njit(cache=True, nogil=True)
+def find_absent_transition(graph, node, action, reward, next_node, terminated):
+    """First row of arrays [n] that is not there once the rows before it are removed; or n."""
+    edges = np.empty(node.shape[0], np.int64)
+    for i in range(node.shape[0]):
+        slot = find_edge(graph, node[i], action[i], reward[i], next_node[i], terminated[i])
+        edges[i] = EMPTY
+        if slot != EMPTY:
+            edges[i] = graph.block_start[node[i]] + (graph.edge_slots[slot] & 0xFFFFFFFF)
+            graph.edge_count[edges[i]] -= 1
+    absent = node.shape[0]
+    for i in range(node.shape[0] - 1, -1, -1):  # put back what the first loop took
+        if edges[i] != EMPTY:
+            graph.edge_count[edges[i]] += 1
+        if edges[i] == EMPTY or graph.edge_count[edges[i]] < 1:
+            absent = i
+    return absent
+
+
+@njit(cache=True, nogil=True)
+def remove_transitions(graph, table, node, action, reward, next_node, terminated):
+    """`remove_transition` for arrays [n] of transitions that are there. Returns the freed ids."""
+    freed = np.empty(2 * node.shape[0] + 1, np.int64)
+    size = 0
+    for i in range(node.shape[0]):
+        size += remove_transition(
+            graph, table, node[i], action[i], reward[i], next_node[i], terminated[i], freed[size:]
+        )
+    return freed[:size]
 
 
 @njit(cache=True, nogil=True)

@@ -18,23 +18,25 @@ class NaiveGraph:
             tuple(obs_shape),
             np.dtype(obs_dtype),
         )
-        self.id_of = {}  # observation bytes -> state
-        self.observation = {}  # state -> observation
+        self.id_of = {}  # bytes of the observation, or of the key -> state
+        self.observation, self.key = {}, {}  # of each state
         self.out = {}
         self._uses = Counter()  # state -> distinct edges that lead to it
         self._next_id = 0
 
-    def node(self, obs):
-        key = np.ascontiguousarray(obs).tobytes()
-        if key not in self.id_of:
-            self.id_of[key] = self._next_id
+    def node(self, obs, key=None):
+        """With a key, states are told apart by it, and keep the observation they came with."""
+        name = np.ascontiguousarray(obs if key is None else key).tobytes()
+        if name not in self.id_of:
+            self.id_of[name] = self._next_id
             self.observation[self._next_id] = np.array(obs)
+            self.key[self._next_id] = None if key is None else np.array(key)
             self.out[self._next_id] = {}
             self._next_id += 1
-        return self.id_of[key]
+        return self.id_of[name]
 
-    def find(self, obs):
-        return self.id_of.get(np.ascontiguousarray(obs).tobytes(), -1)
+    def find(self, obs, key=None):
+        return self.id_of.get(np.ascontiguousarray(obs if key is None else key).tobytes(), -1)
 
     def add(self, node, action, reward, next_node, terminated):
         edge = (action, float(reward), bool(terminated), next_node)
@@ -54,7 +56,8 @@ class NaiveGraph:
         freed = [s for s in sorted({node, next_node}) if not self.out[s] and not self._uses[s]]
         for s in freed:
             del self.out[s], self._uses[s]
-            del self.id_of[self.observation.pop(s).tobytes()]
+            obs, key = self.observation.pop(s), self.key.pop(s)
+            del self.id_of[(obs if key is None else key).tobytes()]
         return freed
 
     @property

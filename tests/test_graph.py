@@ -14,7 +14,7 @@ from conftest import JIT, raises_naming, scaled
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from naive import NaiveGraph
+from naive import NaiveGraph, Oracle, Scalars
 
 from gbcore import TransitionGraph, prune, q_targets, trajectory_subgraphs
 from gbcore.targets import pad, padded_sizes
@@ -31,16 +31,35 @@ class Twins:
 
     def ids(self, state):
         """The ids of a naive state in both graphs."""
-        return self.graph.find(self.naive.observation[state]), state
+        return self.graph.find(self.naive.observation[state], self.naive.key[state]), state
 
-    def node(self, obs):
-        before = self.naive.find(obs) >= 0
-        got, state = self.graph.node(obs), self.naive.node(obs)
+    def node(self, obs, key=None):
+        before = self.naive.find(obs, key) >= 0
+        got, state = self.graph.node(obs, key), self.naive.node(obs, key)
         assert isinstance(got, int | np.integer)
-        assert (self.graph.find(obs), self.naive.find(obs)) == (got, state)
+        assert (self.graph.find(obs, key), self.naive.find(obs, key)) == (got, state)
         if before:
-            assert self.graph.node(obs) == got
+            assert self.graph.node(obs, key) == got
         return state
+
+    def nodes(self, obs, keys=None):
+        """Many observations at once, like one after the other."""
+        got = self.graph.nodes(np.array(obs), None if keys is None else np.array(keys))
+        states = [
+            self.naive.node(*each) for each in zip(obs, keys or [None] * len(obs), strict=True)
+        ]
+        assert got.tolist() == [self.ids(state)[0] for state in states]
+        return states
+
+    def change_all(self, method, transitions):
+        """`add` or `remove` many transitions at once."""
+        s, action, reward, s2, done = zip(*transitions, strict=True)
+        s, s2 = (np.array([self.ids(state)[0] for state in column]) for column in (s, s2))
+        columns = s, np.array(action), np.array(reward), s2, np.array(done)
+        freed = getattr(self.graph, method)(*columns)
+        expected = [getattr(self.naive, method)(*transition) for transition in transitions]
+        if method == "remove":
+            assert len(freed) == sum(map(len, expected))
 
     def add(self, s, action, reward, s2, done):
         self.graph.add(self.ids(s)[0], action, reward, self.ids(s2)[0], done)
@@ -65,7 +84,7 @@ class Twins:
         assert observations.dtype == naive.obs_dtype
         assert observations.shape[1:] == naive.obs_shape
         for state, obs in naive.observation.items():
-            node = graph.find(obs)
+            node = self.ids(state)[0]
             assert node >= 0
             assert observations[node].tobytes() == obs.tobytes()
             state_of[node] = state
@@ -97,18 +116,22 @@ class GraphMachine(RuleBasedStateMachine):
     def obs(self, k):
         return np.array([k, 7 * k % 5], np.uint8)
 
+    def keyed(self, k):
+        """The observation, and its key where there are keys."""
+        return (self.obs(k),)
+
     @initialize()
     def start(self):
         self.twins = self.make()
         self.freed = []  # ids that were freed and not given out since
 
     def live_freed(self):
-        current = {self.twins.graph.find(o) for o in self.twins.naive.observation.values()}
+        current = {self.twins.ids(state)[0] for state in self.twins.naive.out}
         return [i for i in self.freed if i not in current]
 
     @rule(k=st.integers(0, 9))
     def node(self, k):
-        self.twins.node(self.obs(k))
+        self.twins.node(*self.keyed(k))
 
     @rule(
         k=st.integers(0, 9),
@@ -119,9 +142,30 @@ class GraphMachine(RuleBasedStateMachine):
         times=st.integers(1, 3),
     )
     def add(self, k, action, reward, k2, done, times):
-        s, s2 = self.twins.node(self.obs(k)), self.twins.node(self.obs(k2))
+        s, s2 = self.twins.node(*self.keyed(k)), self.twins.node(*self.keyed(k2))
         for _ in range(times):
             self.twins.add(s, action, reward, s2, done)
+
+    @rule(ks=st.lists(st.integers(0, 9), min_size=1, max_size=8), done=st.booleans())
+    def add_many(self, ks, done):
+        states = self.twins.nodes(*map(list, zip(*map(self.keyed, ks), strict=True)))
+        rows = zip(states, ks, [s / 3 for s in ks], states[::-1], [done] * len(ks), strict=True)
+        self.twins.change_all("add", [(s, k % 3, r, s2, d) for s, k, r, s2, d in rows])
+
+    @precondition(lambda self: self.twins.naive.num_edges > 0)
+    @rule(which=st.lists(st.integers(0, 10_000), min_size=1, max_size=8))
+    def remove_many(self, which):
+        """Each edge as often as it is there, at most; then the ids that went are freed."""
+        edges, left, taken = rows(self.twins.naive.edges()), {}, []
+        for i in which:
+            s, action, reward, done, s2, count = edges[i % len(edges)]
+            edge = s, action, reward, s2, done
+            left[edge] = left.get(edge, count) - 1
+            if left[edge] >= 0:
+                taken.append(edge)
+        before = {self.twins.ids(state)[0] for state in self.twins.naive.out}
+        self.twins.change_all("remove", taken)
+        self.freed += before - {self.twins.ids(state)[0] for state in self.twins.naive.out}
 
     @precondition(lambda self: self.twins.naive.num_edges > 0)
     @rule(which=st.integers(0, 10_000), all_of_it=st.booleans())
@@ -131,7 +175,7 @@ class GraphMachine(RuleBasedStateMachine):
         ids = {self.twins.ids(state)[0] for state in (s, s2)}
         for _ in range(count if all_of_it else 1):
             self.twins.remove(s, action, reward, s2, done)
-        living = {self.twins.graph.find(o) for o in self.twins.naive.observation.values()}
+        living = {self.twins.ids(state)[0] for state in self.twins.naive.out}
         self.freed += sorted(ids - living)
 
     @precondition(lambda self: self.twins.naive.num_edges > 0)
@@ -168,8 +212,8 @@ class GraphMachine(RuleBasedStateMachine):
 
     @rule(k=st.integers(0, 12))
     def find(self, k):
-        obs = self.obs(k)
-        found, state = self.twins.graph.find(obs), self.twins.naive.find(obs)
+        keyed = self.keyed(k)
+        found, state = self.twins.graph.find(*keyed), self.twins.naive.find(*keyed)
         assert (found == -1) == (state == -1)
 
     @invariant()
@@ -204,7 +248,7 @@ class Saving:
     @rule()
     def restore_into_another_graph(self):
         other = self.make().graph
-        other.add(other.node(self.obs(1)), 0, 0.0, other.node(self.obs(8)), False)
+        other.add(other.node(*self.keyed(1)), 0, 0.0, other.node(*self.keyed(8)), False)
         other.restore(self.twins.graph.state())
         self.twins.graph = other
 
@@ -217,6 +261,27 @@ class SavedFrameStackMachine(Saving, FrameStackMachine):
     pass
 
 
+class KeyMachine(Saving, GraphMachine):
+    """Of 10 observations 4 are met under two keys each, and 3 keys have two observations each."""
+
+    def make(self):
+        return Twins(3, (2,), key_shape=(3,), key_dtype=np.int16)
+
+    def obs(self, k):
+        return super().obs(k % 6)
+
+    def keyed(self, k):
+        return self.obs(k), np.array([k % 7, 300, -1], np.int16)
+
+
+class KeyFrameStackMachine(KeyMachine, FrameStackMachine):
+    def make(self):
+        return Twins(3, (4, 3, 3), frame_stack=True, key_shape=(3,), key_dtype=np.int16)
+
+    def obs(self, k):
+        return FrameStackMachine.obs(self, k % 6)
+
+
 def reloaded(graph):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.npz"
@@ -224,7 +289,10 @@ def reloaded(graph):
         return TransitionGraph.load(path)
 
 
-for machine in (GraphMachine, FrameStackMachine, SavedMachine, SavedFrameStackMachine):
+for machine in (
+    GraphMachine, FrameStackMachine, SavedMachine, SavedFrameStackMachine, KeyMachine,
+    KeyFrameStackMachine,
+):  # fmt: skip
     machine.TestCase.settings = settings(
         max_examples=scaled(60, 12), stateful_step_count=scaled(40, 25)
     )
@@ -232,6 +300,8 @@ TestGraphMachine = GraphMachine.TestCase
 TestFrameStackMachine = FrameStackMachine.TestCase
 TestSavedMachine = SavedMachine.TestCase
 TestSavedFrameStackMachine = SavedFrameStackMachine.TestCase
+TestKeyMachine = KeyMachine.TestCase
+TestKeyFrameStackMachine = KeyFrameStackMachine.TestCase
 
 
 # --- larger, and longer ---
@@ -313,11 +383,13 @@ def test_nothing_is_stale_in_a_replay_that_forgets(options, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("frame_stack", [False, True])
-def test_memory_is_bounded_by_the_replay(frame_stack):
+@pytest.mark.parametrize("keyed", [False, True])
+def test_memory_is_bounded_by_the_replay(frame_stack, keyed):
     """A ring of 200 transitions that are almost all new: nothing accumulates."""
     rng = np.random.default_rng(0)
     shape = (4, 2, 2) if frame_stack else (8,)
-    graph = TransitionGraph(3, obs_shape=shape, frame_stack=frame_stack)
+    key_shape = (6,) if keyed else None
+    graph = TransitionGraph(3, obs_shape=shape, frame_stack=frame_stack, key_shape=key_shape)
     ring, capacity, sizes, ids = deque(), 200, [], set()
 
     def fresh(obs):
@@ -328,7 +400,9 @@ def test_memory_is_bounded_by_the_replay(frame_stack):
     obs = fresh(np.zeros(shape, np.uint8))
     for step in range(scaled(20_000, 3_000)):
         next_obs = obs if rng.random() < 0.1 else fresh(obs)
-        node, next_node = graph.node(obs), graph.node(next_obs)
+        node, next_node = (
+            graph.node(o, o.reshape(-1)[-6:] if keyed else None) for o in (obs, next_obs)
+        )
         ids.update((node, next_node))
         row = (node, int(rng.integers(3)), float(rng.integers(2)), next_node, bool(step % 50 == 0))
         graph.add(*row)
@@ -492,6 +566,174 @@ def test_frames_are_stored_once():
     assert graph.check_valid() == []
 
 
+# --- keys ---
+
+
+def test_a_coarser_key_merges_states_that_keep_their_first_observation():
+    graph = TransitionGraph(1, obs_shape=(2,), obs_dtype=np.float32, **KEYED)
+    key = np.zeros(2, np.int16)
+    first, later = np.array([0.25, np.nan], np.float32), np.array([0.5, -0.0], np.float32)
+    node = graph.node(first, key)
+    assert graph.node(later, key) == node == graph.find(later, key)
+    np.testing.assert_array_equal(graph.observations[node], first)
+    with pytest.raises(ValueError, match="read-only"):
+        graph.observations[node] = 9
+    other = graph.node(later, key + np.int16(1))  # a finer key: the same observation twice
+    assert graph.node(later, key + np.int16(2)) not in (node, other)
+    np.testing.assert_array_equal(graph.observations_of(np.array([[node, other]]))[0, 1], later)
+    graph.add(node, 0, 0.0, node, False)
+    assert graph.remove(node, 0, 0.0, node, False) == [node]
+    assert graph.find(first, key) == -1
+    assert graph.node(later, key) == node  # the id is given out again, and the state is new
+    np.testing.assert_array_equal(graph.observations[node], later)
+    with raises_naming(99, KeyError):
+        graph.observations_of(np.array([99]))
+    assert graph.check_valid() == []
+
+
+def test_equality_is_that_of_bytes():
+    """NaN is equal to itself where its bytes are, and -0.0 is not 0.0: in observations and keys."""
+    for options in ({}, {"key_shape": (1,), "key_dtype": np.float64}):
+        graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.float64, **options)
+        nodes = [
+            graph.node(value, value if options else None)
+            for value in np.array([[np.nan], [0.0], [-0.0], [np.nan]])
+        ]
+        assert nodes == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("frame_stack", [False, True])
+def test_rejects_keys(frame_stack):
+    plain = TransitionGraph(1, obs_shape=(4, 1, 1), frame_stack=frame_stack)
+    graph = TransitionGraph(1, obs_shape=(4, 1, 1), frame_stack=frame_stack, **KEYED)
+    obs, key = np.zeros((4, 1, 1), np.uint8), np.zeros(2, np.int16)
+    for call, many in (("node", False), ("find", False), ("nodes", True)):
+        observations, keys = (obs[None], key[None]) if many else (obs, key)
+        with raises_naming("Require no key", ValueError):
+            getattr(plain, call)(observations, keys)
+        with raises_naming("Require a key of shape (2,)", ValueError):
+            getattr(graph, call)(observations)
+        for bad, named in (
+            (keys[..., :1], str(keys[..., :1].shape)), (keys.astype(np.int64), "int64"),
+            ("word", "<U4"), (3, "()"), (keys.tolist(), "int64"),
+        ):  # fmt: skip
+            with raises_naming(named, ValueError):
+                getattr(graph, call)(observations, bad)
+        for bad in (observations[..., 0], observations.astype(np.int16)):
+            with raises_naming("observations", ValueError):
+                getattr(graph, call)(bad, keys)
+    for observations, keys in ((obs, key), (obs[None], key), (obs, key[None])):
+        with raises_naming("Require", ValueError):
+            graph.nodes(observations, keys)
+    with raises_naming("got 2 of 1", ValueError):
+        graph.nodes(obs[None], np.stack([key, key]))
+    for bad in ({"key_shape": (0,)}, {"key_shape": (1,), "key_dtype": object}):
+        with raises_naming("Require arrays of fixed size", ValueError):
+            TransitionGraph(1, obs_shape=(4,), **bad)
+    for each in (plain, graph):
+        assert (each.num_nodes, each.check_valid()) == (0, [])
+        assert not frame_stack or each.num_frames == 0
+
+
+@pytest.mark.parametrize("rule", ["greedy", "double", "behaviour"])
+def test_targets_of_a_graph_with_keys_are_those_of_the_oracle(rule):
+    """After removals: the key is coarser in one number of the observation, finer by the action."""
+    rng, ring = np.random.default_rng(0), deque()
+    twins = Twins(3, (2,), np.int64, **KEYED)
+    s = twins.node(np.array([0, 0]), np.zeros(2, np.int16))
+    for _ in range(scaled(600, 200)):
+        action, obs = int(rng.integers(3)), rng.integers(0, 5, 2)
+        s2 = twins.node(obs, np.array([obs[0], action], np.int16))
+        ring.append((s, action, float(rng.integers(3)), s2, bool(rng.random() < 0.1)))
+        twins.add(*ring[-1])
+        if len(ring) > 60:
+            twins.remove(*ring.popleft())
+        s = s2
+    twins.check()
+    values = rng.normal(size=(2, twins.naive._next_id, 3))
+    oracle = Oracle(twins.naive, Scalars(values[0], 0.9), rule, values[1])
+    state_of = {twins.ids(state)[0]: state for state in twins.naive.out}
+    pairs = [t[:2] for t in ring] + [(state, 0) for state in twins.naive.out]
+    nodes, actions = zip(*((twins.ids(s)[0], a) for s, a in pairs), strict=True)
+    sub = twins.graph.expand(nodes, actions, depth=4)
+    leaves = values[:, [state_of[i] for i in sub.nodes.tolist()]]
+    got = q_targets(sub, leaves[0], 0.9, rule, leaves[1])
+    np.testing.assert_allclose(got, [oracle.target(*pair, 4) for pair in pairs], atol=1e-9)
+
+
+# --- many at once ---
+
+
+@pytest.mark.parametrize("kind", ["plain", "frames", "keys", "keys and frames"])
+def test_many_at_once_are_like_one_after_the_other(kind):
+    """Bit for bit, ids and free lists included, through every doubling from the smallest room."""
+    options = {"frame_stack": "frames" in kind} | (KEYED if "keys" in kind else {})
+    many, single = (TransitionGraph(3, (4, 1, 2), capacity=16, **options) for _ in range(2))
+    watched, rng, rows = (many.watch(), single.watch()), np.random.default_rng(0), []
+    for step in range(scaled(150, 60)):
+        n = int(rng.integers(0, 40))
+        obs = rng.integers(0, 2 + step % 2 * 200, (n, 4, 1, 2), np.uint8)[:, ::-1]
+        keys = rng.integers(0, 20, (n, 2)).astype(np.int16) if "keys" in kind else None
+        ids = many.nodes(obs, keys)
+        assert ids.dtype == np.int64
+        alone = [single.node(obs[i], None if keys is None else keys[i]) for i in range(n)]
+        assert ids.tolist() == alone
+        new = ids, rng.integers(0, 3, n), rng.integers(0, 3, n) / 7, ids[::-1], rng.random(n) < 0.2
+        many.add(*new)
+        for row in zip(*new, strict=True):
+            single.add(*row)
+            rows.append(row)
+        while len(rows) > 100:
+            k = int(rng.integers(1, 30))
+            oldest, rows = rows[:k], rows[k:]
+            freed = many.remove(*(np.array(column) for column in zip(*oldest, strict=True)))
+            assert freed == [i for row in oldest for i in single.remove(*row)]
+        np.testing.assert_equal(many.state(), single.state())
+        assert watched[0] == watched[1]
+    assert many.check_valid() == []
+
+
+@pytest.mark.parametrize("frame_stack", [False, True])
+def test_room_that_runs_out_at_any_row_is_made(frame_stack):
+    """Room doubles from 16: for nodes, frames, edge slots and edges, wherever in the array."""
+    for first in range(0, 40, 3):
+        graph = TransitionGraph(1, (2, 4), capacity=16, frame_stack=frame_stack)
+        obs = np.arange(300 * 8, dtype=np.uint64).view(np.uint8)[: 300 * 8].reshape(300, 2, 4)
+        obs[:, 0, :2] = np.arange(300, dtype=np.uint16).view(np.uint8).reshape(300, 2)
+        one, rest = graph.nodes(obs[:first]), graph.nodes(obs[first:])
+        assert np.append(one, rest).tolist() == list(range(300))
+        np.testing.assert_array_equal(graph.observations, obs)
+        zeros = np.zeros(300, np.int64)
+        for part in (slice(0, first), slice(first, 300)):
+            ids = np.arange(300)[part]
+            graph.add(ids, zeros[part], ids / 7, np.arange(300)[::-1][part], zeros[part])
+        assert graph.check_valid() == []
+        assert graph.num_edges == 300
+
+
+def test_rows_that_are_wrong_are_named_and_nothing_changes(small):
+    graph, a, b = small
+    good = np.array([a, a]), np.array([1, 1]), np.array([0.5, 0.5]), np.array([b, b]), [0, 0]
+    for place, bad, named in (
+        (0, [a, 2], "Row 1: Require the id of a node, got 2"),
+        (3, [-1, b], "Row 0: Require the id of a node, got -1"),
+        (1, [1, 7], "Row 1: Require 0 <= action < 2, got 7"),
+        (2, [0.5, np.nan], "Row 1: Require a finite reward, got nan"),
+        (4, [0, 2], "Row 1: Require terminated to be True or False, got 2"),
+        (2, [0.5], "Require reward of shape (2,), got (1,)"),
+        (0, [0.0, 0.0], "Require integers for node"),
+    ):
+        columns = list(good)
+        columns[place] = np.array(bad)
+        for method in (graph.add, graph.remove):
+            with raises_naming(named):
+                method(*columns)
+    with raises_naming("Row 1: Require a transition of the graph, got (node 0", KeyError):
+        graph.remove(*good)  # it is there once
+    with raises_naming("Require observations of shape (n, 3)", ValueError):
+        graph.nodes(np.zeros(3, np.uint8))
+
+
 # --- ids ---
 
 
@@ -622,19 +864,28 @@ def test_colliding_hashes(monkeypatch, kind, frame_stack):
 # --- saving ---
 
 
-def busy_graph(frame_stack=False, steps=400):
+KEYED = {"key_shape": (2,), "key_dtype": np.int16}
+
+
+def busy_graph(steps=400, **options):
     """A graph that has seen removals and reuse, and the operations that made it."""
     rng = np.random.default_rng(1)
-    graph = TransitionGraph(3, obs_shape=(4, 1, 1), obs_dtype=np.uint8, frame_stack=frame_stack)
+    graph = TransitionGraph(3, obs_shape=(4, 1, 1), obs_dtype=np.uint8, **options)
     drive(graph, rng, deque(), steps)
     return graph
 
 
 def drive(graph, rng, ring, steps):
     """Random transitions through a ring of 60. Returns every id that was given out or freed."""
+
+    def met():
+        obs = rng.integers(0, 4, (4, 1, 1), np.uint8)
+        key = None if graph.key_shape is None else rng.integers(0, 9, 2).astype(np.int16)
+        return graph.node(obs, key)
+
     trace = []
     for _ in range(steps):
-        node, next_node = (graph.node(rng.integers(0, 4, (4, 1, 1), np.uint8)) for _ in range(2))
+        node, next_node = met(), met()
         row = (node, int(rng.integers(3)), float(rng.integers(3)), next_node, bool(rng.integers(2)))
         graph.add(*row)
         ring.append(row)
@@ -645,8 +896,10 @@ def drive(graph, rng, ring, steps):
 
 
 @pytest.mark.parametrize("frame_stack", [False, True])
-def test_a_loaded_graph_is_the_same_and_goes_on_the_same(tmp_path, frame_stack):
-    graph = TransitionGraph(3, obs_shape=(4, 1, 1), obs_dtype=np.uint8, frame_stack=frame_stack)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_loaded_graph_is_the_same_and_goes_on_the_same(tmp_path, frame_stack, keyed):
+    options = {"frame_stack": frame_stack} | (KEYED if keyed else {})
+    graph = TransitionGraph(3, obs_shape=(4, 1, 1), obs_dtype=np.uint8, **options)
     rng, ring = np.random.default_rng(1), deque()
     drive(graph, rng, ring, scaled(400, 200))
     path = tmp_path / "graph.npz"
@@ -658,7 +911,7 @@ def test_a_loaded_graph_is_the_same_and_goes_on_the_same(tmp_path, frame_stack):
     assert rows(loaded.edges()) == rows(graph.edges())
     for i in set(graph.edges()["source"].tolist() + graph.edges()["next"].tolist()):
         np.testing.assert_array_equal(loaded.observations[i], graph.observations[i])
-        assert loaded.find(graph.observations[i]) == i
+        assert keyed or loaded.find(graph.observations[i]) == i
     for name in ("num_nodes", "num_edges", "num_transitions", "novel_state_ratio"):
         assert getattr(loaded, name) == getattr(graph, name)
     if frame_stack:
@@ -679,12 +932,13 @@ def test_a_loaded_graph_is_the_same_and_goes_on_the_same(tmp_path, frame_stack):
 
 def test_an_empty_graph_can_be_saved(tmp_path):
     path = tmp_path / "graph.npz"
-    for options in ({}, {"frame_stack": True}):
+    for options in ({}, {"frame_stack": True}, {"key_shape": (3,)}):
         graph = TransitionGraph(2, obs_shape=(4, 1, 1), obs_dtype=np.uint8, **options)
         graph.save(path)
         loaded = TransitionGraph.load(path)
         assert loaded.num_nodes == 0
-        assert loaded.node(np.zeros((4, 1, 1), np.uint8)) == 0
+        key = np.zeros(3, np.uint8) if "key_shape" in options else None
+        assert loaded.node(np.zeros((4, 1, 1), np.uint8), key) == 0
         assert loaded.check_valid() == []
 
 
@@ -805,9 +1059,12 @@ def test_check_valid_reports_corrupt_frames():
         lambda graph: graph._frame_uses.__setitem__(0, graph._frame_uses[0] + 1),
         lambda graph: graph._frames.table.rows.__setitem__((0, 0), 201),
         lambda graph: graph._keys.table.rows.__setitem__((0, 0), BIG),
+        lambda graph: graph._contents.__setitem__((0, 0), BIG),
     ):
-        graph = TransitionGraph(1, obs_shape=(2, 1, 1), obs_dtype=np.uint8, frame_stack=True)
-        node = graph.node(np.array([5, 6], np.uint8).reshape(2, 1, 1))
+        key_shape = (1,) if "_contents" in corrupt.__code__.co_names else None
+        graph = TransitionGraph(1, (2, 1, 1), frame_stack=True, key_shape=key_shape)
+        key = np.ones(1, np.uint8) if key_shape else None
+        node = graph.node(np.array([5, 6], np.uint8).reshape(2, 1, 1), key)
         graph.add(node, 0, 0.0, node, False)
         assert graph.check_valid() == []
         corrupt(graph)
@@ -1006,6 +1263,9 @@ DAMAGE = {
     "frames_links": (-1, 0, -3, BIG),
     "frames_totals": (-1, 0, BIG),
     "frame_uses": (-1, BIG),
+    "contents": (-1, BIG),
+    "key_shape": (0, 7, -1),
+    "key_dtype": ("|O", "<U9", "nonsense"),
 }
 
 
@@ -1013,13 +1273,12 @@ DAMAGE = {
 def test_load_refuses_damaged_arrays(name, tmp_path):
     """Every array in turn: a wrong element, too short, of another dtype, missing."""
     path = tmp_path / "graph.npz"
-    graph = busy_graph(frame_stack=True, steps=200)
+    graph = busy_graph(frame_stack=True, steps=200, **KEYED)
     graph.save(path)
     whole = dict(np.load(path))
     node = graph.edges()["source"][0]
-    index = {"keys_links": node, "block_start": node, "block_log2": node, "degree": node}.get(
-        name, node if name in ("in_degree", "pair_count") else 0
-    )
+    of_nodes = ("keys_links", "block_start", "block_log2", "degree", "in_degree", "pair_count")
+    index = node if name in (*of_nodes, "contents") else 0
     if name.startswith("edge_"):
         index = whole["block_start"][node]
     variants = [{k: v for k, v in whole.items() if k != name}]
@@ -1031,23 +1290,23 @@ def test_load_refuses_damaged_arrays(name, tmp_path):
         else:
             array = np.array(value) if array.dtype.kind == "U" else array.dtype.type(value)
         variants.append(whole | {name: array})
-    if whole[name].ndim and name != "obs_shape":
+    if whole[name].ndim and name not in ("obs_shape", "key_shape"):
         variants += [whole | {name: whole[name][:-1]}, whole | {name: whole[name][:0]}]
     if whole[name].dtype.kind in "iu" and whole[name].ndim:
         variants.append(whole | {name: whole[name].astype(np.int16)})
     if name == "frame_uses":  # without it, the file is of a graph without frames
         variants = variants[1:]
-    if name != "format_version":
-        variants.append(whole | {name: 7})  # no array
-    other = TransitionGraph(3, (4, 1, 1), frame_stack=True)
-    node = other.node(np.zeros((4, 1, 1), np.uint8))
+    variants.append(whole | {name: 7})  # no array
+    other = TransitionGraph(3, (4, 1, 1), frame_stack=True, **KEYED)
+    keyed = np.zeros((4, 1, 1), np.uint8), np.zeros(2, np.int16)
+    node = other.node(*keyed)
     for variant in variants:
         np.savez(path, **variant)
         with raises_naming("graph.npz", ValueError):
             TransitionGraph.load(path)
         with pytest.raises((ValueError, KeyError)):
             other.restore(variant)
-    assert (other.num_nodes, other.find(np.zeros((4, 1, 1), np.uint8))) == (1, node)
+    assert (other.num_nodes, other.find(*keyed)) == (1, node)
     assert other.check_valid() == []
 
 
@@ -1056,6 +1315,7 @@ def test_a_graph_is_restored_into_one_of_its_kind_alone():
     for kind, named in (
         ((2, (4, 1, 1)), "num_actions"), ((3, (2, 2, 1)), "obs_shape"),
         ((3, (4, 1, 1), np.int8), "obs_dtype"), ((3, (4, 1, 1), np.uint8, True), "frame_stack"),
+        ((3, (4, 1, 1), np.uint8, False, 16, (4, 1, 1)), "key_shape"),
     ):  # fmt: skip
         with raises_naming(named, ValueError):
             TransitionGraph(*kind).restore(state)
