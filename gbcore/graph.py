@@ -174,7 +174,7 @@ class TransitionGraph:
         num_nodes = len(self._keys)
         node = int(self._keys.add(key))  # without JIT it is a NumPy integer
         if len(self._keys) > num_nodes:
-            self._enter(np.array([node]), obs[None], key[None])
+            self._enter(np.array([node]), obs[None], slice(None))
         return node
 
     def nodes(self, obs, keys=None):
@@ -191,21 +191,21 @@ class TransitionGraph:
             keys = self._frame_ids(obs)
         nodes, is_new = self._keys.add_all(keys)
         if is_new.any():
-            self._enter(nodes[is_new], obs[is_new], keys[is_new])
+            self._enter(nodes[is_new], obs, is_new)
         return nodes
 
-    def _enter(self, nodes, obs, keys):
-        """Give ids that were just given out, int64 [n], what belongs to a node."""
+    def _enter(self, nodes, obs, is_new):
+        """Give ids that were just given out, to obs[is_new], what belongs to a node."""
         if self._keys.capacity > len(self._arrays.degree):
             self._grow_nodes()
         self._arrays.in_degree[nodes] = 0
         if self._contents is not None:
-            keys = obs if self._frames is None else self._frame_ids(obs)
-            self._contents[nodes] = keys
+            obs = obs[is_new]
+            self._contents[nodes] = obs if self._frames is None else self._frame_ids(obs)
         if self._frames is not None:
             if self._frames.capacity > len(self._frame_uses):
                 self._frame_uses = _enlarged(self._frame_uses, self._frames.capacity, 0)
-            np.add.at(self._frame_uses, keys, 1)
+            np.add.at(self._frame_uses, self._contents_of(nodes), 1)
 
     def _frame_ids(self, obs):
         ids, _ = self._frames.add_all(obs.reshape(-1, *self.obs_shape[1:]))
@@ -363,9 +363,9 @@ class TransitionGraph:
                 raise KeyError(_absent(node, action, reward, next_node, terminated))
             freed = self._freed[:num_freed].tolist()
             self._tell([transition[0]], [transition[3]])
-        if self._frames is not None:
-            for i in freed:
-                self._release_frames(i)
+        if self._frames is not None and freed:
+            frames = self._contents_of(np.array(freed)).reshape(-1)
+            kernels.release_keys(self._frames.table, self._frame_uses, frames)
         return freed
 
     def watch(self):
@@ -412,12 +412,6 @@ class TransitionGraph:
             except (KeyError, ValueError) as error:
                 raise type(error)(f"Row {row}: {error.args[0]}") from None
         return checked
-
-    def _release_frames(self, node):
-        for frame in self._contents_of(np.array([node]))[0]:
-            self._frame_uses[frame] -= 1
-            if self._frame_uses[frame] == 0:
-                self._frames.free(frame)
 
     def edges(self):
         """All distinct transitions: a dict of arrays [num_edges].

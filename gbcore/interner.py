@@ -105,12 +105,6 @@ class Interner:
         """Id of an array, or -1. Raises ValueError for another shape or dtype."""
         return kernels.lookup_key(self.table, self._key_of(array))
 
-    def free(self, i):
-        """Forget an id; a later array may get it."""
-        if not 0 <= i < self.num_ids or self.table.links[i] != kernels.LIVE:
-            raise KeyError(f"Require an id in use, got {i}")
-        kernels.free_key(self.table, i)
-
     def _decoded(self, rows):
         rows = rows.view(np.uint8)[:, : self._num_bytes]
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)

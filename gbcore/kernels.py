@@ -184,6 +184,15 @@ def free_key(table, i):
     table.totals[TABLE_SIZE] -= 1
 
 
+@njit(cache=True, nogil=True)
+def release_keys(table, uses, ids):
+    """Count one use fewer of each of ids int64 [n] in uses int64 [N], and forget keys without."""
+    for i in ids:
+        uses[i] -= 1
+        if uses[i] == 0:
+            free_key(table, i)
+
+
 @vectorize(["uint32(uint8, uint8, uint8, uint8)"], cache=True)
 def join_bytes(a, b, c, d):
     """Four bytes as one word, which lie in that order in the memory of a little-endian machine."""

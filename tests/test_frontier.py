@@ -190,7 +190,7 @@ def test_what_is_no_integer_is_refused_and_leaves_nothing_behind(node):
     planner = FrontierPlanner(graph)
     graph.node(np.array([0]))
     for call in (
-        lambda: graph.add(0, 0, 0.0, node, False), lambda: graph.add(node, 0, 0.0, 0, False),
+        lambda: graph.add(0, 0, 0.0, node, False), lambda: graph.add(0, node, 0.0, 0, False),
         lambda: planner.act(node, np.random.default_rng(0)), lambda: graph.require_node(node),
         lambda: planner.plan("much" if node is None else node + 0.5),
     ):  # fmt: skip
