@@ -171,6 +171,48 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
         assert "Collect more transitions" in none
 
 
+def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path, monkeypatch):
+    (tmp_path / "my_module.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.toy_text import FrozenLakeEnv\n"
+        "gymnasium.register('MyLake-v3', FrozenLakeEnv, max_episode_steps=9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    suite, name = play.suite_of("my_module:MyLake-v3")
+    run = play.record(*play.stream(suite, name, np.random.default_rng(0)), 30, name)
+    assert run.graph.num_transitions == 30
+    assert play.suite_of("Taxi") == play.suite_of("taxi") == ("gymnasium", "Taxi-v4")
+    assert play.suite_of("doorkey_6x6") == ("minigrid", "MiniGrid-DoorKey-6x6-v0")
+
+
+def test_the_coarsest_markovian_key_is_named(tmp_path, capsys, monkeypatch):
+    hidden = {"memory_explained": 0.3, "memory_p": 0.001}
+    by_key = {
+        "fine": {"states": 90, "memory_explained": None},
+        "coarse": {"states": 9, "memory_explained": 0.002, "memory_p": 0.001},
+        "too coarse": {"states": 3} | hidden,
+    }
+    assert would_it_help.coarsest(by_key) == "coarse"
+    assert would_it_help.coarsest({"too coarse": by_key["too coarse"]}) is None
+    rounded = would_it_help.keys_for(np.zeros(2, np.float32))
+    assert list(rounded)[1:] == ["rounded to 2 digits", "rounded to 1 digit"]
+    near = [rounded["rounded to 1 digit"](np.array([x]), 0).tobytes() for x in (-0.01, 0.04, 0.06)]
+    assert near[0] == near[1] != near[2]
+    frames = np.zeros((4, 84, 84), np.uint8)
+    frames[3, :4, :4], frames[0] = 255, 9
+    shrunk = would_it_help.keys_for(frames)["newest frame, shrunk to 21x21"](frames, 0)
+    assert shrunk.shape == (21, 21)
+    assert np.argwhere(shrunk).tolist() == [[0, 0]]
+    picture = tmp_path / "verdict.png"
+    words = ["CartPole", "--steps", "300", "--sampled", "20", "--out", str(picture)]
+    monkeypatch.setattr(sys, "argv", ["would_it_help.py", *words])
+    would_it_help.main()
+    text = capsys.readouterr().out
+    assert re.search(r"rounded to 1 digit +\d+ ", text)
+    assert re.search(r"\nkey: ", text)
+    assert picture.stat().st_size > 5_000
+
+
 class InPlace(gymnasium.Env):
     """A ring of six states, which it writes into one array."""
 
@@ -232,8 +274,9 @@ def test_bad_input_is_one_line(capsys, tmp_path):
     refused(capsys, lambda: recorded.read(tmp_path), "corrupt")
     refused(capsys, lambda: play.suite_of("freeway"), "MinAtar/freeway", "ALE/freeway")
     refused(capsys, lambda: play.suite_of("CartPol-v1"), "nearest: CartPole-v1")
-    refused(capsys, lambda: play.Environment("Pendulum-v1", 0), "discrete")
-    refused(capsys, lambda: play.Environment("Nothing-v0", 0), "cannot make")
+    rng = np.random.default_rng(0)
+    refused(capsys, lambda: play.stream("gymnasium", "Pendulum-v1", rng), "Discrete")
+    refused(capsys, lambda: play.stream("gymnasium", "Nothing-v0", rng), "cannot make")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -248,7 +291,7 @@ def run_folder(tmp_path_factory):
     command = (
         sys.executable, "gb_dqn_minigrid.py", "--env-id", "Empty-5x5", "--total-timesteps", "300",
         "--learning-starts", "200", "--train-frequency", "20", "--eval-frequency", "0",
-        "--eval-episodes", "1", "--run-dir", str(folder), "--no-save-model",
+        "--eval-episodes", "1", "--run-dir", str(folder),
     )  # fmt: skip
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return next(folder.iterdir())
@@ -262,7 +305,7 @@ def test_a_run_is_read_from_its_checkpoint(run_folder):
     assert run.graph.num_transitions == run.steps == 300
     assert run.q_values(np.arange(3)).shape == (3, 7)
     assert run.action_names()[2] == "forward"
-    alone = recorded.read(run_folder / "checkpoint" / "graph.npz")
+    alone = recorded.read(run_folder / "graph.npz")
     assert alone.initial_states.tolist() == run.initial_states.tolist()
 
 
@@ -297,15 +340,15 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--episodes", "2"])
     evaluate.main()
     assert f"{run.task} graph seed 1: mean return" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder / "checkpoint" / "graph.npz")])
-    refused(capsys, evaluate.main, "which script")
+    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder / "graph.npz")])
+    refused(capsys, evaluate.main, "graph.npz is a graph without a network")
     monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--video", "none/e.mp4"])
     refused(capsys, evaluate.main, "--video", "none/e.mp4")
 
 
 def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
     class Run:
-        script, task, name = "gb_rainbow_atari", "freeway", "run"
+        module, task, name = gb_rainbow_atari, "freeway", "run"
         config = asdict(gb_rainbow_atari.Args(eval_envs=3))
 
         def network(self):
@@ -313,9 +356,9 @@ def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
 
     asked = []
 
-    def instead(policy, game, seed, num_episodes, num_envs, epsilon):
+    def instead(args, game, policy, seed, num_episodes):
         assert policy(np.zeros((2, 4, 84, 84), np.uint8)).tolist() == [1, 1]
-        asked.append((game, seed, num_episodes, num_envs, epsilon))
+        asked.append((game, seed, num_episodes, args.eval_envs, args.eval_epsilon))
         return [1.0], [1]
 
     monkeypatch.setattr(gb_rainbow_atari, "evaluate", instead)
@@ -323,15 +366,66 @@ def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
         evaluate.play(Run(), episodes=7, epsilon=None, seed=seed)
     assert asked[0] == ("freeway", asked[0][1], 7, 3, gb_rainbow_atari.Args().eval_epsilon)
     assert asked[0] == asked[1] != asked[2]
+    own = gb_rainbow_atari.Args()
+    assert all(np.random.default_rng(one[1]).integers(2**31)
+               != np.random.default_rng([own.seed, own.total_timesteps]).integers(2**31)
+               for one in asked)  # fmt: skip
 
 
 def test_a_damaged_checkpoint_is_one_line(run_folder, tmp_path, capsys):
     copy = shutil.copytree(run_folder, tmp_path / run_folder.name)
-    tensors = copy / "checkpoint" / "tensors.pt"
-    tensors.write_bytes(tensors.read_bytes()[:-1])
-    refused(capsys, lambda: recorded.read(copy), "tensors.pt", "checksum")
-    tensors.unlink()
-    refused(capsys, lambda: recorded.read(copy), "without tensors.pt")
+    arrays = copy / "checkpoint" / "arrays.npz"
+    arrays.write_bytes(arrays.read_bytes()[:-1])
+    refused(capsys, lambda: recorded.read(copy), "whole checkpoint")
+    arrays.unlink()
+    refused(capsys, lambda: recorded.read(copy), "without arrays.npz")
+
+
+# --------------------------------------------------------------------------------------------------
+# Runs of copied and renamed scripts
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_of_a_copy(run_folder, tmp_path):
+    """A run that says that a copy of the script under another name made it, and the copy."""
+    script = shutil.copy(ROOT / "gb_dqn_minigrid.py", tmp_path / "my_agent.py")
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text()) | {"script": str(script)}
+    (run / "config.json").write_text(json.dumps(config))
+    return run, Path(script)
+
+
+def test_tools_load_the_script_that_made_a_run(run_of_a_copy, run_folder, capsys):
+    run = recorded.read(run_of_a_copy[0])
+    assert (run.script, run.suite, run.module.__file__) == (
+        "my_agent", "minigrid", str(run_of_a_copy[1]),
+    )  # fmt: skip
+    assert (run.q_values(np.arange(3)) == recorded.read(run_folder).q_values(np.arange(3))).all()
+    assert evaluate.play(run, 2, 0, 0) == evaluate.play(recorded.read(run_folder), 2, 0, 0)
+
+
+def test_what_cannot_be_read_is_refused_and_never_drawn(run_of_a_copy, capsys, monkeypatch):
+    run, script = run_of_a_copy
+    script.unlink()
+    for tool, *words in ((evaluate,), (draw_subgraph,), (draw_subgraph, "--leaves", "online")):
+        monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", str(run), *words])
+        refused(capsys, tool.main, "is gone", "my_agent.py")
+    monkeypatch.setattr(sys, "argv", ["draw_subgraph.py", str(run), "--leaves", "zero"])
+    draw_subgraph.main()
+    assert "leaf values: zero" in capsys.readouterr().out
+    script.write_text("import nothing_of_this_name")
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(run)])
+    refused(capsys, evaluate.main, "cannot load the script", "nothing_of_this_name")
+
+
+def test_a_network_of_another_shape_is_one_line(run_of_a_copy, capsys):
+    run, script = run_of_a_copy
+    text = script.read_text()
+    assert ", 128), nn.ReLU()" in text
+    script.write_text(text.replace(", 128)", ", 64)").replace("nn.Linear(128,", "nn.Linear(64,"))
+    read = recorded.read(run)
+    refused(capsys, read.network, "is not that of", "my_agent.py")
 
 
 def test_printed_sums_add_up(run_folder):
@@ -339,61 +433,70 @@ def test_printed_sums_add_up(run_folder):
     state, action = int(run.replay["node"][7]), int(run.replay["action"][7])
     nested = draw_subgraph.nest(run, state, action, 3, 0, 0.9, "target", np.random.default_rng(0))
     lines = list(draw_subgraph.sums(nested, run.action_names(), 0.9, state))
-    assert lines[0].startswith("* G(")
-    checked = 0
+    assert lines[0].startswith("level 0: G(")
     for line in lines:
-        if " = " in line:
-            _, value, terms = line.split(" = ", 2)
-            numbers = re.findall(r"([\d.e-]+) \+ 0\.9 \w+\(\d+: [\w-]+\) (-?[\d.]+)", terms)
-            if len(numbers) == terms.count("(") // 2 == 1:
-                ((reward, following),) = numbers
-                assert float(value) == pytest.approx(
-                    float(reward) + 0.9 * float(following), abs=2e-4
-                )
-                checked += 1
-    assert checked > 3
+        _, value, terms = line.split(" = ", 2)
+        numbers = re.findall(r"([\d.e-]+) \+ 0\.9 \w+\(\d+: [\w-]+\) (-?[\d.]+)", terms)
+        ((reward, following),) = numbers  # MiniGrid: one outcome each
+        assert float(value) == pytest.approx(float(reward) + 0.9 * float(following), abs=2e-4)
+    assert len(lines) == 3
 
 
-def test_labels_of_lines_that_cross_are_apart():
-    lines = [((1.0, 2.0), (2.0, 0.0)), ((1.0, 0.0), (2.0, 2.0)), ((1.0, 1.0), (2.0, 1.0))]
-    places = np.array(draw_subgraph.label_places([(*line, "right") for line in lines]))
-    for (start, end), (x, y) in zip(lines, places, strict=True):  # all three meet in (1.5, 1)
-        assert y == pytest.approx(start[1] + (x - start[0]) * (end[1] - start[1]))  # on its line
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        across, up = np.abs(places[i] - places[j])
-        assert across >= 0.023 * len("right") or up >= 0.36
+def test_the_default_root_is_one_where_graph_and_tree_differ(capsys, monkeypatch, tmp_path):
+    # Rows 0 and 1 alone hear of the other episode's reward; 10 rows are of another chain.
+    chain = [(s, 0, 0.0, s + 1, False, s == 109) for s in range(100, 110)]
+    run = recorded_rows(CROSSING + chain)
+    args = draw_subgraph.Args(tmp_path, leaves="zero")
+    roots = [
+        draw_subgraph.root_of(run, args, ["0", "1"], 3, 0, 0.9, np.random.default_rng(seed))
+        for seed in range(6)
+    ]
+    observed = [int(run.graph.observations_of(np.array([state]))[0, 0]) for state, _, _ in roots]
+    assert set(observed) == {0, 1}
+    assert {tree for _, _, tree in roots} == {0.0}
+    wide = recorded_rows([(0, 0, 0.1 * s, 1 + s, False, True) for s in range(60)])
+    monkeypatch.setattr(recorded, "read", lambda path: wide)
+    words = [
+        "draw_subgraph.py",
+        str(tmp_path),
+        "--leaves",
+        "zero",
+        "--out",
+        str(tmp_path / "s.png"),
+    ]
+    monkeypatch.setattr(sys, "argv", words)
+    draw_subgraph.main()
+    assert capsys.readouterr().out.count("\n") <= 40
+    assert (tmp_path / "s.png").stat().st_size > 5_000
 
 
-def test_the_layout_and_its_pictures(run_folder, tmp_path, capsys, monkeypatch):
+def test_the_layouts_and_their_pictures(run_folder, tmp_path, capsys, monkeypatch):
     pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
     import draw_graph
 
     run = recorded.read(run_folder)
-    layout = draw_graph.lay_out(run)
+    layout = draw_graph.lay_out(run, layout="rings")
     assert not layout.left_out
-    edges = layout.edges
+    edges, n = layout.edges, len(layout.states)
     ring = np.rint(np.hypot(*layout.xy.T)).astype(int)
     both = (
         np.concatenate([edges["source"], edges["next"]]),
         np.concatenate([edges["next"], edges["source"]]),
     )
-    n = len(layout.states)
     distance = recorded.distances(n, *both, layout.spokes)
     assert (ring[:n] == distance + 1).all()  # every state on the ring of its distance
+    springs = draw_graph.lay_out(run)  # what few states get by themselves
+    assert springs.crosses.tolist() == springs.initial.tolist()
+    apart = np.hypot(*(springs.xy[edges["source"]] - springs.xy[edges["next"]]).T)
+    far = np.hypot(*(springs.xy[:n, None] - springs.xy[None, :n]).transpose(2, 0, 1))
+    assert apart[edges["source"] != edges["next"]].mean() < 0.5 * far.mean()
     near = draw_graph.lay_out(run, around=3, radius=1)
-    assert "were left out" in near.left_out
+    assert "nearest to state 3, at most 1" in near.left_out
     assert near.xy[np.searchsorted(near.states, 3)].tolist() == [0, 0]
-    sample = draw_graph.lay_out(run, max_states=10)
-    assert len(sample.states) <= 10
-    assert "episode" in sample.left_out
-    # The episode that is drawn first is the one of which a part is drawn, however short others are.
-    rows = [(s, 0, 0.0, s + 1, False, s == 99) for s in range(100)] + [(200, 0, 0.0, 201, False, 1)]
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        states, line = draw_graph.choose(recorded_rows(rows), 50, None, 0, rng)
-        long_first = np.random.default_rng(seed).permutation(2)[0] == 0
-        assert len(states) == (50 if long_first else 2)
-        assert ("the first part of one episode" in line) == long_first
+    part = draw_graph.lay_out(run, max_states=10)
+    assert len(part.states) == 10
+    assert run.initial_states[0] in part.states
+    assert "the 10 of" in part.left_out
     refused(capsys, lambda: draw_graph.lay_out(run, around=10**6), "no state 1000000")
     outs = [tmp_path / f"graph{suffix}" for suffix in draw_graph.SUFFIXES]
     command = ["draw_graph.py", str(run_folder), "--out", *map(str, outs), "--color-by", "value"]
@@ -401,6 +504,36 @@ def test_the_layout_and_its_pictures(run_folder, tmp_path, capsys, monkeypatch):
     draw_graph.main()
     assert all(path.stat().st_size > 5_000 for path in outs)
     assert "novel state ratio" in capsys.readouterr().out
+    title = draw_graph.title_of(run, layout)
+    assert title.startswith("MiniGrid-Empty-5x5-v0, graph backup: ")
+    assert title.endswith("distinct transitions in 300 steps")
+
+
+def test_pictures_of_observations_in_the_page(run_folder):
+    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
+    import draw_graph
+
+    run = recorded.read(run_folder)
+    items, which, shape = draw_graph.observation_items(run, np.arange(3))
+    assert shape == (60, 60, 3)
+    assert (which == [[0], [1], [2]]).all()
+    goal = items[0].reshape(shape)[42, 42]  # the fourth row and column of five
+    assert goal.tolist() == [0, 255, 0]
+    suite, name = play.suite_of("MinAtar/breakout")
+    game = play.record(*play.stream(suite, name, np.random.default_rng(0)), 20, name)
+    game.config, game.path = {"env_id": name}, None
+    items, _, shape = draw_graph.observation_items(game, np.arange(4))
+    assert (game.suite, shape) == ("minatar", (10, 10, 3))
+    assert len(draw_graph.channel_names(game)) == game.graph.obs_shape[2]
+    suite, name = play.suite_of("ALE/pong")
+    game = play.record(*play.stream(suite, name, np.random.default_rng(0)), 20, name)
+    items, which, shape = draw_graph.observation_items(game, np.arange(4))
+    assert shape == (84, 84, 1)
+    frames = items[which].reshape(4, 4, 84, 84)
+    assert (frames == game.graph.observations_of(np.arange(4))).all()
+    numbers = recorded_rows(CROSSING)
+    items, _, shape = draw_graph.observation_items(numbers, np.arange(2))
+    assert (items.view(np.float64).tolist(), shape) == ([[0.0], [1.0]], None)
 
 
 def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
@@ -425,7 +558,7 @@ def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
                 if not request.url.startswith(("file:", "data:", "blob:")) else None)  # fmt: skip
         page.goto(page_file.as_uri())
         page.wait_for_selector("body[data-ready=yes]")
-        page.mouse.move(*page.evaluate("[X(spokes[0]), Y(spokes[0])]"))
+        page.mouse.move(*page.evaluate("[X(D.initial[0]), Y(D.initial[0])]"))
         assert page.inner_text("#state") == f"State {start}"
         edges = run.graph.edges()
         visits = edges["count"][edges["source"] == start].sum()
@@ -434,8 +567,8 @@ def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
         # The goal of Empty-5x5 is green, in the fourth row and column of five.
         assert page.evaluate(
             "[...$('obs').getContext('2d').getImageData(210, 210, 1, 1).data]"
-        ) == [0, 204, 0, 255]  # fmt: skip
-        page.mouse.click(*page.evaluate("[X(spokes[0]), Y(spokes[0])]"))
+        ) == [0, 255, 0, 255]  # fmt: skip
+        page.mouse.click(*page.evaluate("[X(D.initial[0]), Y(D.initial[0])]"))
         away = [s for s in edges["next"][edges["source"] == start].tolist() if s != start]
         page.click(f"#outgoing tr[data-state='{away[0]}']")
         assert page.inner_text("#state") == f"State {away[0]}"

@@ -27,8 +27,8 @@ def test_a_script_and_its_copy_take_turns(tmp_path):
     out = tmp_path / "speed.csv"
     done = command(
         "--scripts", "gb_dqn_minigrid", copy, "--env-ids", "Empty-5x5", "--backups", "graph",
-        "--variants", "learning_starts=40", "--turns", "2", "--warm-up-steps", "10", "--steps", "16",
-        "--out", out,
+        "--variants", "learning_starts=40", "--turns", "2", "--warm-up-steps", "10",
+        "--steps", "16", "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = read_rows(out)

@@ -4,10 +4,6 @@ Each stream yields (obs, action, reward, next_obs, terminated, starts_episode) w
 are those that the scripts train on; of other environments, their own.
 """
 
-import difflib
-import sys
-import warnings
-
 import ale_py
 import gymnasium
 import numpy as np
@@ -21,6 +17,7 @@ SUITES = {
     "minigrid": ("gb_dqn_minigrid", lambda reward: float(reward > 0)),
     "minatar": ("gb_dqn_minatar", float),
     "atari": ("gb_rainbow_atari", lambda reward: float(np.clip(reward, -1, 1))),
+    "gymnasium": ("examples/gb_dqn_gymnasium.py", float),
 }
 PREFIXES = {"minigrid": "minigrid", "babyai": "minigrid", "minatar/": "minatar", "ale/": "atari"}
 
@@ -35,7 +32,8 @@ def suite_of(env_id):
     for prefix, suite in PREFIXES.items():
         if env_id.strip().lower().startswith(prefix):
             return suite, script_of(suite).task_of(env_id)
-    if env_id in gymnasium.registry or ":" in env_id:
+    script_of("minigrid")  # registers its tasks
+    if env_id in gymnasium.registry:
         return "gymnasium", env_id
     games = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
     found = [suite for suite, names in games.items() if plain(env_id) in map(plain, names)]
@@ -43,14 +41,9 @@ def suite_of(env_id):
         fail(f"{env_id} is a MinAtar game and an Atari game; say MinAtar/{env_id} or ALE/{env_id}")
     if found:
         return found[0], script_of(found[0]).task_of(env_id)
-    # Of several versions the registry's last.
-    names = {plain(name.removeprefix("MiniGrid-")): name for name in gymnasium.registry}
-    if plain(env_id) not in names:
-        close = difflib.get_close_matches(plain(env_id), names, n=3, cutoff=0.5)
-        nearest = ", ".join(names[name] for name in close) or "CartPole-v1"
-        fail(f"unknown environment {env_id!r}; nearest: {nearest}; your own: module:Id-v0")
-    name = names[plain(env_id)]
-    return "minigrid" if name.startswith("MiniGrid-") else "gymnasium", name
+    grids = [plain(name[9:]) for name in gymnasium.registry if name.startswith("MiniGrid-")]
+    suite = "minigrid" if plain(env_id) in grids else "gymnasium"
+    return suite, script_of(suite).task_of(env_id)
 
 
 def script_of(suite):
@@ -66,13 +59,10 @@ def stream(suite, task, rng, policy=None, seed=1, run=None):
         seed: of the environment.
         run: `Recorded`, to play its task on, by its script and its flags.
     """
-    reward_of = SUITES[suite][1] if suite in SUITES else float
-    if suite in SUITES or run:
-        script = run.module if run else script_of(suite)
-        args = recorded.args_of(script, run.config) if run else script.Args(seed=seed)
-        env = script.make_env(args, task, np.random.default_rng(seed))
-    else:
-        env = Environment(task, seed)
+    reward_of = SUITES[suite][1] if suite in SUITES else float  # a run of another's script
+    script = run.module if run else script_of(suite)
+    args = recorded.args_of(script, run.config) if run else script.Args(seed=seed)
+    env = script.make_env(args, task, np.random.default_rng(seed))
     if policy is None:
 
         def policy(obs, rng):
@@ -97,50 +87,6 @@ def rows_of(env, policy, reward_of, rng, lives):
             yield obs, action, reward_of(reward), next_obs, terminated, starts_episode
             over = (terminated or truncated) and not lives
             obs, starts_episode = next_obs, False
-
-
-class Environment:
-    """Any Gymnasium environment with discrete actions whose observations can be made arrays.
-
-    Arrays stay as they are; numbers, tuples and dicts of spaces are flattened where Gymnasium can.
-    """
-
-    def __init__(self, env_id, seed):
-        sys.path.insert(0, "")  # module:Id-v0 may name a module of the current folder
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.env = gymnasium.make(env_id, disable_env_checker=True)
-        except Exception as error:  # whatever the environment's own code raises
-            fail(f"cannot make {env_id}: {error}")
-        finally:
-            sys.path.remove("")
-        spaces = gymnasium.spaces
-        actions, self.space = self.env.action_space, self.env.observation_space
-        if not isinstance(actions, spaces.Discrete):
-            fail(f"cannot use {env_id}: its actions, {actions}, are not discrete")
-        self.first_action, self.num_actions = int(actions.start), int(actions.n)
-        self.plain = isinstance(
-            self.space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-        )
-        if not self.plain and not self.space.is_np_flattenable:
-            fail(f"cannot use {env_id}: {self.space} cannot be made an array")
-        self.seed = seed
-
-    def reset(self):
-        obs, _ = self.env.reset(seed=self.seed)  # once; then the environment's own generator
-        self.seed = None
-        return self._array(obs)
-
-    def step(self, action):
-        obs, reward, terminated, truncated, _ = self.env.step(self.first_action + action)
-        return self._array(obs), float(reward), bool(terminated), bool(truncated and not terminated)
-
-    def _array(self, obs):
-        # A copy: an environment may write the next observation into the same array.
-        if not self.plain:
-            return np.array(gymnasium.spaces.flatten(self.space, obs))
-        return np.atleast_1d(np.array(obs, self.space.dtype))
 
 
 def record(num_actions, rows, steps, name):

@@ -144,8 +144,8 @@ def read(path):
         script = Path(config.pop("script", "") or older_script(path))
     except ValueError as error:
         fail(f"{path}: config.json or result.json is corrupt: {error}")
-    here = ROOT / script.name
-    found = script if script.is_file() else here if here.is_file() else None
+    places = (script, ROOT / script.name, ROOT / "examples" / script.name)
+    found = next((place for place in places if place.is_file()), None)
     missing = ""
     if script.name == "":
         found, missing = None, f"{path} does not say which script made it"
@@ -212,10 +212,8 @@ def older_script(path):
 
 def load_script(script):
     """The module of a script: a path, or the name of one of the repository."""
-    path = Path(script)
-    if path.parent == Path() and not path.suffix:
-        path = ROOT / f"{script}.py"
-    path = path.resolve()
+    here = ROOT / f"{str(script).removesuffix('.py')}.py"
+    path = here if here.is_file() else Path(script).resolve()
     if not path.is_file():
         fail(f"no script {script}")
     if path.parent == ROOT:

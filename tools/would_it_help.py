@@ -14,6 +14,7 @@ found a correlation of only -0.22 (Atari) and -0.29 (all tasks) between the nove
 the gain.
 """
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,11 +108,10 @@ def collect(args, rng):
     else:
         suite, task = play.suite_of(args.task)
     num_actions, rows = play.stream(suite, task, rng, policy, args.seed, run)
-    keys = keys_for(next(rows)[0])
+    first = next(rows)
+    rows, keys = itertools.chain([first], rows), keys_for(first[0])
     found = play.record_by_keys(num_actions, rows, args.steps, task, keys)
-    if run:
-        return found, run.config
-    return found, vars(play.script_of(suite).Args()) if suite in play.SUITES else {}
+    return found, run.config if run else vars(play.script_of(suite).Args())
 
 
 def greedy(run, epsilon):

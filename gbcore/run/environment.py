@@ -43,8 +43,8 @@ class GymnasiumTask:
         self.env_id, self.rng = env_id, rng
         self.decimals, self.key_last_action = decimals, key_last_action
         try:
-            kwargs = {"disable_env_checker": True, "render_mode": render_mode} | json.loads(kwargs)
-            self.env = gymnasium.make(env_id, **kwargs)
+            kwargs = json.loads(kwargs) | ({"render_mode": render_mode} if render_mode else {})
+            self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
         except Exception as error:  # the environment's own code may raise anything
             fail(f"cannot make {env_id} with {kwargs}: {error}")
         if self.env.spec.max_episode_steps is None:
