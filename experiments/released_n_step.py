@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 import numpy as np
 import tyro
 from output import fail, read_rows, write_rows
-from recorded import task_name
+from recorded import load_script
 from run_records import ROOT, SUITES, measurements
 from tether import end_with
 
@@ -153,7 +153,7 @@ def measure(run):
 def key(run):
     """The columns that say which run a row is of, as a CSV file has them."""
     about = run._asdict() | {
-        "task": task_name(SUITES[run.suite].script, run.task),
+        "task": load_script(SUITES[run.suite].script).task_of(run.task),
         "episode_seed": "fixed" if run.suite == "minatar" else "",
     }
     return {name: str(value) for name, value in about.items()}
