@@ -4,15 +4,13 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from conftest import read_metrics
+from conftest import play, read_metrics
 from test_dqn_scripts import make_learner
-from test_rainbow_atari import make_learner as make_rainbow_learner
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
-from gbcore import TransitionGraph
-from gbcore.run_directory import RunDirectory
+from gbcore import PrioritizedReplay, Replay
 
 DQN = [(gb_dqn_minigrid, "MiniGrid-Empty-5x5-v0"), (gb_dqn_minatar, "breakout")]
 dqn = pytest.mark.parametrize(("script", "task"), DQN, ids=["minigrid", "minatar"])
@@ -86,49 +84,39 @@ def spy(monkeypatch, owner, name, note):
 
 @dqn
 def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch):
-    learner = make_learner(
-        script, task, total_timesteps=60, learning_starts=10, train_frequency=4,
-        updates_per_train=2, target_network_frequency=15, start_e=0.75, end_e=0.25,
-        eval_frequency=25, eval_epsilon=0.5, eval_episodes=2, batch_size=4, log_frequency=1,
-        learning_rate=0.03, adam_eps=0.2,
+    updates, copies, batches, evaluations = [], [], [], []
+    spy(monkeypatch, Replay, "sample", lambda of, size, rng: batches.append((of.capacity, size)))
+    spy(monkeypatch, script.Learner, "update", lambda of, *_: updates.append(of.replay.size))
+    spy(monkeypatch, script.Learner, "update_target", lambda of: copies.append(of.replay.size))
+    spy(monkeypatch, script, "play_episodes", lambda policy, envs, rng, epsilon, stop:
+        evaluations.append((policy.__self__.replay.size, len(envs), epsilon)))  # fmt: skip
+    learner, run = play(
+        script, tmp_path, script.evaluate, env_id=task, total_timesteps=60, learning_starts=10,
+        train_frequency=4, updates_per_train=2, target_network_frequency=15, start_e=0.75,
+        end_e=0.25, eval_frequency=25, eval_epsilon=0.5, eval_episodes=2, batch_size=4,
+        learning_rate=0.03, adam_eps=0.2, save_model=False,
     )  # fmt: skip
-    args, replay = learner.args, learner.replay
     (group,) = learner.optimizer.param_groups
     assert (group["lr"], group["eps"]) == (0.03, 0.2)
     assert sum(p.numel() for p in group["params"]) == sum(
         p.numel() for p in learner.online.parameters()
     )
-
-    updates, copies, batches, evaluations = [], [], [], []
-    spy(monkeypatch, learner, "update", lambda *_: updates.append(replay.size))
-    spy(monkeypatch, learner, "update_target", lambda: copies.append(replay.size))
-    spy(monkeypatch, replay, "sample", lambda size, rng: batches.append(size))
-    spy(monkeypatch, script, "evaluate", lambda act, envs, rng, epsilon, stop: evaluations.append(
-        (replay.size, len(envs), epsilon)
-    ))  # fmt: skip
-    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
-    assert script.train(args, task, run, learner, np.random.default_rng(0), script.Counters())
-    run.close()
-
     assert updates == [step for step in range(12, 61, 4) for _ in range(2)]
-    assert batches == [4] * len(updates)
+    assert batches == [(60, 4)] * len(updates)
     assert copies == [15, 30, 45, 60]
-    assert evaluations == [(25, 2, 0.5), (50, 2, 0.5)]
-    epsilons = [float(row["charts/epsilon"]) for row in read_metrics(run.path)]
+    assert evaluations == [(25, 2, 0.5), (50, 2, 0.5), (60, 2, 0.5)]
+    epsilons = [float(row["charts/epsilon"]) for row in read_metrics(run)]
     assert epsilons == [0.75] * 10 + [0.25] * 50
 
 
 @dqn
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_dqn_acts_by_its_network_or_at_random(script, task, epsilon, tmp_path, monkeypatch):
-    learner = make_learner(
-        script, task, total_timesteps=50, learning_starts=20, start_e=1.0, end_e=epsilon,
-        eval_frequency=0, batch_size=4,
+    monkeypatch.setattr(script.Learner, "act", lambda _, obs: np.full(len(obs), 1))
+    learner, _ = play(
+        script, tmp_path, env_id=task, total_timesteps=50, learning_starts=20, start_e=1.0,
+        end_e=epsilon, eval_frequency=0, batch_size=4,
     )  # fmt: skip
-    monkeypatch.setattr(learner, "act", lambda obs: np.full(len(obs), 1))
-    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
-    script.train(learner.args, task, run, learner, np.random.default_rng(0), script.Counters())
-    run.close()
     actions = learner.replay.action
     assert len(set(actions[:20])) > 2
     assert (set(actions[20:]) == {1}) == (epsilon == 0.0)
@@ -141,79 +129,51 @@ def test_gamma_of_the_flags_is_that_of_the_targets(script, task, gamma):
     ends = np.zeros((2, *learner.graph.obs_shape), learner.graph.obs_dtype)
     ends[0] = 1
     nodes = [learner.graph.node(obs) for obs in ends]
-    learner.replay.add(nodes[0], 0, 3.0, nodes[1], False, True)
-    batch = script.Batch(np.array([0]), np.array([nodes[0]]), np.array([0]))
-    target = learner.targets(batch, learner.subgraphs(batch, None))
-    best = learner.evaluate(ends[1:]).max()
+    learner.replay.add(nodes[0], 0, 3.0, nodes[1], False)
+    target = learner.targets(learner.replay.batch_of(np.array([0])), None)
+    best = learner.values(learner.target, ends[1:]).max()
     np.testing.assert_allclose(target, [3.0 + gamma * best], rtol=1e-6)
 
 
 def test_when_rainbow_acts_learns_and_evaluates(tmp_path, monkeypatch):
     script = gb_rainbow_atari
-    args = script.Args(
-        env_id="pong", total_timesteps=40, learning_starts=20, train_frequency=5,
-        updates_per_train=3, batch_size=4, exploration_steps=10, start_e=0.5, end_e=0.1,
-        importance_exponent=0.2, learning_rate=0.03, adam_eps=0.2, log_frequency=1,
-        eval_frequency=25, eval_episodes=1, eval_epsilon=0.25, cuda=False, backup="one-step",
-    )  # fmt: skip
-    num_actions = script.num_actions_of("pong")
-    learner = make_rainbow_learner(args, num_actions)
-    replay = learner.replay
-    (group,) = learner.optimizer.param_groups
-    assert (group["lr"], group["eps"]) == (0.03, 0.2)
-
     updates, exponents, acted, evaluations, errors, priorities = [], [], [], [], [], []
-    update, act = learner.update, learner.act
+    update = script.Learner.update
 
-    def noted_update(batch, subgraphs):
-        updates.append(replay.size)
-        result = update(batch, subgraphs)
+    def noted_update(learner, batch, rng):
+        updates.append(learner.replay.size)
+        result = update(learner, batch, rng)
         errors.append((batch.rows, result[:-2].numpy().copy()))
         return result
 
-    def noted_act(obs, noisy=False):
-        acted.append(noisy)
-        return act(obs, noisy)
-
-    def evaluate(act, game, seed, episodes, envs, epsilon, *stop):
-        evaluations.append((replay.size, episodes, epsilon))
-        act(np.zeros((1, 4, 84, 84), np.uint8))
+    def evaluate(args, game, policy, seed, episodes, stop):
+        evaluations.append((policy.__self__.replay.size, episodes, args.eval_epsilon))
+        policy(np.zeros((1, 4, 84, 84), np.uint8))
         return [1.0], [1]
 
-    monkeypatch.setattr(learner, "update", noted_update)
-    monkeypatch.setattr(learner, "act", noted_act)
-    monkeypatch.setattr(script, "evaluate", evaluate)
-    spy(monkeypatch, replay, "sample", lambda size, exponent, rng: exponents.append(exponent))
-    spy(monkeypatch, replay, "update_priorities", lambda *args: priorities.append(args))
-    run = RunDirectory(tmp_path / "run", {}, script.METRICS)
-    assert script.train(args, "pong", run, learner, np.random.default_rng(0), script.Counters())
-    run.close()
-
+    monkeypatch.setattr(script.Learner, "update", noted_update)
+    spy(monkeypatch, script.Learner, "act", lambda _, obs, noisy=False: acted.append(noisy))
+    spy(monkeypatch, PrioritizedReplay, "sample",
+        lambda of, size, exponent, rng: exponents.append((size, exponent)))  # fmt: skip
+    spy(monkeypatch, PrioritizedReplay, "update_priorities",
+        lambda of, *rest: priorities.append(rest))  # fmt: skip
+    learner, run = play(
+        script, tmp_path, evaluate, env_id="pong", total_timesteps=40, learning_starts=20,
+        train_frequency=5, updates_per_train=3, batch_size=4, exploration_steps=10, start_e=0.5,
+        end_e=0.1, importance_exponent=0.2, learning_rate=0.03, adam_eps=0.2, eval_frequency=25,
+        eval_episodes=1, eval_epsilon=0.25, backup="one-step", save_model=False,
+    )  # fmt: skip
+    (group,) = learner.optimizer.param_groups
+    assert (group["lr"], group["eps"]) == (0.03, 0.2)
+    sizes, exponents = zip(*exponents[1:], strict=True)  # the first one compiles
     assert updates == [step for step in (25, 30, 35, 40) for _ in range(3)]
+    assert sizes == (4,) * 12
     np.testing.assert_allclose(exponents, [0.2 + step / 40 * 0.8 for step in updates])
     for (rows, of_update), (given_rows, given) in zip(errors, priorities, strict=True):
         assert rows is given_rows
         np.testing.assert_array_equal(of_update, given)
-    assert [episode[0] for episode in evaluations] == [25]
-    assert evaluations[0][1:] == (1, 0.25)
-    assert acted.count(False) == 1, "evaluations act without noise"
+    assert evaluations == [(25, 1, 0.25), (40, 1, 0.25)]
+    assert acted.count(False) == 2, "evaluations act without noise"
     assert acted.count(True) > 20, "training acts with noise"
-    epsilons = [float(row["charts/epsilon"]) for row in read_metrics(run.path)]
+    epsilons = [float(row["charts/epsilon"]) for row in read_metrics(run)]
     np.testing.assert_allclose(epsilons, [0.5 - 0.04 * min(step, 10) for step in range(40)])
-
-
-def test_priorities_are_errors_to_the_exponent_and_weights_undo_them():
-    """Schaul et al. 2016: P(i) of p_i ** alpha, weights (N P(i)) ** -beta over their largest."""
-    graph = TransitionGraph(2, (1,), np.int64)
-    replay = gb_rainbow_atari.Replay(graph, 4, 0.5)
-    nodes = [graph.node(np.array([i])) for i in range(5)]
-    for i in range(4):
-        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False, i == 0)
-    errors = np.array([1.0, 4.0, 9.0, 16.0], np.float32)
-    replay.update_priorities(np.arange(4), errors)
-    np.testing.assert_allclose(replay.priorities.get(np.arange(4)), [1, 2, 3, 4])
-    batch = replay.sample(4000, 0.7, np.random.default_rng(0))
-    share = np.bincount(batch.rows, minlength=4) / 4000
-    np.testing.assert_allclose(share, [0.1, 0.2, 0.3, 0.4], atol=0.03)
-    weights = (np.array([1, 2, 3, 4]) / 10 * 4) ** -0.7
-    np.testing.assert_allclose(batch.weights, (weights / weights[0])[batch.rows], rtol=1e-5)

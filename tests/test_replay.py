@@ -1,0 +1,85 @@
+"""gbcore.replay: rows in time order, and their priorities; the graph holds the same rows."""
+
+import numpy as np
+import pytest
+
+from gbcore import PrioritizedReplay, Replay, TransitionGraph
+
+
+def replay_of(capacity, kind=Replay, *arguments, num_states=5):
+    """An empty replay, and nodes for it."""
+    graph = TransitionGraph(3, (1,), np.int64)
+    return kind(graph, capacity, *arguments), [graph.node(np.array([i])) for i in range(num_states)]
+
+
+def test_a_replay_of_one_row_is_cut_there():
+    replay, (node, *_) = replay_of(1)
+    for _ in range(3):
+        replay.add(node, 0, 1.0, node, False)
+        assert replay.cut.all()
+
+
+def test_rows_are_cut_where_an_episode_ends_and_where_the_ring_does():
+    replay, nodes = replay_of(4)
+    for i in range(4):
+        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
+        if i == 1:
+            replay.end_episode()
+    assert replay.cut.tolist() == [False, True, False, True]
+    replay.add(nodes[4], 0, 0.0, nodes[0], False)  # in place of the oldest row
+    assert replay.cut.tolist() == [True, True, False, False]
+    assert (replay.position, replay.size, replay.graph.num_transitions) == (1, 4, 4)
+
+
+def test_what_the_graph_refuses_is_no_row():
+    replay, nodes = replay_of(4)
+    with pytest.raises(ValueError, match="action"):
+        replay.add(nodes[0], 7, 0.0, nodes[1], False)
+    assert (replay.size, replay.position, replay.graph.num_transitions) == (0, 0, 0)
+    with pytest.raises(ValueError, match="capacity"):
+        Replay(replay.graph, 0)
+
+
+@pytest.mark.parametrize("num_rows", [0, 2, 4, 6])
+def test_a_restored_replay_goes_on_the_same(num_rows):
+    """Also in a ring with more room, where there was still room."""
+    rng = np.random.default_rng(0)
+    replay, nodes = replay_of(4, PrioritizedReplay, 0.5)
+
+    def walk(replay, steps):
+        for _ in range(steps):
+            node, next_node = nodes[rng.integers(5)], nodes[rng.integers(5)]
+            for _ in range(2):  # it comes twice: the first removal frees no node
+                replay.add(node, int(rng.integers(3)), 1.0, next_node, False)
+            if rng.random() < 0.5:
+                replay.end_episode()
+            replay.update_priorities(np.arange(replay.size), rng.random(replay.size) * 9)
+
+    walk(replay, num_rows // 2)
+    other, _ = replay_of(9 if num_rows < 4 else 4, PrioritizedReplay, 0.5)
+    other.graph.restore(replay.graph.state())
+    other.restore(replay.state())
+    for of in (replay, other):
+        rng = np.random.default_rng(1)
+        walk(of, 1)
+    for name in replay.COLUMNS:
+        np.testing.assert_array_equal(getattr(replay, name)[:4], getattr(other, name)[:4])
+    np.testing.assert_array_equal(replay.priorities.get(range(4)), other.priorities.get(range(4)))
+    assert replay.position % 4 == other.position % 4
+    assert replay.max_priority == other.max_priority
+
+
+def test_priorities_are_errors_to_the_exponent_and_weights_undo_them():
+    """Schaul et al. 2016: P(i) of p_i ** alpha, weights (N P(i)) ** -beta over their largest."""
+    replay, nodes = replay_of(5, PrioritizedReplay, 0.5)
+    for i in range(4):
+        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
+    replay.update_priorities(np.arange(4), np.array([1.0, 4.0, 9.0, 16.0], np.float32))
+    np.testing.assert_allclose(replay.priorities.get(np.arange(4)), [1, 2, 3, 4])
+    batch = replay.sample(4000, 0.7, np.random.default_rng(0))
+    share = np.bincount(batch.rows, minlength=4) / 4000
+    np.testing.assert_allclose(share, [0.1, 0.2, 0.3, 0.4], atol=1e-3)  # drawn in slices
+    weights = (np.array([1, 2, 3, 4]) / 10 * 4) ** -0.7
+    np.testing.assert_allclose(batch.weights, (weights / weights[0])[batch.rows], rtol=1e-5)
+    replay.add(nodes[4], 0, 0.0, nodes[0], False)
+    assert replay.priorities.get([4]) == 4, "a new transition gets the largest priority so far"
