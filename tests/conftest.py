@@ -1,5 +1,6 @@
 """What the tests share: graphs built twice (gbcore and naive), corner cases, strategies, runs."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import hypothesis
 import numba
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from another folder
@@ -20,7 +22,7 @@ sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "experiments"))
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 from output import read_rows
 
-from gbcore.run import errors_in_one_line
+from gbcore.run import errors_in_one_line, load_checkpoint
 
 # The same examples in every run: a failure in CI is a failure at the desk.
 hypothesis.settings.register_profile(
@@ -140,8 +142,6 @@ class Case:
 
     def categorical_targets(self, sub, name, dtype=np.float64):
         """As q_targets, but with torch in and NumPy out. [B, n_atoms]"""
-        import torch
-
         from gbcore import categorical_targets
 
         rows, (rule, online) = self.rows(sub), RULES[name]
@@ -249,8 +249,6 @@ def corner(request):
 @pytest.fixture
 def torch_settings():
     """What the scripts set for the whole process is taken back."""
-    import torch
-
     torch.set_num_threads(1)
     yield
     torch.set_flush_denormal(False)
@@ -343,3 +341,34 @@ def read_metrics(folder):
 def files_in(folder):
     """Path -> content of every file in a folder and below."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def leaves(tree, *place):
+    """Place, a tuple of keys, and value of every leaf of a tree of dicts."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, *place, key)
+        else:
+            yield (*place, key), value
+
+
+def left_behind(run):
+    """All that a finished run leaves, times aside: what must not depend on interruptions."""
+    result = json.loads((run / "result.json").read_text())
+    checkpoint = dict(leaves(load_checkpoint(run)))
+    for time in ("sps", "training_seconds", "wall_seconds"):
+        result.pop(time)
+    checkpoint.pop(("counters", "training_seconds"))
+    checkpoint["counters", "logged"].pop()
+    weights = torch.load(run / "model.pt", weights_only=True)
+    with np.load(run / "graph.npz") as file:
+        graph = dict(file)
+    arrays = {**checkpoint, **graph, **{name: w.numpy() for name, w in weights.items()}}
+    return {
+        "metrics": read_metrics(run),
+        "evaluations": (run / "evaluations.csv").read_text(),
+        "result": result,
+        **{
+            k: (v.dtype, v.tobytes()) if isinstance(v, np.ndarray) else v for k, v in arrays.items()
+        },
+    }
