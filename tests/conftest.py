@@ -1,6 +1,5 @@
 """What the tests share: graphs built twice (gbcore and naive), corner cases, strategies, runs."""
 
-import json
 import os
 import re
 import subprocess
@@ -22,7 +21,7 @@ sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "experiments"))
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 from output import read_rows
 
-from gbcore.run import errors_in_one_line, load_checkpoint
+from gbcore.run import errors_in_one_line
 
 # The same examples in every run: a failure in CI is a failure at the desk.
 hypothesis.settings.register_profile(
@@ -350,25 +349,3 @@ def leaves(tree, *place):
             yield from leaves(value, *place, key)
         else:
             yield (*place, key), value
-
-
-def left_behind(run):
-    """All that a finished run leaves, times aside: what must not depend on interruptions."""
-    result = json.loads((run / "result.json").read_text())
-    checkpoint = dict(leaves(load_checkpoint(run)))
-    for time in ("sps", "training_seconds", "wall_seconds"):
-        result.pop(time)
-    checkpoint.pop(("counters", "training_seconds"))
-    checkpoint["counters", "logged"].pop()
-    weights = torch.load(run / "model.pt", weights_only=True)
-    with np.load(run / "graph.npz") as file:
-        graph = dict(file)
-    arrays = {**checkpoint, **graph, **{name: w.numpy() for name, w in weights.items()}}
-    return {
-        "metrics": read_metrics(run),
-        "evaluations": (run / "evaluations.csv").read_text(),
-        "result": result,
-        **{
-            k: (v.dtype, v.tobytes()) if isinstance(v, np.ndarray) else v for k, v in arrays.items()
-        },
-    }

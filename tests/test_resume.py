@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import command, files_in, is_one_line, jitted, left_behind, only_run
+from conftest import command, files_in, is_one_line, jitted, only_run
+from kill_and_resume import left_behind
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
