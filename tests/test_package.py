@@ -1,0 +1,98 @@
+"""`pip install .`: what the wheel holds, and what of it runs without torch."""
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gbcore
+
+ROOT = Path(__file__).resolve().parents[1]
+
+GRAPH_ALONE = """
+import sys
+for name in ("torch", "gymnasium", "tyro"):
+    sys.modules[name] = None  # as if it were not installed
+import numpy as np
+from gbcore import FrontierPlanner, Replay
+from gbcore.graph import TransitionGraph
+graph = TransitionGraph(2, (1,))
+node = graph.node(np.zeros(1, np.uint8))
+Replay(graph, 4).add(node, 1, 0.5, node, False)
+assert graph.num_transitions == 1
+try:
+    from gbcore import q_targets
+except ImportError:
+    print(__import__("gbcore").__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built offline, in a folder of its own."""
+    pytest.importorskip("setuptools", minversion="77")
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(
+        ROOT / "gbcore", source / "gbcore", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
+         "--no-index", "-w", str(built), str(source)],
+        check=True, timeout=300,
+    )  # fmt: skip
+    (path,) = built.iterdir()
+    return path
+
+
+def test_the_wheel_holds_the_package_its_version_and_py_typed(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        (metadata,) = [name for name in names if name.endswith("METADATA")]
+        told = email.message_from_bytes(file.read(metadata))
+    source = {str(path.relative_to(ROOT)) for path in (ROOT / "gbcore").rglob("*.py")}
+    assert {name for name in names if name.startswith("gbcore/")} == source | {"gbcore/py.typed"}
+    assert told["Name"] == "graph-backup"
+    assert told["Version"] == gbcore.__version__
+    needed = [line for line in told.get_all("Requires-Dist") if "extra" not in line]
+    assert sorted(re.match("[a-z]+", line)[0] for line in needed) == ["numba", "numpy", "torch"]
+    assert all(">=" in line for line in needed)
+
+
+def test_the_pins_are_within_the_package_s_bounds(wheel):
+    from packaging.requirements import Requirement
+
+    pins = dict(
+        re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    )
+    with zipfile.ZipFile(wheel) as file:
+        (metadata,) = [name for name in file.namelist() if name.endswith("METADATA")]
+        told = email.message_from_bytes(file.read(metadata))
+    for line in told.get_all("Requires-Dist"):
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(pins[requirement.name]), line
+
+
+def test_the_graph_of_an_installed_package_needs_no_torch(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "site")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{GRAPH_ALONE}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / "site" / "gbcore" / "__init__.py")
+
+
+def test_every_public_name_is_there():
+    for name in gbcore.__all__:
+        assert getattr(gbcore, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'graphs'"):
+        _ = gbcore.graphs
