@@ -1,9 +1,11 @@
 """examples/: what they learn, leave behind and refuse; any environment as GymnasiumTask has it."""
 
 import json
+import re
 import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import gymnasium
@@ -13,6 +15,7 @@ import torch
 from conftest import command, jitted, only_run, read_metrics
 from gymnasium import spaces
 
+import gbcore
 from examples import gb_dqn_gymnasium as example
 from gbcore import PrioritizedReplay, Replay, TransitionGraph
 from gbcore.run import load_checkpoint
@@ -509,3 +512,134 @@ def test_sb3_example_runs(sb3, capsys):
         flags = ("--total-timesteps", 1200, "--num-envs", 2, "--depth", depth)
         assert command(sb3, *flags) == 0
         assert f"FrozenLake-v1, depth {depth}: return" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------------
+# docs/your_own.md
+# --------------------------------------------------------------------------------------------------
+
+SNIPPETS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "your_own.md").read_text(), re.DOTALL
+)
+KEY, DICT, NEXT_STEP, SAME_STEP, *CLEANRL = SNIPPETS
+
+
+def names(**more):
+    """What the page's snippets start from."""
+    public = {name: getattr(gbcore, name) for name in gbcore.__all__}
+    return public | {"np": np, "torch": torch, "gymnasium": gymnasium, **more}
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def graph_of_the_page():
+    """The namespace after the page's first snippet: key_of, graph and replay."""
+    obs, next_obs = floats(0.0, -0.01, 0.32, 1), floats(0.01, 0.0, 0.33, 1)
+    found = names(obs=obs, next_obs=next_obs, action=1, reward=1.0, terminated=False)
+    exec(KEY, found)
+    return found
+
+
+def test_the_page_s_key_merges_and_its_replay_keeps_what_was_seen():
+    found = graph_of_the_page()
+    graph, replay = found["graph"], found["replay"]
+    assert found["node"] == found["next_node"]
+    replay.add(found["node"], 0, 0.0, found["node"], False, found["next_obs"])
+    seen = replay.observations(replay.batch_of(np.array([0, 1])))
+    np.testing.assert_array_equal(seen, [found["obs"], found["next_obs"]])
+    np.testing.assert_array_equal(graph.observations_of([found["node"]]), [found["obs"]])
+
+
+def test_the_page_s_dict_observation_is_an_array():
+    space = spaces.Dict(position=spaces.Box(0, 1, (2,)), has_key=spaces.Discrete(2))
+    found = names(space=space)
+    exec(DICT, found)
+    np.testing.assert_allclose(found["obs"], [0.1, 0.2, 0, 1], rtol=1e-6)
+
+
+class Clock(gymnasium.Env):
+    """Observes its episode and step; episodes end after 5 steps, every second is cut after 3."""
+
+    observation_space = spaces.Box(0, 100, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+    episode = 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return floats(self.episode, 0, 0, 0), {}
+
+    def step(self, action):
+        self.time += 1
+        obs = floats(self.episode, self.time, 0, 0)
+        return obs, float(self.time), self.time == 5, self.episode % 2 == 1 and self.time == 3, {}
+
+
+def clocks(mode):
+    return gymnasium.vector.SyncVectorEnv([Clock] * 3, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_the_page_s_loops_record_every_transition_and_no_reset(mode):
+    found = graph_of_the_page()
+    graph = found["graph"] = TransitionGraph(
+        2, (4,), np.float32, key_shape=(4,), key_dtype=np.int32
+    )
+    found["envs"] = clocks(getattr(gymnasium.vector.AutoresetMode, mode))
+    if mode == "NEXT_STEP":
+        exec(NEXT_STEP, found)
+    else:
+        start, body = NEXT_STEP.split("    obs, rewards")[0], SAME_STEP
+        exec(start + body, found)
+    edges = graph.edges()
+    before = graph.observations_of(edges["source"])[:, :2]
+    after = graph.observations_of(edges["next"])[:, :2]
+    np.testing.assert_array_equal(after - before, [[0, 1]] * len(before))
+    np.testing.assert_array_equal(edges["reward"], after[:, 1])
+    np.testing.assert_array_equal(edges["terminated"], after[:, 1] == 5)
+    assert (after[after[:, 0] % 2 == 1, 1] <= 3).all()
+    # An episode of 3 and one of 5 take 8 steps, and 2 more where resets take a step each.
+    steps = {"NEXT_STEP": 100 * 8 // 10, "SAME_STEP": 100}[mode]
+    assert graph.num_transitions == 3 * steps
+
+
+@jitted
+def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
+    """A loop with the names of CleanRL's dqn.py, around the page's lines."""
+    assert sum(len(lines.splitlines()) for lines in CLEANRL) == 10
+    begin, add, learn, forget = CLEANRL
+    torch.manual_seed(0)
+    args = types.SimpleNamespace(buffer_size=500, seed=0, batch_size=16, gamma=0.9)
+    envs = gymnasium.wrappers.vector.FlattenObservation(
+        gymnasium.make_vec("FrozenLake-v1", 1, vectorization_mode="sync", is_slippery=False)
+    )
+    q_network, target_network = torch.nn.Linear(16, 4), torch.nn.Linear(16, 4)
+    for network in (q_network, target_network):
+        forward = network.forward
+        network.forward = lambda x, forward=forward: forward(x.float())
+    optimizer = torch.optim.Adam(q_network.parameters(), lr=0.03)
+    obs, _ = envs.reset(seed=0)
+    found = names(args=args, envs=envs, obs=obs, target_network=target_network, q_network=q_network)
+    exec(begin, found)
+    rng, over = np.random.default_rng(0), False
+    for step in range(2500):
+        actions = rng.integers(4, size=1)
+        next_obs, rewards, terminations, truncations, _ = envs.step(actions)
+        found |= {"actions": actions, "rewards": rewards, "terminations": terminations}
+        found |= {"obs": obs, "real_next_obs": next_obs}
+        if not over:
+            exec(add, found)
+        over, obs = bool(terminations[0] or truncations[0]), next_obs
+        if step % 4 == 3:
+            exec(learn, found)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(found["td_target"], found["old_val"]).backward()
+            optimizer.step()
+        if step % 100 == 99:
+            target_network.load_state_dict(q_network.state_dict())
+            exec(forget, found)
+            assert not found["leaves"].known.any()
+    start = q_network(torch.eye(16)[0]).max().item()
+    assert start == pytest.approx(0.9**5, abs=0.05)
