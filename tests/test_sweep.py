@@ -2,8 +2,10 @@
 
 import csv
 import fcntl
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +21,7 @@ from conftest import jitted
 from run_records import Records, finished_runs, flags_of, key_of, measurements
 from torch.utils.tensorboard import SummaryWriter
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = run_records.ROOT
 
 pytestmark = jitted
 
@@ -225,8 +227,8 @@ def test_dry_run_prints_what_is_not_finished_and_needs_no_ray(tmp_path, monkeypa
     make_run(tmp_path / "runs" / "a", "minatar", env_id="Freeway", backup="graph", breadth=0)
     words = (
         "--suites", "minatar", "--tasks", "freeway", "--seeds", 1, 2, "--backups", "tree", "graph",
-        "--variants", "default", "breadth=0", "--run-dir", tmp_path / "runs",
-        "--results-dir", tmp_path / "results", "--dry-run",
+        "--variants", "default", "breadth=0", "--run-dir", tmp_path / "runs", "--repeat",
+        "--dry-run",
     )  # fmt: skip
     in_process(monkeypatch, *words)
     lines = capsys.readouterr().out.splitlines()
@@ -234,7 +236,7 @@ def test_dry_run_prints_what_is_not_finished_and_needs_no_ray(tmp_path, monkeypa
     assert sum("--breadth 0" in line for line in lines) == 1
     assert all(line.startswith("python gb_dqn_minatar.py --env-id freeway") for line in lines)
     assert "--seed 2" in lines[-1]
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "runs" / "results").exists()
     in_process(monkeypatch, *words, "--episode-seeds", "fresh", "fixed")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 11
@@ -271,16 +273,94 @@ def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without
     assert key(exploration="frontier", frontier_share=0.1) != key(exploration="frontier")
 
 
+def test_rows_of_the_repository_finish_runs_and_a_flag_makes_them_all_the_same(
+    tmp_path, monkeypatch, capsys
+):
+    words = (
+        "--suites",
+        "minigrid",
+        "--tasks",
+        "Empty-8x8",
+        "--seeds",
+        1,
+        99,
+        "--run-dir",
+        tmp_path,
+    )
+    in_process(monkeypatch, *words, "--backups", "graph", "--dry-run")
+    out, err = capsys.readouterr()
+    assert out.count("python gb_dqn_minigrid.py") == 1  # seed 99
+    said = f"1 of 2 runs have rows in {run_records.RESULTS}, which came with this repository"
+    assert said in err
+    assert "--repeat makes them, too" in err
+    in_process(monkeypatch, *words, "--backups", "graph", "--dry-run", "--repeat")
+    out, err = capsys.readouterr()
+    assert out.count("python gb_dqn_minigrid.py") == 2
+    assert err == ""
+    monkeypatch.setattr(sweep, "start_ray", lambda args: pytest.fail("nothing is to be run"))
+    in_process(monkeypatch, *words[:5], 1, *words[7:], "--backups", "graph", "tree")
+    out, err = capsys.readouterr()
+    assert "2 of 2 runs have rows in" in err
+    assert "minigrid MiniGrid-Empty-8x8-v0 graph  0.96 (1)" in out
+    # Rows made under other defaults than the script has now are of other runs.
+    monkeypatch.setattr(
+        run_records, "flags_of", lambda suite, **f: flags_of(suite, **f) | {"gamma": 0.9}
+    )
+    in_process(monkeypatch, *words, "--backups", "graph", "--dry-run")
+    out, err = capsys.readouterr()
+    assert out.count("python gb_dqn_minigrid.py") == 2
+    assert "--gamma 0.9 by default" in err
+
+
+def test_rows_of_a_user_stay_out_of_tracked_files(tmp_path, monkeypatch, capsys):
+    make_run(tmp_path / "a", env_id="Empty-8x8", seed=77)
+    before = {path: path.stat().st_mtime_ns for path in run_records.RESULTS.rglob("*")}
+    in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)
+    assert f"1 rows collected from {tmp_path} to {tmp_path / 'results'}" in capsys.readouterr().out
+    assert len(Records(tmp_path / "results").rows("minigrid")) == 1
+    assert {path: path.stat().st_mtime_ns for path in run_records.RESULTS.rglob("*")} == before
+
+
+def test_the_live_table_keeps_its_width_without_a_row(tmp_path):
+    from rich.console import Console
+
+    args = sweep.Args(
+        suites=("minigrid",), tasks=("KeyCorridorS3R1",), seeds=(1,), run_dir=tmp_path
+    )
+    runs = list(sweep.make_grid(args).values())
+    state, widths = sweep.State(runs, 0, {}), []
+    show = sweep.Display(state)
+    for running in ({}, {0: (max(runs, key=lambda run: len(str(run.key))), 0.0)}):
+        state.running = running
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(show.table())
+        widths.append(max(len(line.rstrip()) for line in console.export_text().splitlines()))
+    assert widths[0] == widths[1]
+
+
+def test_a_flag_that_is_a_constant_now_does_not_hide_an_older_run(tmp_path, capsys):
+    for name, value in (("a", 0.95), ("b", 0.9)):
+        make_run(tmp_path / name, env_id="Empty-8x8", seed=len(name))
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        config |= {"frontier_gamma": value, "script": "/copied/gb_dqn_minigrid.py"}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (found,) = finished_runs(tmp_path, ["minigrid"]).values()
+    assert found == tmp_path / "a"
+    assert "whose flag 'frontier_gamma' is not known here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ((), "--suites"),
-        (("--suites", "minigird"), "minigird"),
         (("--suites", "minigrid", "--tasks", "Pong"), "'Pong' is none of Empty-8x8"),
-        (("--suites", "minigrid", "--backups", "grph"), "grph"),
         (("--suites", "minigrid", "--overrides", "dept=3"), "dept"),
         (("--suites", "minigrid", "--overrides", "depth=deep"), "depth"),
         (("--suites", "minigrid", "--overrides", "depth"), "name=value"),
+        (
+            ("--suites", "minigrid", "--overrides", "exploration=Frontier"),
+            "epsilon-greedy, frontier",
+        ),
         (("--suites", "minigrid", "--overrides", "seed=9"), "--seeds"),
         (("--suites", "minigrid", "--overrides", "save_model=true"), "keeps scores"),
         (("--suites", "minigrid", "--variants", "persist_targets=2"), "persist_targets"),
@@ -344,13 +424,13 @@ def test_one_unreadable_checkpoint_is_left_behind_once(tmp_path):
         sweep.Outcome(None, 5_000, 2, "error: cannot resume"), sweep.Outcome(None, None, -9, ""),
         sweep.Outcome((row, {1000: 1.0}), 7_000, 0, ""),
     ])  # fmt: skip
-    state = sweep.State([run], 0, sweep.rates(Records(tmp_path / "results")))
+    state = sweep.State([run], 0, sweep.rates({}))
     sweep.sweep(args, state, Records(tmp_path / "results"), ray)
     assert ray.submitted == [False, True, False]
     assert Records(tmp_path / "results").keys() == {run.key}
     assert (state.num_finished, state.given_up) == (1, [])
     ray = Ray([sweep.Outcome(None, None, 1, "Killed")] * 3)
-    state = sweep.State([run], 0, sweep.rates(Records(tmp_path / "other")))
+    state = sweep.State([run], 0, sweep.rates({}))
     sweep.sweep(args, state, Records(tmp_path / "other"), ray)
     assert len(ray.submitted) == 3  # two retries
     assert state.given_up == [run]
@@ -416,13 +496,13 @@ def processes_of(run_dir):
 
 def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path):
     pytest.importorskip("ray")
-    runs, results = tmp_path / "runs", tmp_path / "results"
+    runs = tmp_path / "runs"
+    results = runs / "results"  # by default
     # Nothing is learned: 60,000 steps take seconds, of which a checkpoint keeps 5,000 at most.
     words = (
         "--suites", "minigrid", "--tasks", "Empty-8x8", "--backups", "graph", "--seeds", 1, 2,
         "--overrides", "total_timesteps=60000", "learning_starts=1000000", "eval_frequency=0",
         "--checkpoint-frequency", 5_000, "--workers", 2, "--run-dir", runs,
-        "--results-dir", results,
     )  # fmt: skip
 
     def start():
@@ -463,9 +543,14 @@ def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path)
     assert len(list(runs.glob("*/*/config.json"))) == 2  # resumed, not begun anew
     assert not list(runs.glob("*/*/checkpoint"))
 
+    assert re.search(r"^minigrid MiniGrid-Empty-8x8-v0 graph eval_frequency=0 .* \(2\)$", out, re.M)
+    assert f"python tools/report.py --results-dir {results}" in out
+
     # Nothing is computed again, even without the folders.
-    shutil.rmtree(runs)
+    for folder in runs.glob("minigrid*"):
+        shutil.rmtree(folder)
     third = run_sweep(*words)
     assert third.returncode == 0, third.stderr
-    assert "all 2 runs are finished" in third.stdout
-    assert not runs.exists()
+    assert "nothing to do: all 2 runs are finished" in third.stdout
+    assert " (2)" in third.stdout
+    assert [path.name for path in runs.iterdir()] == ["results"]

@@ -144,8 +144,13 @@ def band(curves, window=5):
     smooth = np.stack(
         [values[:, max(0, i - window) : i].mean(axis=1) for i in range(1, len(steps) + 1)], axis=1
     )
-    error = stats.sem(smooth, axis=0) if len(curves) > 1 else np.full(len(steps), np.nan)
-    return np.array(steps), smooth.mean(axis=0), error, len(curves)
+    return np.array(steps), smooth.mean(axis=0), standard_error(smooth), len(curves)
+
+
+def standard_error(values):
+    """Of the mean over the first axis; nan of one value."""
+    values = np.asarray(values)
+    return stats.sem(values) if len(values) > 1 else np.full(values.shape[1:], np.nan)
 
 
 def score_at(curve, step):

@@ -1,66 +1,101 @@
-"""Draw the learning curves of runs from their evaluations.csv.
+"""Draw the learning curves of runs: mean and standard error over the seeds of each setting.
 
-python tools/plot_runs.py results/krull_graph_1 --out docs/krull.png
+python tools/plot_runs.py runs/* --out curves.png
+python tools/plot_runs.py results/krull_graph_1 --out krull.png --random-score 1584.5
 """
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import aggregate
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
-from output import fail, read_rows, write_figure
+from matplotlib.backend_bases import FigureCanvasBase
+from output import fail, write_figure
+from run_records import WITHOUT_EFFECT, read_returns, run_folders
+
+FORMATS = ", ".join(sorted(FigureCanvasBase.get_supported_filetypes()))
 
 
 @dataclass
 class Args:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """folders with evaluations.csv and config.json"""
-    out: Path
-    """the picture, .png or .svg"""
+    """folders of runs, or folders that hold some"""
+    out: Annotated[Path, tyro.conf.arg(help=f"the picture; its suffix is one of {FORMATS}")]
+    window: int = 1
+    """evaluations that a point is the mean of, this one and earlier ones"""
     random_score: float | None = None
     """score of random actions, drawn as a line"""
 
 
-def read_errors(run):
-    """Steps, and the mean and standard error (NaN of one episode) of each evaluation."""
-    returns = defaultdict(list)
-    for row in read_rows(run / "evaluations.csv"):
-        returns[int(row["global_step"])].append(float(row["episodic_return"]))
-    steps = sorted(returns)
-    means, errors = [], []
-    for step in steps:
-        found = np.array(returns[step])
-        means.append(found.mean())
-        errors.append(found.std(ddof=1) / np.sqrt(len(found)) if len(found) > 1 else np.nan)
-    return np.array(steps), np.array(means), np.array(errors)
+def read_settings(paths):
+    """[(flags, {seed: step -> returns})], a setting each: all flags that matter but the seed."""
+    folders = [f for path in paths for f in ([path] if is_run(path) else run_folders(path))]
+    found = {}
+    for folder in dict.fromkeys(folders):
+        try:
+            config = json.loads((folder / "config.json").read_text())
+            returns, seed = read_returns(folder), config.pop("seed")
+        except (OSError, ValueError, KeyError) as error:
+            fail(f"{folder} cannot be read: {error!r}")
+        flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
+        if returns:
+            seeds = found.setdefault(json.dumps(flags, sort_keys=True), (flags, {}))[1]
+            seeds[seed] = returns  # of a seed that was run twice, the last
+    if not found:
+        fail(f"no run with an evaluation in {', '.join(map(str, paths))}")
+    return list(found.values())
+
+
+def is_run(path):
+    return (path / "config.json").exists()
+
+
+def labels(settings):
+    """A label per setting: the flags in which those of one task differ, or else the backup."""
+    flags = [of_setting for of_setting, _ in settings]
+    names = sorted(set().union(*flags) - {"env_id", "backup"})
+    differ = [
+        name for name in names for task in {f["env_id"] for f in flags}
+        if len({json.dumps(f[name]) for f in flags if f["env_id"] == task and name in f}) > 1
+    ]  # fmt: skip
+    for of_setting, seeds in settings:
+        words = [of_setting["env_id"], of_setting["backup"]]
+        names = [name for name in dict.fromkeys(differ) if name in of_setting]
+        words += [f"{name.replace('_', ' ')} {of_setting[name]}" for name in names]
+        yield ", ".join(words) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
+
+
+def curve_of(seeds, window):
+    """Steps, mean and error: over seeds, or of one seed over an evaluation's episodes."""
+    curves = [{s: np.mean(found) for s, found in returns.items()} for returns in seeds.values()]
+    steps, mean, error, number = aggregate.band(curves, window)
+    if number == 1 and window == 1:
+        (returns,) = seeds.values()
+        error = [aggregate.standard_error(returns[step]) for step in steps]
+    return steps, mean, np.asarray(error)
 
 
 def main():
     args = tyro.cli(Args)
-    figure, axis = plt.subplots(figsize=(6.5, 3.4))
-    labels = set()
-    for run in args.runs:
-        try:
-            config = json.loads((run / "config.json").read_text())
-            steps, means, errors = read_errors(run)
-        except (OSError, ValueError, KeyError) as error:
-            fail(f"{run} is no run: {error}")
-        label = f"{config['env_id']}, {config['backup']}, seed {config['seed']}"
-        if label in labels:  # of the same setting, another time
-            label = run.resolve().name
-        labels.add(label)
-        axis.errorbar(steps, means, errors, label=label, marker="o", markersize=4, capsize=2)
+    if args.window < 1:
+        fail(f"--window must be >= 1, got {args.window}")
+    settings = read_settings(args.runs)
+    figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    for (_, seeds), label in zip(settings, labels(settings), strict=True):
+        steps, mean, error = curve_of(seeds, args.window)
+        (line,) = axis.plot(steps, mean, marker="o" if len(steps) <= 20 else None, markersize=4)
+        line.set_label(label)
+        axis.fill_between(steps, mean - error, mean + error, alpha=0.2, color=line.get_color())
     if args.random_score is not None:
         axis.axhline(args.random_score, color="gray", linestyle="--", label="random actions")
     axis.set_xlabel("environment steps")
     axis.set_ylabel("score (mean, standard error)")
-    axis.legend()
     axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
+    figure.legend(loc="outside right", frameon=False, fontsize=9)
     write_figure(figure, args.out)
 
 

@@ -375,4 +375,4 @@ def _replace(path, text):
     """Write a file of which nobody ever sees half."""
     new = path.with_suffix(".new")
     new.write_text(text)
-    os.replace(new, path)
+    new.replace(path)

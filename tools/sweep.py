@@ -31,25 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import run_records
 import tyro
 from output import fail
-from run_records import (
-    RESULTS,
-    ROOT,
-    SUITES,
-    Key,
-    Records,
-    checkpoint_step,
-    finished_runs,
-    flags_of,
-    is_finished,
-    key_of,
-    measurements,
-    parse_override,
-    progress_of,
-    run_folders,
-    script_of,
-)
+from run_records import RESULTS, ROOT, SUITES, Key, Records, flags_of, key_of
 
 LOG = "log.txt"  # of a run: what the script printed
 
@@ -110,7 +95,7 @@ class Run(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    finished: tuple | None  # measurements and curve
+    finished: tuple | None  # run_records.measurements and curve
     resumed_from: int | None  # step of the checkpoint
     status: int
     last_line: str  # of the log
@@ -193,7 +178,7 @@ def overrides(suite, words):
     changed = {}
     for word in words:
         try:
-            name, value = parse_override(suite, word)
+            name, value = run_records.parse_override(suite, word)
         except KeyError as error:
             fail(f"{SUITES[suite].script}.py has no flag {error.args[0]!r}")
         except ValueError as error:
@@ -212,7 +197,7 @@ def make_run(args, suite, flags):
         "threads": args.threads, "cuda": args.gpus_per_run > 0,
     }  # fmt: skip
     given = ("env_id", "seed", "backup", "threads", "cuda")  # in any case
-    defaults, words = vars(script_of(suite).Args()), [f"{SUITES[suite].script}.py"]
+    defaults, words = vars(run_records.script_of(suite).Args()), [f"{SUITES[suite].script}.py"]
     for name, value in flags.items():
         flag = name.replace("_", "-")
         if name in given or defaults[name] != value:
@@ -239,12 +224,14 @@ def execute(run, threads, start_anew, keep_checkpoints):
     with (run.folder / "lock").open("w") as lock:
         # The process inherits the lock. One that outlived its worker still writes a checkpoint.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        begun = run_folders(run.folder)
+        begun = run_records.run_folders(run.folder)
         step, status, words = None, 0, (*run.command, "--run-dir", str(run.folder))
-        if not any(map(is_finished, begun)):
-            resumable = [folder for folder in begun if checkpoint_step(folder) is not None]
+        if not any(map(run_records.is_finished, begun)):
+            resumable = [
+                folder for folder in begun if run_records.checkpoint_step(folder) is not None
+            ]
             if resumable and not start_anew:
-                step = checkpoint_step(resumable[-1])
+                step = run_records.checkpoint_step(resumable[-1])
                 words = (run.command[0], "--resume", str(resumable[-1]))
             with (run.folder / LOG).open("a") as log:
                 print("$", shlex.join(words), file=log, flush=True)
@@ -254,9 +241,13 @@ def execute(run, threads, start_anew, keep_checkpoints):
                     cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
                 ).wait()  # fmt: skip
-        done = [folder for folder in run_folders(run.folder) if is_finished(folder)]
+        done = [
+            folder
+            for folder in run_records.run_folders(run.folder)
+            if run_records.is_finished(folder)
+        ]
         if done:
-            found = measurements(done[-1])
+            found = run_records.measurements(done[-1])
             if not keep_checkpoints:
                 shutil.rmtree(done[-1] / "checkpoint", ignore_errors=True)
             return Outcome(found, step, status, "")
@@ -287,8 +278,8 @@ class State:
     def progress(self):
         """Of every run that runs: itself, its step, its rate and which try it is."""
         for run, _ in self.running.values():
-            folders = run_folders(run.folder)
-            step, rate = progress_of(folders[-1]) if folders else (0, 0.0)
+            folders = run_records.run_folders(run.folder)
+            step, rate = run_records.progress_of(folders[-1]) if folders else (0, 0.0)
             yield run, step, rate, self.attempts[run.key]
 
     def seconds_left(self, progress):
@@ -538,7 +529,7 @@ def main():
         for suite in suites:
             records.checked_defaults(suite)
         theirs = rows_of_the_repository(args, suites)
-        folders = finished_runs(args.run_dir, suites, grid)
+        folders = run_records.finished_runs(args.run_dir, suites, grid)
         done = own_rows().keys() | folders.keys()
         number = len(grid.keys() & theirs.keys() - done)
         if number:
@@ -554,7 +545,11 @@ def main():
             if not todo:
                 print(f"nothing to do: all {len(grid)} runs are finished", file=sys.stderr)
             return
-        new = {key: measurements(path) for key, path in folders.items() if key not in own_rows()}
+        new = {
+            key: run_records.measurements(path)
+            for key, path in folders.items()
+            if key not in own_rows()
+        }
         print(f"{records.add(new)} rows collected from {args.run_dir} to {args.results_dir}")
     except (OSError, ValueError) as error:
         fail(error)
