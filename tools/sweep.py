@@ -496,18 +496,19 @@ def rates(rows):
     return found
 
 
-def print_scores(grid, rows):
+def print_scores(args, grid, rows):
     """Mean and deviation over the seeds of each setting."""
     from tables import cell_text
 
     scores = {}
-    for key in grid:
-        if key in rows:
-            name = str(key).removesuffix(f" seed {key.seed}")
-            scores.setdefault(name, []).append(float(rows[key]["score"]))
+    for key in grid.keys() & rows.keys():
+        setting = str(key).removesuffix(f" seed {key.seed}")
+        scores.setdefault(setting, []).append(float(rows[key]["score"]))
     width = max(map(len, scores), default=0)
-    for name, found in scores.items():
+    for name, found in sorted(scores.items()):
         print(f"{name:<{width}}  {cell_text(found)}")
+    if args.results_dir.exists():
+        print(f"tables and curves: python tools/report.py --results-dir {args.results_dir}")
 
 
 def interrupt(*_):
@@ -557,7 +558,7 @@ def main():
         return
     if not todo:
         print(f"nothing to do: all {len(grid)} runs are finished")
-        print_scores(grid, theirs | own_rows())
+        print_scores(args, grid, theirs | own_rows())
         return
     ray = start_ray(args)
     state = State(todo, len(grid) - len(todo), rates(theirs | own_rows()))
@@ -578,9 +579,8 @@ def main():
         print(f"stopped; {left} of {len(grid)} runs are left, the same command goes on")
         sys.exit(130)
     ray.shutdown()
-    print(f"{state.num_finished} of {state.num_runs} runs are finished; mean ± std (seeds):")
-    print_scores(grid, theirs | own_rows())
-    print(f"tables and curves: python tools/report.py --results-dir {args.results_dir}")
+    print(f"{state.num_finished} of {state.num_runs} runs are finished")
+    print_scores(args, grid, theirs | own_rows())
     for run in state.given_up:
         print(f"given up: {run.key}; see {run.folder / LOG}")
     if state.given_up:
