@@ -1,0 +1,131 @@
+"""How far the targets of finished runs lie from the returns that followed, by backup and depth.
+
+    python experiments/target_bias.py runs/*minatar__graph__1__* --csv bias.csv
+
+For pairs of the last fifth of each run's replay, of episodes that ended, it compares the target of
+each backup with the discounted return really obtained from that pair on. The leaves are those of
+the run's target network. Prints two tables: of the graph, and of the differences, which --csv keeps
+by count c(s, a) as well. The return is that of the policy of that time, epsilon included, so that a
+difference says little by itself: what says something is one backup or depth beside another.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import numpy as np
+import recorded
+import tyro
+from output import fail, write_rows
+
+from gbcore import q_targets, trajectory_subgraphs
+
+SAMPLE = 2_048
+BACKUPS = {  # name -> (along a trajectory, rule, prior)
+    "n-step": (True, "behaviour", 0),
+    "tree": (True, "greedy", 0),
+    "graph": (False, "greedy", 0),
+    "graph, prior 1": (False, "greedy", 1),
+    "graph, prior 3": (False, "greedy", 3),
+    "graph, prior 10": (False, "greedy", 10),
+}
+DEPTHS = (1, 2, 3, 5)
+COUNTS = (1, 2, 10)  # lower ends of the classes of c(s, a)
+COLUMNS = ("task", "agent", "seed", "target", "depth", "count", "pairs", "return", "bias", "rms")
+
+
+@dataclass
+class Args:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """folders of runs"""
+    csv: Path | None = None
+    """file for all numbers"""
+
+
+def returns_of(replay, gamma):
+    """Discounted return that followed each row of a replay in time order; NaN without an end."""
+    returns, following = np.full(len(replay["reward"]), np.nan), np.nan
+    for t in range(len(returns) - 1, -1, -1):
+        if replay["terminated"][t] or replay["cut"][t]:
+            following = 0.0 if replay["terminated"][t] else np.nan
+        following = returns[t] = replay["reward"][t] + gamma * following
+    return returns
+
+
+def shape_of(graph):
+    """What of a graph decides how a nested maximum fares: name -> number."""
+    edges = graph.edges()
+    pairs = edges["source"] * graph.num_actions + edges["action"]
+    pairs, pair, outcomes = np.unique(pairs, return_inverse=True, return_counts=True)
+    count = np.bincount(pair, edges["count"])  # c(s, a)
+    tried = np.unique(pairs // graph.num_actions, return_counts=True)[1]  # actions of each state
+    return {
+        "states": graph.num_nodes,
+        "novel state ratio": graph.novel_state_ratio,
+        "states with several actions": (tried > 1).mean(),
+        "transitions of pairs seen twice": count[count >= 2].sum() / count.sum(),
+        "ten times": count[count >= 10].sum() / count.sum(),
+        "pairs seen twice with several outcomes": (outcomes[count >= 2] > 1).mean(),
+    }
+
+
+def bias_of(run, gamma):
+    """Rows for --csv, without what the run is called."""
+    graph, replay = run.graph, run.replay
+    returns = returns_of(replay, gamma)
+    rows = np.flatnonzero(~np.isnan(returns))
+    rows = rows[rows >= len(returns) * 4 // 5]
+    if not len(rows):
+        return []
+    rows = np.random.default_rng(0).choice(rows, SAMPLE)
+    columns = [replay[name] for name in recorded.COLUMNS]
+    nodes, actions, returns = columns[0][rows], columns[1][rows], returns[rows]
+    counts = graph.expand(nodes, actions, 1).pair_count
+    level = np.searchsorted(COUNTS, counts, side="right") - 1
+    classes = {"all": level >= 0} | {f"from {c}": level == i for i, c in enumerate(COUNTS)}
+    table = []
+    for depth in DEPTHS:
+        chains = trajectory_subgraphs(rows, depth, *columns)
+        subgraphs = {True: chains, False: graph.expand(nodes, actions, depth)}
+        leaf_q = {of: run.q_values(sub.nodes, "target") for of, sub in subgraphs.items()}
+        for name, (of, rule, prior) in BACKUPS.items():
+            gap = q_targets(subgraphs[of], leaf_q[of], gamma, rule, prior=prior) - returns
+            for which, here in classes.items():
+                if here.any():
+                    bias, rms = gap[here].mean(), np.sqrt((gap[here] ** 2).mean())
+                    values = (name, depth, which, here.sum(), returns[here].mean(), bias, rms)
+                    table.append(dict(zip(COLUMNS[3:], values, strict=True)))
+    return table
+
+
+def main():
+    args = tyro.cli(Args)
+    kept, shapes, biases = [], [], []
+    for path in args.runs:
+        run = recorded.read(path)
+        if run.replay is None or run.networks is None:
+            fail(f"{path} has no checkpoint")
+        called = {"task": run.task, "agent": run.config["backup"], "seed": run.config["seed"]}
+        head = "| " + " | ".join(str(value) for value in called.values())
+        shape = shape_of(run.graph)
+        shapes.append(f"{head} | {' | '.join(f'{value:.3g}' for value in shape.values())} |")
+        table = bias_of(run, run.config["gamma"])
+        kept += [called | row for row in table]
+        for name in BACKUPS:
+            rows = [row for row in table if (row["target"], row["count"]) == (name, "all")]
+            if rows:
+                gaps = " | ".join(f"{row['bias']:+.2f}" for row in rows)
+                biases.append(f"{head} | {name} | {rows[0]['return']:.2f} | {gaps} |")
+    names = ("task", "agent", "seed", *shape)
+    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|", *shapes, sep="\n")
+    names = (*COLUMNS[:4], "return", *(f"depth {depth}" for depth in DEPTHS))
+    print(f"\n| {' | '.join(names)} |\n{'|---' * len(names)}|", *biases, sep="\n")
+    if args.csv:
+        write_rows(args.csv, COLUMNS, kept)
+
+
+if __name__ == "__main__":
+    main()
