@@ -17,7 +17,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gbcore import FrontierPlanner, TransitionGraph  # noqa: E402
+from gbcore import FrontierPlanner, TransitionGraph
 
 
 @dataclass
