@@ -8,7 +8,6 @@ one task under one protocol are averaged.
 """
 
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,10 +18,11 @@ import measures
 import numpy as np
 import recorded
 import tyro
-from output import read_rows, write_rows
+from output import fail, read_rows, write_rows
+from tables import count, markdown
 
 PAPER = {"MiniGrid": 0.006, "MinAtar": 0.298, "Atari": 0.927}
-GROUPS = {"gb_dqn_minigrid": "MiniGrid", "gb_dqn_minatar": "MinAtar", "gb_rainbow_atari": "Atari"}
+GROUPS = {"minigrid": "MiniGrid", "minatar": "MinAtar", "atari": "Atari"}
 COLUMNS = ("group", "task", "backup", "protocol", "seed", "steps", "states", "novel_state_ratio",
            "crossed", "self_loops")  # fmt: skip
 
@@ -38,81 +38,56 @@ class Args:
 def row_of(path):
     """One row of the file: a dict."""
     run = recorded.read(path)
-    if run.script is None or run.steps is None:
-        recorded.fail(f"{path} does not say which script made it, or has no checkpoint")
+    if run.config is None or run.steps is None or run.suite not in GROUPS:
+        fail(f"{path} is no run of a known suite, or has no checkpoint")
+    interval = run.config["train_frequency"] / run.config["updates_per_train"]
+    protocol = "learning" if interval <= 4 else f"one update per {interval:g} steps"
     if run.config["learning_starts"] >= run.steps:
         protocol = "random actions"
-    elif run.config["updates_per_train"] / run.config["train_frequency"] < 0.25:
-        rate = run.config["train_frequency"] / run.config["updates_per_train"]
-        protocol = f"one update per {rate:g} steps"
-    else:
-        protocol = "learning"
     if "episode_seed" in run.config:
         protocol += f", {run.config['episode_seed']} episode seeds"
     shares = measures.crossovers(run.graph)
-    return {
-        "group": GROUPS[run.script],
-        "task": run.task,
-        "backup": run.config["backup"],
-        "protocol": protocol,
-        "seed": run.config["seed"],
-        "steps": run.steps,
-        "states": run.graph.num_nodes,
-        "novel_state_ratio": run.graph.novel_state_ratio,
-        "crossed": shares["crossed"],
-        "self_loops": shares["self_loops"],
-    }
+    values = (GROUPS[run.suite], run.task, run.config["backup"], protocol, run.config["seed"],
+              run.steps, run.graph.num_nodes, run.graph.novel_state_ratio, shares["crossed"],
+              shares["self_loops"])  # fmt: skip
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def table(rows):
     """The rows as Markdown, and the average of each group beside the paper's."""
-    lines = [
-        "| task | actions | steps | runs | states | novel state ratio | states with several "
-        "predecessors | self-loops |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for group, average in PAPER.items():
-        tasks = defaultdict(list)
-        for row in rows:
-            if row["group"] == group:
-                tasks[row["protocol"], int(row["steps"]), row["task"]].append(row)
-        means = defaultdict(list)
-        for (protocol, steps, task), same in sorted(tasks.items()):
-            mean = {
-                name: np.mean([float(row[name]) for row in same])
-                for name in ("states", "novel_state_ratio", "crossed", "self_loops")
-            }
-            means[protocol, steps].append(mean["novel_state_ratio"])
-            ratio = mean["novel_state_ratio"]
-            lines.append(
-                f"| {task} | {protocol} | {steps:,} | {len(same)} | {mean['states']:,.0f} "
-                f"| {ratio:.4f} | {mean['crossed']:.1%} | {mean['self_loops']:.1%} |"
+        tasks, ratios = {}, {}
+        for row in (row for row in rows if row["group"] == group):
+            tasks.setdefault((row["protocol"], int(row["steps"]), row["task"]), []).append(
+                [float(row[name]) for name in COLUMNS[-4:]]
             )
-        for (protocol, steps), ratios in means.items():
-            number = "1 task" if len(ratios) == 1 else f"{len(ratios)} tasks"
+        for (protocol, steps, task), found in sorted(tasks.items()):
+            states, ratio, crossed, loops = np.mean(found, axis=0)
+            ratios.setdefault((protocol, f"{steps:,}"), []).append(ratio)
+            lines.append([task, protocol, f"{steps:,}", str(len(found)), f"{states:,.0f}",
+                          f"{ratio:.4f}", f"{crossed:.1%}", f"{loops:.1%}"])  # fmt: skip
+        for about, found in ratios.items():
+            mean = f"**{np.mean(found):.3f}** (paper: {average}, all tasks, 100,000 steps)"
             lines.append(
-                f"| **{group}, {number}** | {protocol} | {steps:,} | | "
-                f"| **{np.mean(ratios):.3f}** (paper: {average}, all tasks, 100,000 steps) | | |"
+                [f"**{group}, {count(len(found), 'task')}**", *about, "", "", mean, "", ""]
             )
-    return "\n".join(lines)
+    header = ["task", "actions", "steps", "runs", "states", "novel state ratio",
+              "states with several predecessors", "self-loops"]  # fmt: skip
+    return markdown(header, lines)
 
 
 def main():
     args = tyro.cli(Args)
-    if args.runs:
-        rows = [row_of(path) for path in args.runs]
+    if not args.runs and args.csv is None:
+        fail("require folders of runs, or --csv with a file to read")
+    try:
+        rows = list(map(row_of, args.runs)) or read_rows(args.csv)
         rows.sort(key=lambda row: tuple(str(row[name]) for name in COLUMNS))
-        if args.csv:
-            write_rows(args.csv, COLUMNS, rows)
-    elif args.csv:
-        try:
-            rows = read_rows(args.csv)
-        except OSError as error:
-            recorded.fail(f"cannot read {args.csv}: {error.strerror}")
-        if not rows or set(COLUMNS) - set(rows[0]):
-            recorded.fail(f"{args.csv} is no file of this command")
-    else:
-        recorded.fail("require folders of runs, or --csv with a file to read")
+    except (OSError, KeyError) as error:
+        fail(f"{args.csv} is no file of this command: {error!r}")
+    if args.runs and args.csv:
+        write_rows(args.csv, COLUMNS, rows)
     print(table(rows))
 
 

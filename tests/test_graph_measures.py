@@ -19,7 +19,9 @@ import play
 import pytest
 import recorded
 import stability
+import tables
 import would_it_help
+from run_records import Key, Records
 
 import gb_dqn_minigrid
 import gb_rainbow_atari
@@ -589,37 +591,46 @@ def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
 
 
 def test_estimates_of_exact_backups_do_not_vary_under_one_target_network():
-    data = stability.fixed_data("MiniGrid-Empty-5x5-v0", 1, 150)
+    replay = stability.random_data(gb_dqn_minigrid, 1, 150)
     last = {
-        variant: list(stability.estimates(data, variant, 10**6, 60, 60, seed=1))[-1]
+        variant: list(
+            stability.estimates(gb_dqn_minigrid, replay, variant, 10**6, 60, seed=1, every=60)
+        )[-1]
         for variant in ("one-step", "n-step", "graph, all transitions")
     }
     assert last["one-step"][2] < 1e-7
     assert last["graph, all transitions"][2] < 1e-7
     assert last["n-step"][2] > 1e-4  # the trajectory of the sample decides
-    q = stability.optimal_values(recorded_rows(CROSSING).graph, 0.5)
-    assert q[:2, 0].tolist() == [0.25, 0.5]  # of 0 and 1, by the action that reaches the end
+    # The end gives 1 to state 2; 1 hears of it by the other episode's action, and 0 after that.
+    graph = recorded_rows([(0, 0, 0.0, 1, False, False), (1, 0, 1.0, 2, True, True)]).graph
+    assert stability.optimum(graph, 0.5) == np.mean([0.5, 1.0])
 
 
-def test_density_against_gain(tmp_path, capsys):
-    assert density_against_gain.gain(3, 0) == 1
-    assert density_against_gain.gain(1, 2) == -0.5
-    assert np.isnan(density_against_gain.gain(0, 0))
-    assert density_against_gain.rank(np.array([5.0, 1.0, 5.0])).tolist() == [2.5, 1, 2.5]
-    lines = ["suite,task,backup,variant,seed,score,novel_state_ratio"]
-    for k in range(5):  # the denser, the better
-        lines += [f"minigrid,t{k},graph,,1,{10 - k},{k / 10}", f"minigrid,t{k},tree,,1,5,0.9"]
-    lines += ["minigrid,t9,graph,,1,3,0.5", "minigrid,t0,graph,breadth=0,1,0,0.5"]
-    lines += ["minigrid,t0,graph,,2,0,0.5"]  # no tree run of this seed
-    path = tmp_path / "minigrid.csv"
-    path.write_text("\n".join(lines) + "\n")
-    (tmp_path / "curves.csv").write_text("suite,task,500\n")
-    scores, ratios = density_against_gain.read_scores([path, tmp_path / "curves.csv"])
-    rows = density_against_gain.points(scores, ratios)
-    assert [row["task"] for row in rows] == [f"t{k}" for k in range(5)]
-    assert rows[0]["graph"] == 10  # neither the variant nor the second seed is counted
-    (line,) = density_against_gain.correlations(rows, scores, ratios, 50, np.random.default_rng(0))
-    assert "Spearman -1.00" in line
-    x = np.arange(4.0)  # of the 24 orders of four tasks, two are as far from 0
-    p = density_against_gain.permutation_p(x, -x, True, 5_000, np.random.default_rng(0))
-    assert p == pytest.approx(2 / 24, abs=0.015)
+def test_density_against_gain(tmp_path, capsys, monkeypatch):
+    """The denser the graph, the larger the gain; neither variants nor single seeds are counted."""
+    tasks = list(tables.read_paper()["minigrid"]["graph"])
+    found = {}
+    for k, task in enumerate(tasks):
+        for backup, variant, seed, score in (
+            ("graph", "", 1, 10 - k), ("tree", "", 1, 5), ("graph", "breadth=0", 1, 0),
+            ("graph", "", 2, 0),
+        ):  # fmt: skip
+            row = {"score": score, "steps": 1, "wall_seconds": 1, "steps_per_second": 1,
+                   "novel_state_ratio": k / 10, "states": 1, "first_reward_step": "",
+                   "commit": ""}  # fmt: skip
+            found[Key("minigrid", task, backup, variant, "", seed)] = row, {}
+    Records(tmp_path).add(found)
+    points = list(density_against_gain.points(tables.read_protocols(tmp_path)))
+    assert [point.task for point in points] == tasks
+    assert [point.gain for point in points] == [(10 - k - 5) / (10 - k) for k in range(5)]
+    (line,) = density_against_gain.correlations(points)
+    p = re.search(r"of ranks -1.00 \(95% -1.00 to -1.00, p (.*?)\)", line)[1]
+    assert float(p) == pytest.approx(2 / 120, abs=0.001)  # of the 120 orders, two are as far from 0
+    words = ["x", "--results-dir", str(tmp_path), "--out", str(tmp_path / "density.png")]
+    monkeypatch.setattr(sys, "argv", words)
+    density_against_gain.main()
+    assert (tmp_path / "density.png").stat().st_size > 5_000
+    assert (
+        "| minigrid | LavaCrossingS9N2 | - | 1 | 0.000 | 10 | 5 | +0.50 |"
+        in capsys.readouterr().out
+    )

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import atari_memory
@@ -15,10 +14,9 @@ import pytest
 import released_n_step
 from conftest import jitted
 from output import read_rows, write_rows
+from run_records import RESULTS, SUITES
 
-import gb_dqn_minigrid
-
-ROOT = Path(__file__).resolve().parents[1]
+from gbcore import Replay, TransitionGraph
 
 
 @pytest.fixture
@@ -47,14 +45,50 @@ def test_the_picture_of_the_five_backups_says_what_they_read():
     assert found["graph-mixed"] == (pytest.approx(0.9**4 / 2), own | there)  # both were done in x
 
 
-def test_a_learning_curve_is_drawn_from_its_run(type_command, tmp_path):
-    run = ROOT / "results" / "krull_graph_1"
-    steps, means, errors = plot_runs.read_errors(run)
+def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
+    krull = RESULTS / "krull_graph_1"
+    ((_, seeds),) = plot_runs.read_settings([krull])
+    steps, means, errors = plot_runs.curve_of(seeds, 1)
     assert steps.tolist() == list(range(2000, 20_001, 2000))
-    assert round(means[-1]) == 2478  # as the README has it
+    assert round(means[-1]) == 2478
     assert round(errors[-1], 1) == 64.3  # of 20 episodes: their deviation is 287.5, over 20 ** 0.5
-    type_command(plot_runs, run, "--out", tmp_path / "krull.png", "--random-score", "1584.5")
+    runs = [RESULTS / f"doorkey-6x6_graph_{seed}" for seed in (1, 2, 3)]
+    ((_, seeds),) = plot_runs.read_settings(runs)
+    assert sorted(seeds) == [1, 2, 3]
+    steps, means, errors = plot_runs.curve_of(seeds, 1)
+    last = [np.mean(returns[100_000]) for returns in seeds.values()]
+    assert means[-1] == pytest.approx(np.mean(last))
+    assert errors[-1] == pytest.approx(np.std(last, ddof=1) / 3**0.5)
+    type_command(plot_runs, krull, *runs, "--out", tmp_path / "krull.png", "--random-score", 1584.5)
     assert (tmp_path / "krull.png").stat().st_size > 0
+
+
+def test_labels_of_curves_are_the_flags_that_differ():
+    one = {"env_id": "Empty", "backup": "graph", "depth": 5}
+    settings = [
+        (one, {1: 0, 2: 0}), (one | {"depth": 3}, {1: 0}), (one | {"env_id": "Door"}, {1: 0})
+    ]  # fmt: skip
+    assert list(plot_runs.labels(settings)) == [
+        "Empty, graph, depth 5 (2 seeds)", "Empty, graph, depth 3", "Door, graph, depth 5"
+    ]  # fmt: skip
+    assert list(plot_runs.labels(settings[:1])) == ["Empty, graph (2 seeds)"]
+
+
+def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
+    krull = RESULTS / "krull_graph_1"
+    for words, named in (
+        ((tmp_path, "--out", tmp_path / "x.png"), f"no run with an evaluation in {tmp_path}"),
+        ((krull, "--out", tmp_path / "x.bmp"), "supported formats: "),
+        ((krull, "--out", tmp_path / "x.png", "--window", 0), "--window must be >= 1"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            type_command(plot_runs, *words)
+        assert stopped.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert named in line
+    with pytest.raises(SystemExit):
+        type_command(plot_runs, "--help")
+    assert "jpg, pdf" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_novel_state_ratios_are_averaged_by_task_and_group(type_command, tmp_path):
@@ -72,8 +106,8 @@ def test_novel_state_ratios_are_averaged_by_task_and_group(type_command, tmp_pat
     write_rows(tmp_path / "rows.csv", novel_state_ratios.COLUMNS, rows)
     text = type_command(novel_state_ratios, "--csv", tmp_path / "rows.csv")
     assert "| freeway | learning | 1,000 | 2 | 700 | 0.3000 | 25.0% | 50.0% |" in text
-    assert "| **MinAtar, 2 tasks** | learning | 1,000 | | | **0.400** (paper: 0.298," in text
-    assert "| **MiniGrid, 1 task** | learning | 1,000 | | | **0.010** (paper: 0.006," in text
+    assert "| **MinAtar, 2 tasks** | learning | 1,000 |  |  | **0.400** (paper: 0.298," in text
+    assert "| **MiniGrid, 1 task** | learning | 1,000 |  |  | **0.010** (paper: 0.006," in text
 
 
 @jitted
@@ -124,38 +158,42 @@ def test_a_released_return_goes_on_across_a_time_limit_to_its_last_row():
     assert (last.tolist(), returns.tolist()) == ([4], [8 + 8])
 
 
-def test_the_released_update_moves_the_last_pair(monkeypatch):
-    class Learner:
-        args = SimpleNamespace(depth=2, gamma=0.5)
-        graph = SimpleNamespace(num_ids=5)
-        replay = SimpleNamespace(
-            node=np.arange(5), action=np.array([0, 1, 0, 1, 0]), next_node=np.arange(1, 6) % 5,
-            reward=np.array([1.0, 0.0, 0.0, 0.0, 4.0]), terminated=np.arange(5) == 4,
-            cut=np.isin(np.arange(5), [2, 4]), size=5,
-        )  # fmt: skip
-        leaves = SimpleNamespace(values=lambda nodes: np.stack([nodes, 2.0 * nodes], axis=1))
-
-        def update(self, batch, subgraphs):
-            return batch, self.targets(batch, subgraphs)
-
-    script = SimpleNamespace(
-        Learner=Learner, Batch=gb_dqn_minigrid.Batch, __name__="gb_dqn_minigrid"
-    )
-    released_n_step.take_released_update(script)
-    rows = np.array([0, 1, 3])
-    sampled = gb_dqn_minigrid.Batch(rows, rows, Learner.replay.action[rows])
-    moved, targets = Learner().update(sampled, "the sampled pairs'")
-    assert [column.tolist() for column in moved] == [[1, 2, 4], [1, 2, 4], [1, 0, 0]]
+def test_the_released_update_moves_the_last_pair():
+    replay = Replay(TransitionGraph(2, (1,), np.int64), 5)
+    for node, (action, reward) in enumerate(((0, 1.0), (1, 0.0), (0, 0.0), (1, 0.0), (0, 4.0))):
+        ends = [replay.graph.node(np.array([n])) for n in (node, (node + 1) % 5)]
+        replay.add(ends[0], action, reward, ends[1], node == 4)
+        if node == 2:
+            replay.end_episode()
+    learner = SimpleNamespace(
+        args=SimpleNamespace(depth=2, gamma=0.5), graph=replay.graph, replay=replay,
+        leaves=SimpleNamespace(values=lambda nodes: np.stack([nodes, 2.0 * nodes], axis=1)),
+    )  # fmt: skip
+    sampled = replay.batch_of(np.array([0, 1, 3]))
+    moved, targets = released_n_step.released_update(learner, sampled, "gb_dqn_minigrid.py")
+    assert [column.tolist() for column in moved[:3]] == [[1, 2, 4], [1, 2, 4], [1, 0, 0]]
     # From state 2; from the highest value, of state 4; of the end.
     assert targets.tolist() == [1 + 0.25 * 4, 0.25 * 8, 0.5 * 4]
+
+
+@jitted
+def test_copies_of_the_scripts_run_with_the_released_update(monkeypatch):
+    short = {name: suite._replace(total_timesteps=200) for name, suite in SUITES.items()}
+    monkeypatch.setattr(released_n_step, "SUITES", short)
+    row = released_n_step.measure("minatar", "freeway", 5, 1)
+    assert list(released_n_step.COLUMNS) == sorted(row, key=released_n_step.COLUMNS.index)
+    assert (row["task"], row["episode_seed"], row["score"]) == ("freeway", "fixed", 0.0)
+    for script in ("gb_dqn_minigrid", "gb_dqn_minatar"):  # each line was found, once
+        text = released_n_step.changed_script(script)
+        assert text.count("released_update") == 2
 
 
 def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
     type_command, monkeypatch, tmp_path
 ):
-    def measure(run):
+    def measure(*run):
         made.append(run)
-        return released_n_step.key(run) | {"score": 0.5, "first_reward_step": 7, "commit": "x"}
+        return released_n_step.key(*run) | {"score": 0.5, "first_reward_step": 7, "commit": "x"}
 
     made, out = [], tmp_path / "rows.csv"
     monkeypatch.setattr(released_n_step, "measure", measure)
@@ -163,10 +201,6 @@ def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
     type_command(released_n_step, *words, 1, 2)
     type_command(released_n_step, *words, 2, 3)
     type_command(released_n_step, *words, 3, "--depth", 10)
-    type_command(released_n_step, *words, 3, "--update", "paper")
-    assert [(run.depth, run.update, run.seed) for run in made] == [
-        *((5, "released", seed) for seed in (1, 2, 3)), (10, "released", 3), (5, "paper", 3),
-    ]  # fmt: skip
-    assert [(row["seed"], row["episode_seed"]) for row in read_rows(out)] == [
-        ("1", "fixed"), ("2", "fixed"), ("3", "fixed"), ("3", "fixed"), ("3", "fixed"),
-    ]  # fmt: skip
+    assert [(depth, seed) for _, _, depth, seed in made] == [(5, 1), (5, 2), (5, 3), (10, 3)]
+    rows = [(row["seed"], row["episode_seed"]) for row in read_rows(out)]
+    assert rows == [("1", "fixed"), ("2", "fixed"), ("3", "fixed"), ("3", "fixed")]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import recorded
+from scipy import sparse
 
 from gbcore import q_targets, trajectory_subgraphs
 
@@ -19,22 +20,16 @@ def crossovers(graph):
     edges = graph.edges()
     source, target, count = edges["source"], edges["next"], edges["count"]
     loop = source == target
-    states = np.unique(np.concatenate([source, target]))
-    pair_of_edge = source * graph.num_actions + edges["action"]
-    _, pair = np.unique(pair_of_edge, return_inverse=True)
-    num_pairs = pair.max(initial=-1) + 1
-    seen = np.bincount(pair, count, num_pairs)
-    triple = np.stack([pair, target], axis=1)
-    triples, times = np.unique(triple, axis=0, return_counts=True)
-    outcomes = np.bincount(triples[:, 0], minlength=num_pairs)
-    again = seen > 1
-    looped = np.bincount(pair, loop, num_pairs) > 0
-    away = np.bincount(pair, ~loop, num_pairs) > 0
+    _, pair = np.unique(source * graph.num_actions + edges["action"], return_inverse=True)
+    triples, times = np.unique(np.stack([pair, target], 1), axis=0, return_counts=True)
+    again = np.bincount(pair, count) > 1
+    looped, away = np.bincount(pair, loop) > 0, np.bincount(pair, ~loop) > 0
+    num_states = len(np.unique(np.concatenate([source, target])))
     return {
-        "crossed": share(np.count_nonzero(predecessors(graph) > 1), len(states)),
+        "crossed": share((predecessors(graph) > 1).sum(), num_states),
         "self_loops": share(count[loop].sum(), count.sum()),
         "mixed_loops": share((looped & away).sum(), (looped & again).sum()),
-        "several_outcomes": share((outcomes[again] > 1).sum(), again.sum()),
+        "several_outcomes": share((np.bincount(triples[:, 0])[again] > 1).sum(), again.sum()),
         "contradictions": share((times > 1).sum(), len(times)),
     }
 
@@ -75,22 +70,12 @@ def groups(run):
     Each is (initial states, states) of one weakly connected part of the graph.
     """
     edges = run.graph.edges()
-    both = np.concatenate([edges["source"], edges["next"]])
-    states = np.unique(both)
-    part = np.arange(run.graph.num_ids)
-    while True:  # every state takes the least number among its neighbours, and that one's number
-        least = part.copy()
-        np.minimum.at(least, edges["source"], part[edges["next"]])
-        np.minimum.at(least, edges["next"], part[edges["source"]])
-        least = least[least]
-        if (least == part).all():
-            break
-        part = least
+    ends, size = (edges["source"], edges["next"]), run.graph.num_ids
+    matrix = sparse.coo_array((np.ones(len(ends[0])), ends), shape=(size, size))
+    _, part = sparse.csgraph.connected_components(matrix, directed=False)
     starts = part[run.initial_states]
-    found = [
-        (int((starts == number).sum()), int(size))
-        for number, size in zip(*np.unique(part[states], return_counts=True), strict=True)
-    ]
+    numbers, sizes = np.unique(part[np.unique(np.concatenate(ends))], return_counts=True)
+    found = [((starts == k).sum().item(), n) for k, n in zip(numbers, sizes.tolist(), strict=True)]
     return sorted(found, key=lambda group: -group[1])
 
 
@@ -108,35 +93,29 @@ def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_r
         leaf_q: [num_ids, A], leaf values of the greedy targets; None: standard normal ones.
     """
     rows = rng.integers(len(replay["node"]), size=num_rows)
-    nodes, actions = replay["node"][rows], replay["action"][rows]
     noise = rng.standard_normal((graph.num_ids, graph.num_actions))
     values = noise if leaf_q is None else leaf_q.astype(np.float64)
     uniform = np.full(noise.shape, 1 / graph.num_actions)
     columns = [replay[name] for name in recorded.COLUMNS]
-    sizes = np.empty(num_rows, np.int64)
-    differs = {name: np.empty(num_rows, np.bool_) for name in ("read", "value", "zero")}
-    for i in range(num_rows):
-        local = graph.expand(nodes[i : i + 1], actions[i : i + 1], depth, breadth, rng)
-        chain = trajectory_subgraphs(rows[i : i + 1], depth, *columns)
-        sizes[i] = len(local.outcome_pair)
-        targets = []
-        for sub in (chain, local):
-            at = sub.nodes
-            targets.append(
-                (
-                    q_targets(sub, noise[at], gamma, "policy", policy=uniform[at])[0],
-                    q_targets(sub, values[at], gamma)[0],
-                    q_targets(sub, np.zeros_like(noise[at]), gamma)[0],
-                )
-            )
-        for name, tree, whole in zip(differs, *targets, strict=True):
-            gap = whole - tree if name == "zero" else abs(whole - tree)
-            differs[name][i] = gap > 1e-9 * max(1.0, abs(tree))
-    return {
-        **{name: float(array.mean()) for name, array in differs.items()},
-        "mean_size": float(sizes.mean()),
-        "max_size": int(sizes.max()),
-    }
+
+    def targets(sub):
+        at = sub.nodes
+        return np.concatenate([
+            q_targets(sub, noise[at], gamma, "policy", policy=uniform[at]),
+            q_targets(sub, values[at], gamma),
+            q_targets(sub, np.zeros_like(noise[at]), gamma),
+        ])  # fmt: skip
+
+    sizes, changes = [], []
+    for row in np.split(rows, num_rows):
+        local = graph.expand(replay["node"][row], replay["action"][row], depth, breadth, rng)
+        of_tree = targets(trajectory_subgraphs(row, depth, *columns))
+        gaps = targets(local) - of_tree
+        gaps[:2] = abs(gaps[:2])
+        changes.append(gaps > 1e-9 * np.maximum(1.0, abs(of_tree)))
+        sizes.append(len(local.outcome_pair))
+    found = dict(zip(("read", "value", "zero"), np.mean(changes, axis=0).tolist(), strict=True))
+    return found | {"mean_size": float(np.mean(sizes)), "max_size": max(sizes)}
 
 
 def memory(replay, rng, num_permutations=200):
@@ -161,37 +140,31 @@ def memory(replay, rng, num_permutations=200):
     def code(*columns):
         return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
-    pair = code(replay["node"], replay["action"])
-    reward = np.unique(replay["reward"], return_inverse=True)[1]
-    outcome = code(pair, reward, replay["next_node"], replay["terminated"].astype(np.int64))[
-        follows
-    ]
-    past, pair = pair[follows - 1], pair[follows]
-    outcomes_of_pair = np.bincount(np.unique(np.stack([pair, outcome], 1), axis=0)[:, 0])
-    kept = outcomes_of_pair[pair] > 1
-    if not kept.any():
-        return {"explained": None, "p": None, "rows": 0}
-    pair, past, outcome = pair[kept], past[kept], outcome[kept]
-    order = np.argsort(pair, kind="stable")
-    pair, past, outcome = pair[order], past[order], outcome[order]
-    past = code(pair, past)
-
     def entropy(labels):
         """Sum over rows of -log of the label's count: entropies, up to what all cases share."""
         return -np.log(np.bincount(labels)[labels]).sum()
 
-    outcome = np.unique(outcome, return_inverse=True)[1].reshape(-1)
-    uncertainty = entropy(outcome) - entropy(code(pair))  # H(outcome | pair) * rows
+    pair = code(replay["node"], replay["action"])
+    reward = np.unique(replay["reward"], return_inverse=True)[1]
+    outcome = code(pair, reward, replay["next_node"], replay["terminated"].astype(np.int64))
+    pair, past, outcome = pair[follows], pair[follows - 1], outcome[follows]
+    outcomes_of_pair = np.bincount(np.unique(np.stack([pair, outcome], 1), axis=0)[:, 0])
+    kept = np.flatnonzero(outcomes_of_pair[pair] > 1)
+    if not len(kept):
+        return {"explained": None, "p": None, "rows": 0}
+    kept = kept[np.argsort(pair[kept], kind="stable")]
+    pair, outcome = pair[kept], outcome[kept]
+    past = code(pair, past[kept])
+    uncertainty = entropy(outcome) - entropy(pair)  # H(outcome | pair) * rows
 
     def information(outcome):
-        joint = past * (outcome.max() + 1) + outcome
-        joint = np.unique(joint, return_inverse=True)[1].reshape(-1)
-        return uncertainty - (entropy(joint) - entropy(past))
+        return uncertainty - (entropy(code(past, outcome)) - entropy(past))
 
     observed = information(outcome)
-    chance = np.empty(num_permutations)
-    for k in range(num_permutations):
-        chance[k] = information(outcome[np.lexsort((rng.random(len(pair)), pair))])
+    chance = np.array([
+        information(outcome[np.lexsort((rng.random(len(pair)), pair))])
+        for _ in range(num_permutations)
+    ])  # fmt: skip
     return {
         "explained": float((observed - chance.mean()) / uncertainty),
         "p": float((1 + (chance >= observed - 1e-9).sum()) / (1 + num_permutations)),
