@@ -27,12 +27,9 @@ from gbcore.run import load_checkpoint  # noqa: E402
 
 @dataclass
 class Args:
-    env_id: str = "Freeway"
-    """the game"""
-    steps: int = 100_000
-    """transitions to record"""
-    folder: Path | None = None
-    """where the run is written; default: the folder for temporary files"""
+    env_id: str = "Freeway"  # the game
+    steps: int = 100_000  # transitions to record
+    folder: Path | None = None  # where the run is written; default: the folder for temporary files
 
 
 def watch(process, folder):

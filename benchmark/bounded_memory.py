@@ -31,18 +31,12 @@ WINDOW = 1_000  # steps; of their CPU times the median is taken: others may use 
 
 @dataclass
 class Args:
-    steps: int = 5_000_000
-    """transitions"""
-    capacity: int = 100_000
-    """of the replay"""
-    report_frequency: int = 1_000_000
-    """transitions between two rows"""
-    frame_stack: bool = False
-    """observations are stacks of 4 frames, each stored once, as in Atari"""
-    seed: int = 0
-    """of everything random"""
-    out: str | None = None
-    """CSV file to write"""
+    steps: int = 5_000_000  # transitions
+    capacity: int = 100_000  # of the replay
+    report_frequency: int = 1_000_000  # transitions between two rows
+    frame_stack: bool = False  # observations are stacks of 4 frames, each stored once, as in Atari
+    seed: int = 0  # of everything random
+    out: str | None = None  # CSV file to write
 
 
 def resident_mb(pid="self"):

@@ -4,7 +4,7 @@
 
 Processor time of the thread, so that whatever else the machine does hardly counts. A graph is
 walked on of which every change sets off as much planning as the budget allows. What the planner
-costs a script is another question: `tools/speed.py --flags "" "--exploration frontier"`.
+costs a script is another question: `tools/speed.py --variants default exploration=frontier`.
 """
 
 import sys
@@ -22,26 +22,21 @@ from gbcore import FrontierPlanner, TransitionGraph
 
 @dataclass
 class Args:
-    states: int = 1_000_000
-    """states of the graph"""
-    slices: int = 5_000
-    """steps on it"""
-    budget: int = 2_000
-    """edges that the planner reads per step at most"""
+    states: int = 1_000_000  # of the graph
+    slices: int = 5_000  # steps on it
+    budget: int = 2_000  # edges that the planner reads per step at most
 
 
-def large_graph(num_states, num_actions, rng):
+def large_graph(num_states, rng):
     """A square of rooms without doors, all but one pair tried; every tenth step slips."""
     side = int(num_states**0.5)
-    graph = TransitionGraph(num_actions, (1,), np.int64, capacity=side**2)
+    graph = TransitionGraph(4, (1,), np.int64, capacity=side**2)
     for s in range(side**2):
         graph.node(np.array([s]))
     x, y = np.divmod(np.arange(side**2), side)
-    moves = [(1, 0), (-1, 0), (0, 1), (0, -1)]
-    for a in range(num_actions):
-        dx, dy = moves[a % 4]
-        next_x, next_y = np.clip(x + dx, 0, side - 1), np.clip(y + dy, 0, side - 1)
-        to, slips = next_x * side + next_y, rng.random(side**2) < 0.1
+    for a, (dx, dy) in enumerate([(1, 0), (-1, 0), (0, 1), (0, -1)]):
+        to = np.clip(x + dx, 0, side - 1) * side + np.clip(y + dy, 0, side - 1)
+        slips = rng.random(side**2) < 0.1
         for s, s2, slip in zip(range(side**2), to.tolist(), slips.tolist(), strict=True):
             if (s, a) != (0, 0):
                 graph.add(s, a, 0.0, s2, False)
@@ -53,7 +48,7 @@ def large_graph(num_states, num_actions, rng):
 def slice_cost(args):
     """Microseconds of one step's planning: an array; those of the first plan; graph, planner."""
     rng = np.random.default_rng(0)
-    graph = large_graph(args.states, 4, rng)
+    graph = large_graph(args.states, rng)
     planner = FrontierPlanner(graph)
     node, times = 0, []
     for budget in [None, *[args.budget] * args.slices]:
@@ -62,8 +57,8 @@ def slice_cost(args):
         times.append(1e6 * (time.thread_time() - begin))
         action = planner.act(node, rng)
         action = int(rng.integers(4)) if action is None else action
-        edges = graph.expand(np.array([node]), np.array([action]), 1)
-        next_node = int(edges.nodes[0]) if len(edges.nodes) else int(rng.integers(graph.num_nodes))
+        known = graph.expand(np.array([node]), np.array([action]), 1).nodes
+        next_node = int(known[0] if len(known) else rng.integers(graph.num_nodes))
         graph.add(node, action, 0.0, next_node, False)
         node = next_node
     return np.array(times[1:]), times[0], graph, planner
@@ -71,9 +66,9 @@ def slice_cost(args):
 
 def main():
     times, first, graph, planner = slice_cost(tyro.cli(Args))
+    median, high = np.percentile(times, [50, 99])
     print("| states | edges | first plan, s | slice, median us | 99% | longest | states waiting |")
     print("|---|---|---|---|---|---|---|")
-    median, high = np.percentile(times, [50, 99])
     print(
         f"| {graph.num_nodes:,} | {graph.num_edges:,} | {1e-6 * first:.1f} | {median:.0f} "
         f"| {high:.0f} | {times.max():.0f} | {planner.num_waiting:,} |"

@@ -48,12 +48,9 @@ MOMENTS = ["start"] * 3 + ["training"] * 9 + ["checkpoint"] * 8
 class Args:
     script: Literal["gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari"] = "gb_dqn_minigrid"
     """the script, without .py"""
-    kills: int = 20
-    """how often to kill it"""
-    steps: int = 0
-    """environment steps; 0 = enough for twenty kills"""
-    seed: int = 0
-    """of the moments"""
+    kills: int = 20  # how often to kill it
+    steps: int = 0  # environment steps; 0 = enough for twenty kills
+    seed: int = 0  # of the moments
 
 
 def left_behind(run):

@@ -36,20 +36,13 @@ BATCH = 100_000  # random numbers drawn at once
 
 @dataclass
 class Args:
-    operations: int = 10_000_000
-    """random operations"""
-    states: int = 20_000
-    """distinct observations to choose from"""
-    wave: int = 400_000
-    """operations in which the graph grows and shrinks once"""
-    check_frequency: int = 250_000
-    """operations between two comparisons of everything"""
-    plan_frequency: int = 50
-    """operations between two slices of planning"""
-    frame_stack: bool = False
-    """observations are stacks of 4 frames"""
-    seed: int = 0
-    """of the operations"""
+    operations: int = 10_000_000  # random operations
+    states: int = 20_000  # distinct observations to choose from
+    wave: int = 400_000  # operations in which the graph grows and shrinks once
+    check_frequency: int = 250_000  # operations between two comparisons of everything
+    plan_frequency: int = 50  # operations between two slices of planning
+    frame_stack: bool = False  # observations are stacks of 4 frames
+    seed: int = 0  # of the operations
 
 
 def observation(state, frame_stack):

@@ -119,7 +119,7 @@ def test_slices_of_planning_on_a_large_graph():
     assert graph.num_nodes == 400
     assert planner.check_valid() == []
     # The corner's one untried pair is all that is wanted: nearer is better.
-    graph = frontier_cost.large_graph(400, 4, np.random.default_rng(0))
+    graph = frontier_cost.large_graph(400, np.random.default_rng(0))
     planner = frontier_cost.FrontierPlanner(graph)
     planner.plan()
     values = planner.values.reshape(20, 20)

@@ -64,16 +64,11 @@ class Args:
     """what an edge's colour tells; a value is that of the state it leaves"""
     layout: Literal["auto", "springs", "rings"] = "auto"
     """auto: springs for up to 1,000 states, else rings around the start"""
-    max_states: int = 100_000
-    """of a larger graph the states nearest to the start are drawn"""
-    around: int | None = None
-    """draw only the neighbourhood of this state, which takes the centre"""
-    radius: int = 10
-    """transitions, forward or backward, from that state"""
-    rings: int = 0
-    """a picture ends at this distance from the centre; 0 = shows all"""
-    title: str = ""
-    """printed above a picture, in place of task, backup and steps"""
+    max_states: int = 100_000  # of a larger graph the states nearest to the start are drawn
+    around: int | None = None  # draw only the neighbourhood of this state, which takes the centre
+    radius: int = 10  # transitions, forward or backward, from that state
+    rings: int = 0  # a picture ends at this distance from the centre; 0 = shows all
+    title: str = ""  # printed above a picture, in place of task, backup and steps
 
 
 @dataclass

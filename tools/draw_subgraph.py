@@ -29,22 +29,17 @@ LINES = 36  # of sums: with the rest at most 40
 class Args:
     run: Annotated[Path, tyro.conf.Positional]
     """a run's folder, finished or running (with a checkpoint), or a graph file"""
-    out: Path | None = None
-    """the picture, .png or .svg; none: only the sums are printed"""
+    out: Path | None = None  # the picture, .png or .svg; none: only the sums are printed
     state: int | None = None
     """the root's state; none: of a transition where graph and tree backup differ"""
-    action: str = ""
-    """the root's action, by name or number"""
-    depth: int = 0
-    """nested backups; 0 = the run's (5 for a bare graph)"""
+    action: str = ""  # the root's action, by name or number
+    depth: int = 0  # nested backups; 0 = the run's (5 for a bare graph)
     breadth: int = -1
     """transitions followed per level, 0 = all; -1 = the run's (20 for a bare graph)"""
-    gamma: float = -1.0
-    """the discount; -1 = the run's (0.99 for a bare graph)"""
+    gamma: float = -1.0  # the discount; -1 = the run's (0.99 for a bare graph)
     leaves: Literal["target", "online", "zero"] = "target"
     """leaf values: of which network; zero: rewards alone"""
-    seed: int = 1
-    """of the transitions that are sampled, and of breadth's sampling"""
+    seed: int = 1  # of the transitions that are sampled, and of breadth's sampling
 
 
 class Nested:

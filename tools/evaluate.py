@@ -23,18 +23,12 @@ from output import fail
 
 @dataclass
 class Args:
-    run: Annotated[Path, tyro.conf.Positional]
-    """a run's folder, with model.pt or a checkpoint"""
-    episodes: int = 100
-    """episodes to play"""
-    epsilon: float | None = None
-    """share of random actions; default: the run's --eval-epsilon"""
-    seed: int = 0
-    """of everything that the script draws in an evaluation"""
-    threads: int = 1
-    """CPU threads for torch"""
-    video: Path | None = None
-    """write one more episode as mp4"""
+    run: Annotated[Path, tyro.conf.Positional]  # a run's folder, with model.pt or a checkpoint
+    episodes: int = 100  # episodes to play
+    epsilon: float | None = None  # share of random actions; default: the run's --eval-epsilon
+    seed: int = 0  # of everything that the script draws in an evaluation
+    threads: int = 1  # CPU threads for torch
+    video: Path | None = None  # write one more episode as mp4
 
 
 def play(run, episodes, epsilon, seed, video=None):

@@ -48,18 +48,12 @@ class Args:
     """the first is what the others are compared with"""
     variants: tuple[str, ...] = ("default",)
     """flags that each backup runs with in turn, as in default exploration=frontier"""
-    turns: int = 3
-    """runs of each"""
-    warm_up_steps: int = 0
-    """steps of learning before the clock starts; 0 = 1,000, with Atari 100"""
-    steps: int = 0
-    """steps on the clock; 0 = 8,000 (a period of the target network), with Atari 200"""
-    parallel: int = 1
-    """processes side by side, whose rates are added up"""
-    out: Path | None = None
-    """CSV file of all runs"""
-    table: Path | None = None
-    """print the tables of such a file, and run nothing"""
+    turns: int = 3  # runs of each
+    warm_up_steps: int = 0  # steps of learning before the clock starts; 0 = 1,000, with Atari 100
+    steps: int = 0  # steps on the clock; 0 = 8,000 (a period of the target network), with Atari 200
+    parallel: int = 1  # processes side by side, whose rates are added up
+    out: Path | None = None  # CSV file of all runs
+    table: Path | None = None  # print the tables of such a file, and run nothing
 
 
 def rate(run, first_step):

@@ -32,27 +32,19 @@ from output import fail, write_figure
 class Args:
     task: Annotated[str, tyro.conf.Positional]
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
-    steps: int = 20_000
-    """environment steps to play"""
+    steps: int = 20_000  # environment steps to play
     actions: Literal["auto", "recorded", "random", "trained"] = "auto"
     """recorded: no play, the run's own graph (a run's default); random (a task's default);
     trained: the run's network"""
-    epsilon: float = 0.02
-    """share of random actions among trained ones"""
-    depth: int = 0
-    """nested backups per target; 0 = the run's or its script's, else 5"""
+    epsilon: float = 0.02  # share of random actions among trained ones
+    depth: int = 0  # nested backups per target; 0 = the run's or its script's, else 5
     breadth: int = -1
     """transitions followed per level; 0 = all; -1 = the run's or its script's, else 20"""
-    gamma: float = 0.99
-    """the discount of the targets compared"""
-    sampled: int = 2_000
-    """targets compared"""
-    seed: int = 1
-    """seed of the environment and of all sampling"""
-    out: Path | None = None
-    """a picture of the verdict, .png or .svg"""
-    json: bool = False
-    """print the measures as JSON, by key, and no verdict"""
+    gamma: float = 0.99  # the discount of the targets compared
+    sampled: int = 2_000  # targets compared
+    seed: int = 1  # seed of the environment and of all sampling
+    out: Path | None = None  # a picture of the verdict, .png or .svg
+    json: bool = False  # print the measures as JSON, by key, and no verdict
 
 
 PLAIN = "the observation"
