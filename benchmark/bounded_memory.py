@@ -64,18 +64,20 @@ def values(obs):
     return (numbers[:, None] + np.arange(NUM_ACTIONS)).astype(np.float32)
 
 
-def count_faults(graph, leaves, sender):
-    """Leaf values that are not those of their states; broken invariants of the graph."""
-    known = np.flatnonzero(leaves.known)
-    stale = (leaves.values(known) != values(graph.observations_of(known))).any(axis=1).sum()
-    sender.send((int(stale), len(graph.check_valid())))
-
-
 def faults(graph, leaves):
-    """The same, counted in a fork of this process, so that its memory does not count here."""
+    """Leaf values that are not those of their states; broken invariants of the graph.
+
+    Counted in a fork of this process, so that its memory does not count here.
+    """
+
+    def count():
+        known = np.flatnonzero(leaves.known)
+        stale = (leaves.values(known) != values(graph.observations_of(known))).any(axis=1).sum()
+        sender.send((int(stale), len(graph.check_valid())))
+
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=count_faults, args=(graph, leaves, sender))
+    child = context.Process(target=count)
     child.start()
     sender.close()
     found = receiver.recv()
@@ -85,11 +87,8 @@ def faults(graph, leaves):
 
 def main():
     args = tyro.cli(Args)
-    if not 1 <= args.report_frequency <= args.steps:
-        got = f"{args.report_frequency} and {args.steps}"
-        fail(f"require 1 <= --report-frequency <= --steps, got {got}")
-    if args.capacity < 1:
-        fail(f"require --capacity >= 1, got {args.capacity}")
+    if not 1 <= args.report_frequency <= args.steps or args.capacity < 1:
+        fail("require 1 <= --report-frequency <= --steps and --capacity >= 1")
     rng = np.random.default_rng(args.seed)
     steps = walk(rng, args.frame_stack)
     obs, _, _ = next(steps)
@@ -116,21 +115,16 @@ def main():
         if step % args.report_frequency == 0:
             memory = resident_mb()
             stale, problems = faults(graph, leaves)
-            rows.append(
-                {
-                    "transitions": step,
-                    "resident_mb": round(memory, 1),
-                    "above_start_mb": round(memory - at_start, 1),
-                    "us_per_step": round(1e6 * float(np.median(windows)), 2),
-                    "nodes": graph.num_nodes,
-                    "edges": graph.num_edges,
-                    "ids": graph.num_ids,
-                    "ids_given_out": graph.num_ids + int(graph.generations.sum()),
-                    "frames": graph.num_frames if args.frame_stack else 0,
-                    "stale_leaf_values": stale,
-                    "problems": problems,
-                }
-            )
+            rows.append({
+                "transitions": step,
+                "resident_mb": round(memory, 1),
+                "above_start_mb": round(memory - at_start, 1),
+                "us_per_step": round(1e6 * float(np.median(windows)), 2),
+                "nodes": graph.num_nodes, "edges": graph.num_edges, "ids": graph.num_ids,
+                "ids_given_out": graph.num_ids + int(graph.generations.sum()),
+                "frames": graph.num_frames if args.frame_stack else 0,
+                "stale_leaf_values": stale, "problems": problems,
+            })  # fmt: skip
             print(", ".join(f"{name} {value:,}" for name, value in rows[-1].items()), flush=True)
             windows, begin = [], time.process_time()
         if step % 32_000 == 0:

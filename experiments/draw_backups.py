@@ -1,6 +1,6 @@
 """Draw docs/backups.png: what each backup reads to compute one target.
 
-    python benchmark/draw_backups.py
+    python experiments/draw_backups.py
 
 Two trajectories meet in one state. The subgraphs are those that gbcore returns, and the targets are
 those that it computes, with all leaf values 0.
@@ -50,22 +50,14 @@ def build():
     return graph, {node: name for name, node in ids.items()}, rows
 
 
-def edges_read(subgraphs, graph, root):
+def edges_read(subgraphs, graph):
     """(state, next state) ids of the transitions that a target reads."""
-    source = {0: root}
-    first = len(subgraphs.nodes)
-    vertex_of_pair = np.repeat(
-        np.arange(len(subgraphs.vertex_row)), np.diff(subgraphs.vertex_pairs)
-    )
-    for pair, vertex in enumerate(vertex_of_pair, start=1):
-        source[pair] = subgraphs.nodes[subgraphs.vertex_row[vertex]]
     known = graph.edges()
+    ends = np.append(subgraphs.nodes, subgraphs.nodes[subgraphs.vertex_row])
     for pair, vertex in zip(subgraphs.outcome_pair, subgraphs.outcome_vertex, strict=True):
-        state, action = source[int(pair)], subgraphs.pair_action[pair]
-        if vertex < first:
-            yield state, subgraphs.nodes[vertex]
-        elif vertex < first + len(subgraphs.vertex_row):
-            yield state, subgraphs.nodes[subgraphs.vertex_row[vertex - first]]
+        state, action = subgraphs.pair_nodes[pair], subgraphs.pair_action[pair]
+        if vertex < len(ends):
+            yield state, ends[vertex]
         else:  # the end of the episode
             same = (known["source"] == state) & (known["action"] == action) & known["terminated"]
             yield state, known["next"][same][0]
@@ -82,7 +74,7 @@ def backed_up(graph, rows, backup):
         subgraphs = trajectory_subgraphs(start, depth, node, action, reward, next_node, done, cut)
     leaf_q = np.zeros((len(subgraphs.nodes), NUM_ACTIONS))
     target = q_targets(subgraphs, leaf_q, GAMMA, rule)[0]
-    return target, set(edges_read(subgraphs, graph, node[start[0]]))
+    return target, set(edges_read(subgraphs, graph))
 
 
 def main():
@@ -95,26 +87,19 @@ def main():
             used = (state, following) in read
             of_other = (names[state], names[following]) in itertools.pairwise(s for s, _ in UPPER)
             axis.annotate(
-                "",
-                xy=PLACES[names[following]],
-                xytext=PLACES[names[state]],
+                "", PLACES[names[following]], PLACES[names[state]],
                 arrowprops={
-                    "arrowstyle": "-|>",
-                    "color": "#d9480f" if used else "#adb5bd",
-                    "linewidth": 2.2 if used else 1.4,
+                    "arrowstyle": "-|>", "color": "#d9480f" if used else "#adb5bd",
+                    "linewidth": 2.2 if used else 1.4, "shrinkA": 7, "shrinkB": 7,
                     "linestyle": (0, (2, 1.5)) if of_other else "-",
-                    "shrinkA": 7,
-                    "shrinkB": 7,
                 },
-            )
-        for name, (x, y) in PLACES.items():
-            goal, root = name == "goal", name == "s"
-            color = "#2b8a3e" if goal else "#1864ab" if root else "#adb5bd"
-            axis.scatter(x, y, s=90, color=color, zorder=3)
+            )  # fmt: skip
+        colours = {"goal": "#2b8a3e", "s": "#1864ab"}
+        for name, place in PLACES.items():
+            axis.scatter(*place, s=90, color=colours.get(name, "#adb5bd"), zorder=3)
         axis.text(5, 1.62, "+1", ha="center", fontsize=10, color="#2b8a3e")
         axis.set_title(f"{backup}: target {target:.2f}", fontsize=12)
-        axis.set_xlim(-0.4, 5.4)
-        axis.set_ylim(-0.4, 2.4)
+        axis.set(xlim=(-0.4, 5.4), ylim=(-0.4, 2.4))
         axis.axis("off")
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "backups.png", dpi=110)

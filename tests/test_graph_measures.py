@@ -492,14 +492,10 @@ def test_the_layouts_and_their_pictures(run_folder, tmp_path, capsys, monkeypatc
     apart = np.hypot(*(springs.xy[edges["source"]] - springs.xy[edges["next"]]).T)
     far = np.hypot(*(springs.xy[:n, None] - springs.xy[None, :n]).transpose(2, 0, 1))
     assert apart[edges["source"] != edges["next"]].mean() < 0.5 * far.mean()
-    near = draw_graph.lay_out(run, around=3, radius=1)
-    assert "nearest to state 3, at most 1" in near.left_out
-    assert near.xy[np.searchsorted(near.states, 3)].tolist() == [0, 0]
     part = draw_graph.lay_out(run, max_states=10)
     assert len(part.states) == 10
     assert run.initial_states[0] in part.states
     assert "the 10 of" in part.left_out
-    refused(capsys, lambda: draw_graph.lay_out(run, around=10**6), "no state 1000000")
     outs = [tmp_path / f"graph{suffix}" for suffix in draw_graph.SUFFIXES]
     command = ["draw_graph.py", str(run_folder), "--out", *map(str, outs), "--color-by", "value"]
     monkeypatch.setattr(sys, "argv", command)

@@ -2,7 +2,6 @@
 
     pip install -r requirements-draw.txt
     python tools/draw_graph.py runs/RUN --out graph.png graph.svg graph.html
-    python tools/draw_graph.py runs/RUN --around 1234 --radius 8 --out near.png
 
 Edges are drawn and states are not; a circle is a transition of a state to itself. Up to 1,000
 states are laid out by springs, so that states lie about as far apart as there are transitions
@@ -13,7 +12,6 @@ it and follow its transitions.
 """
 
 import base64
-import contextlib
 import json
 import os
 import re
@@ -31,9 +29,8 @@ import tyro
 from output import fail, write_figure
 
 try:
-    import matplotlib
+    import matplotlib.collections
     import pygraphviz
-    from matplotlib.path import Path as Outline
 except ImportError as missing:
     fail(f"no {missing.name}: pip install -r requirements-draw.txt")
 
@@ -65,10 +62,7 @@ class Args:
     layout: Literal["auto", "springs", "rings"] = "auto"
     """auto: springs for up to 1,000 states, else rings around the start"""
     max_states: int = 100_000  # of a larger graph the states nearest to the start are drawn
-    around: int | None = None  # draw only the neighbourhood of this state, which takes the centre
-    radius: int = 10  # transitions, forward or backward, from that state
     rings: int = 0  # a picture ends at this distance from the centre; 0 = shows all
-    title: str = ""  # printed above a picture, in place of task, backup and steps
 
 
 @dataclass
@@ -78,10 +72,19 @@ class Layout:
     states: np.ndarray  # int64 [n], ids of the graph, in increasing order
     edges: dict  # as TransitionGraph.edges(), [E]; source and next are positions in states
     initial: np.ndarray  # int64, positions of the initial states
-    spokes: np.ndarray  # int64, positions of the states that the centre points to
-    crosses: np.ndarray  # int64, positions that are marked: the centre, or the initial states
+    is_rings: bool  # around the centre, which points to the initial states
     xy: np.ndarray  # float32 [n + 1, 2], of about 1 per transition
     left_out: str  # a line, or nothing
+
+    @property
+    def crosses(self):
+        """Positions that are marked."""
+        return np.array([len(self.states)]) if self.is_rings else self.initial
+
+    @property
+    def spokes(self):
+        """Positions that the centre points to."""
+        return self.initial if self.is_rings else np.empty(0, np.int64)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -89,78 +92,48 @@ class Layout:
 # --------------------------------------------------------------------------------------------------
 
 
-def choose(run, max_states, around, radius):
-    """States to draw: (ids, the line that says what was left out)."""
-    edges = run.graph.edges()
-    ways = edges["source"], edges["next"]
-    states, starts, how = np.unique(np.concatenate(ways)), run.initial_states, "the initial ones"
-    if around is not None:
-        if around not in states:
-            fail(
-                f"no state {around}: require a state of the graph, 0 to {states[-1]}, "
-                "that has a transition"
-            )
-        starts, how = np.array([around]), f"state {around}, at most {radius} transitions away"
-        ways = np.concatenate(ways), np.concatenate(ways[::-1])
-    distance = recorded.distances(run.graph.num_ids, *ways, starts)[states]
-    chosen = states[(distance >= 0) & (distance <= (np.inf if around is None else radius))]
-    if len(chosen) > max_states:
-        chosen = states[np.argsort(distance, kind="stable")]
-        chosen = np.sort(chosen[np.sort(distance) >= 0][:max_states])
-    left_out = f"drawn: the {len(chosen):,} of {len(states):,} states nearest to {how}"
-    return chosen, left_out if len(chosen) < len(states) else ""
-
-
-def lay_out(run, max_states=100_000, around=None, radius=10, layout="auto"):
-    """`Layout` of a run's graph, or of a part of it."""
-    states, left_out = choose(run, max_states, around, radius)
-    edges, n = run.graph.edges(), len(states)
+def lay_out(run, max_states=100_000, layout="auto"):
+    """`Layout` of a run's graph, or of what lies nearest to its start."""
+    edges, left_out = run.graph.edges(), ""
+    states = np.unique(np.concatenate([edges["source"], edges["next"]]))
+    if len(states) > max_states:
+        left_out = f"drawn: the {max_states:,} of {len(states):,} states nearest to the start"
+        distance = recorded.distances(
+            run.graph.num_ids, edges["source"], edges["next"], run.initial_states
+        )
+        states = np.sort(states[np.argsort(distance[states], kind="stable")[:max_states]])
     inside = np.isin(edges["source"], states) & np.isin(edges["next"], states)
     edges = {name: column[inside] for name, column in edges.items()}
     for name in ("source", "next"):
         edges[name] = np.searchsorted(states, edges[name])
     initial = np.searchsorted(states, np.intersect1d(run.initial_states, states))
-    springs = layout == "springs" or (layout == "auto" and n <= SPRINGS)
-    root, spokes, crosses = n, initial, np.array([n])
-    if around is not None:
-        root = int(np.searchsorted(states, around))
-        spokes, crosses = np.empty(0, np.int64), np.array([root])
-    elif springs:
-        spokes, crosses = np.empty(0, np.int64), initial
+    is_rings = layout == "rings" or (layout == "auto" and len(states) > SPRINGS)
     pairs = np.stack([edges["source"], edges["next"]], axis=1)
-    pairs = np.concatenate([np.stack([np.full(len(spokes), n), spokes], axis=1), pairs])
-    xy = graphviz("neato" if springs else "twopi", pairs[pairs[:, 0] != pairs[:, 1]], n, root)
-    return Layout(states, edges, initial, spokes, crosses, xy, left_out)
+    if is_rings:
+        spokes = np.stack([np.full(len(initial), len(states)), initial], axis=1)
+        pairs = np.concatenate([spokes, pairs])
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    xy = graphviz("twopi" if is_rings else "neato", pairs, len(states))
+    return Layout(states, edges, initial, is_rings, xy, left_out)
 
 
-def graphviz(program, pairs, n, root):
-    """Positions float32 [n + 1, 2] of a layout, the root's at 0."""
+def graphviz(program, pairs, n):
+    """Positions float32 [n + 1, 2] of a layout, the centre's at 0."""
     # SVG has the positions with the most digits; the programs warn of every large graph.
-    head = f'strict graph {{ graph [root="{root}", ranksep=1]; edge [style=invis]; '
+    head = f'strict graph {{ graph [root="{n}", ranksep=1]; edge [style=invis]; '
     head += 'node [label="", shape=point, width=0.01, height=0.01, fixedsize=true]; '
-    names = range(n) if program == "neato" else [root]  # also what no other state is joined to
+    names = range(n) if program == "neato" else [n]  # also what no other state is joined to
     lines = [*map(str, names), *(f"{a}--{b}" for a, b in pairs.tolist())]
     graph = pygraphviz.AGraph(string=head + "\n".join(lines) + "}")
-    with quiet():
-        svg = graph.draw(format="svg", prog=program).decode()
+    copy, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 2)  # the C library's lines
+    svg = graph.draw(format="svg", prog=program).decode()
+    os.dup2(copy, 2)
     found = re.findall(r'<title>(\d+)</title>\s*<ellipse [^>]*cx="([-\d.]+)" cy="([-\d.]+)"', svg)
     numbers = np.array(found, np.float64)
     xy = np.zeros((n + 1, 2))
     xy[numbers[:, 0].astype(np.int64)] = numbers[:, 1:] / 72
-    return (xy - xy[root]).astype(np.float32)
-
-
-@contextlib.contextmanager
-def quiet():
-    """No lines from the C library on stderr."""
-    copy, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 2)
-    try:
-        yield
-    finally:
-        os.dup2(copy, 2)
-        os.close(copy)
-        os.close(sink)
+    return (xy - xy[n]).astype(np.float32)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -179,10 +152,7 @@ def title_of(run, layout):
 
 def legend_of(layout):
     """What the marks mean, a line."""
-    centre = len(layout.states) in layout.crosses
-    cross = "the start, which points to the initial states" if centre else "an initial state"
-    if not len(layout.spokes) and not set(layout.crosses) <= set(layout.initial):
-        cross = "the state in the middle"
+    cross = "the start, which points to the initial states" if layout.is_rings else "initial states"
     return f"lines: transitions; circles: transitions of a state to itself; +: {cross}"
 
 
@@ -229,8 +199,7 @@ def draw_picture(layout, values, args, title, path):
             markeredgewidth=0.6 * width,
         )  # fmt: skip
     axis.plot(*xy[layout.crosses].T, "+", color="black", markersize=11, markeredgewidth=2)
-    marked = np.append(np.arange(len(layout.states)), layout.crosses)
-    shown = xy[marked]
+    shown = xy if layout.is_rings else xy[:-1]
     if args.rings:
         shown = shown[np.hypot(*shown.T) <= args.rings]
     low_corner, high_corner = shown.min(axis=0), shown.max(axis=0)
@@ -243,37 +212,23 @@ def draw_picture(layout, values, args, title, path):
     axis.axis("off")
     norm = matplotlib.colors.LogNorm if by == "visits" else matplotlib.colors.Normalize
     bar = figure.colorbar(
-        matplotlib.cm.ScalarMappable(norm(low, high), colours), ax=axis,
+        matplotlib.cm.ScalarMappable(norm(low, high), colours), ax=axis, format="{x:,.6g}",
         orientation="horizontal", fraction=0.03, pad=0.0, shrink=0.45, aspect=35,
     )  # fmt: skip
-    if by == "visits":
-        bar.set_ticks(np.unique(np.round(np.geomspace(1, high, 4)).astype(np.int64)))
-        bar.minorticks_off()
-        bar.formatter = matplotlib.ticker.FuncFormatter(lambda count, _: f"{count:,.0f}")
-    else:
-        bar.locator = matplotlib.ticker.MaxNLocator(4)
-    bar.update_ticks()
     bar.set_label(f"{label}\n{legend_of(layout)}", fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
     axis.set_title(title, fontsize=11)
     figure.subplots_adjust(left=0.01, right=0.99, top=0.95, bottom=0.07)
     write_figure(figure, path, 120)
-    plt.close(figure)
 
 
 def add_lines(axis, xy, pairs, colour, width):
-    """Straight edges, 2,000 to a path: the renderer's memory bounds the length of one."""
-    for i in range(0, len(pairs), 2_000):
-        part = pairs[i : i + 2_000]
-        outline = Outline(
-            xy[part].reshape(-1, 2), np.tile([Outline.MOVETO, Outline.LINETO], len(part))
-        )
-        axis.add_artist(
-            matplotlib.patches.PathPatch(
-                outline, facecolor="none", edgecolor=colour, linewidth=width, capstyle="round"
-            )
-        )
+    """Straight edges, as one collection."""
+    lines = matplotlib.collections.LineCollection(
+        xy[pairs], colors=[colour], linewidths=width, capstyle="round"
+    )
+    axis.add_collection(lines, autolim=False)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -408,9 +363,8 @@ def describe(run):
 
 def main():
     args = tyro.cli(Args)
-    for name, least in (("max_states", 1), ("radius", 0), ("rings", 0)):
-        if getattr(args, name) < least:
-            fail(f"--{name.replace('_', '-')} must be >= {least}, got {getattr(args, name)}")
+    if args.max_states < 1 or args.rings < 0:
+        fail("require --max-states >= 1 and --rings >= 0")
     for path in args.out:
         if path.suffix not in SUFFIXES:
             fail(f"--out must end in one of {', '.join(SUFFIXES)}, got {path}")
@@ -421,12 +375,12 @@ def main():
     is_page = [path.suffix == ".html" for path in outs]
     if args.color_by == "value" and run.missing:
         fail(f"--color-by value needs a network: {run.missing}")
-    layout = lay_out(run, args.max_states, args.around, args.radius, args.layout)
+    layout = lay_out(run, args.max_states, args.layout)
     q = None
     if args.color_by == "value" or (any(is_page) and not run.missing):
         q = run.q_values(layout.states)
     values = None if q is None else q.max(axis=1)
-    title = args.title or title_of(run, layout)
+    title = title_of(run, layout)
     for line in describe(run):
         print(line)
     for path, page in zip(outs, is_page, strict=True):

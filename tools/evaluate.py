@@ -49,13 +49,10 @@ def play(run, episodes, epsilon, seed, video=None):
 
 def main():
     args = tyro.cli(Args)
-    for name in ("episodes", "threads"):
-        if getattr(args, name) < 1:
-            fail(f"--{name} must be >= 1, got {getattr(args, name)}")
+    if args.episodes < 1 or args.threads < 1 or args.seed < 0:
+        fail("require --episodes >= 1, --threads >= 1 and --seed >= 0")
     if args.epsilon is not None and not 0 <= args.epsilon <= 1:
         fail(f"--epsilon must be in [0, 1], got {args.epsilon}")
-    if args.seed < 0:
-        fail(f"--seed must be >= 0, got {args.seed}")
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
     torch.set_num_threads(args.threads)

@@ -160,7 +160,7 @@ def read(path):
                 f"{path} has no graph: a running run needs --checkpoint-frequency, "
                 "a sweep --keep-checkpoints"
             )
-        run.graph = load_graph(path / "graph.npz")
+        run.graph, run.steps = load_graph(path / "graph.npz"), config.get("total_timesteps")
         if (path / "model.pt").exists():
             run.networks = dict.fromkeys(("online", "target"), load_tensors(path / "model.pt"))
         else:

@@ -156,14 +156,13 @@ def coarsest(by_key):
 
 
 def judge(found):
-    """Which assumptions fail, and the verdict: sentences."""
+    """Which assumptions fail, what else is odd, and the verdict: sentences."""
     failing, doubts = [], []
     ratio, changed = found["novel_state_ratio"], found.get("targets_read")
     if found["obs_dtype"].startswith("float") and ratio > 0.9:
         failing.append(
-            "Crossovers: observations are real numbers that hardly ever come again "
-            f"({found['obs_dtype']}, novel state ratio {ratio:.3f}). Without a coarser key there "
-            "is no graph."
+            "Crossovers: observations are real numbers that hardly ever come again (novel state "
+            f"ratio {ratio:.3f}). Without a coarser key there is no graph."
         )
     elif changed is not None and changed < FEW:
         failing.append(
@@ -183,38 +182,27 @@ def judge(found):
     if (found["contradictions"] or 0) > 0.001:
         doubts.append(
             f"{found['contradictions']:.1%} of the triples (s, a, s') come with different rewards "
-            "or ends: something that decides these is not observed (a time limit reported as "
-            "termination, say)."
+            "or ends, which something decides that is not observed (a time limit, say)."
         )
-    if found["rewarded"] == 0:
-        doubts.append("no reward was met: there is nothing to propagate yet, by any backup.")
     if changed is None:
-        verdict = "No verdict: a graph without its replay cannot be compared with tree backup."
-    elif changed < FEW:
-        verdict = (
-            "No: at this depth Graph Backup is tree backup here, at a little more cost per update."
-        )
-    elif changed < MANY:
-        verdict = (
-            f"Perhaps, a little: {changed:.0%} of the targets are not tree backup's. Expect tree "
-            "backup's score, or slightly more."
-        )
+        return failing, doubts, "No verdict: tree backup needs the replay, which is not here."
+    if changed < FEW:
+        return failing, doubts, "No: at this depth Graph Backup is tree backup here, and slower."
+    verdict = f"{changed:.0%} of the targets are not tree backup's"
+    if changed < MANY:
+        verdict = f"Perhaps, a little: {verdict}. Expect its score, or slightly more."
+    elif found["targets_zero"] >= 0.0005:
+        zero = found["targets_zero"]
+        verdict = f"Worth trying: {verdict}; {zero:.1%} are higher by rewards that it misses."
     else:
-        verdict = f"Worth trying: {changed:.0%} of the targets are not tree backup's; "
-        if found["targets_zero"] >= 0.0005:
-            verdict += f"{found['targets_zero']:.1%} are higher by rewards that it misses."
-        else:
-            verdict += (
-                "but hardly one is higher by a reward that it misses. Collect more transitions "
-                "before you trust this."
-            )
-    if changed is not None and changed >= FEW:
-        if hides_something(found):
-            verdict += (
-                " But states that hide something are averaged over: compare with tree backup."
-            )
-        if found["rewarded"] == 0:
-            verdict += " First of all, exploration has to find a reward."
+        verdict = (
+            f"Worth trying: {verdict}; but hardly one is higher by a reward that it misses. "
+            "Collect more transitions before you trust this."
+        )
+    if hides_something(found):
+        verdict += " But states that hide something are averaged over: compare with tree backup."
+    if found["rewarded"] == 0:
+        verdict += " First of all, exploration has to find a reward: none was met."
     return failing, doubts, verdict
 
 
@@ -225,52 +213,48 @@ def percent(value):
 def report(name, by_key):
     """The measures and the verdict as text."""
     found = by_key[PLAIN]
-    rows = [
-        ("states / transitions", f"{found['states']:,} / {found['transitions']:,}"),
-        ("novel state ratio", f"{found['novel_state_ratio']:.3f}   (paper's averages: MiniGrid "
-         "0.006, MinAtar 0.298, Atari 0.927)"),
-        ("states with several predecessors", percent(found["crossed"])),
-        ("rewarded transitions", percent(found["rewarded"])),
-    ]  # fmt: skip
+    rows = {
+        "states / transitions": f"{found['states']:,} / {found['transitions']:,}",
+        "novel state ratio": f"{found['novel_state_ratio']:.3f}   (paper's averages: MiniGrid "
+        "0.006, MinAtar 0.298, Atari 0.927)",
+        "states with several predecessors": percent(found["crossed"]),
+        "rewarded transitions": percent(found["rewarded"]),
+    }
     if "targets_read" in found:
-        rows += [
-            (f"targets of depth {found['depth']} unlike tree backup's",
-             f"{percent(found['targets_read'])}   (what is read); {percent(found['targets_value'])}"
-             f" (the value, leaf values {found['leaf_values']})"),
-            ("  higher by rewards that tree backup misses", percent(found["targets_zero"])),
-            ("transitions per target", f"{found['targets_mean_size']:.1f} on average, "
-             f"{found['targets_max_size']} at most"),
-        ]  # fmt: skip
-    rows += [
-        ("self-loops", f"{percent(found['self_loops'])} of the transitions; "
-         f"{percent(found['mixed_loops'])} of the repeated looping pairs also lead elsewhere"),
-        ("repeated pairs (s, a) with several outcomes", percent(found["several_outcomes"])),
-        ("(s, a, s') with different rewards or ends", percent(found["contradictions"])),
-        ("uncertainty that the step before explains", percent(found.get("memory_explained"))),
-    ]  # fmt: skip
+        rows |= {
+            f"targets of depth {found['depth']} unlike tree backup's": percent(
+                found["targets_read"]
+            ) + f"   (what is read); {percent(found['targets_value'])} (the value, leaf values "
+            f"{found['leaf_values']})",
+            "  higher by rewards that tree backup misses": percent(found["targets_zero"]),
+            "transitions per target": f"{found['targets_mean_size']:.1f} on average, "
+            f"{found['targets_max_size']} at most",
+        }  # fmt: skip
+    rows |= {
+        "self-loops": f"{percent(found['self_loops'])} of the transitions; "
+        f"{percent(found['mixed_loops'])} of the repeated looping pairs also lead elsewhere",
+        "repeated pairs (s, a) with several outcomes": percent(found["several_outcomes"]),
+        "(s, a, s') with different rewards or ends": percent(found["contradictions"]),
+        "uncertainty that the step before explains": percent(found.get("memory_explained")),
+    }
     failing, doubts, verdict = judge(found)
-    lines = [name] + [f"  {label:<46} {value}" for label, value in rows]
-    lines += [f"fails: {line}" for line in failing] or [
-        "fails: no assumption that can be seen here"
-    ]
+    lines = [name, *(f"  {label:<46} {value}" for label, value in rows.items())]
+    lines += [f"fails: {line}" for line in failing or ["no assumption that can be seen here"]]
     lines += [f"note: {line}" for line in doubts]
     lines.append(f"verdict: {verdict}")
-    if len(by_key) > 1:
-        head = "states   unlike tree backup's   explained by the step before"
-        lines.append(f"  {'what makes a state':<36} {head}")
-        for key, one in by_key.items():
-            lines.append(
-                f"  {key:<36} {one['states']:>6,} {percent(one['targets_read']):>14} "
-                f"{percent(one['memory_explained']):>22}"
-                + (" (not Markovian)" if hides_something(one) else "")
-            )
-        best = coarsest(by_key)
-        if best is None:
-            lines.append("key: none of these is Markovian by this test")
-        else:
-            lines.append(f"key: {best}: of those that pass for Markovian it has the fewest states")
-        if best not in (None, PLAIN):
-            lines.append(f"verdict with that key: {judge(by_key[best])[2]}")
+    if len(by_key) == 1:
+        return "\n".join(lines)
+    head = "states   unlike tree backup's   explained by the step before"
+    lines.append(f"  {'what makes a state':<36} {head}")
+    for key, one in by_key.items():
+        shares = percent(one["targets_read"]), percent(one["memory_explained"])
+        mark = " (not Markovian)" if hides_something(one) else ""
+        lines.append(f"  {key:<36} {one['states']:>6,} {shares[0]:>14} {shares[1]:>22}{mark}")
+    best = coarsest(by_key)
+    passed = f"{best}: of those that pass for Markovian it has the fewest states"
+    lines.append(f"key: {passed if best else 'none of these is Markovian by this test'}")
+    if best not in (None, PLAIN):
+        lines.append(f"verdict with that key: {judge(by_key[best])[2]}")
     return "\n".join(lines)
 
 
@@ -287,7 +271,7 @@ def draw(name, by_key, path):
         ("targets_read", "Do trajectories cross?\ntargets unlike tree backup's", (FEW, MANY)),
         ("memory_explained", "Is a state all there is?\nexplained by the step before", (HIDDEN,)),
     )
-    figure, axes = plt.subplots(1, 2, sharey=True, figsize=(9, 1.9 + 0.4 * len(by_key)))
+    figure, axes = plt.subplots(1, 2, sharey=True, figsize=(9, 2 + 0.4 * len(by_key)))
     for axis, (column, title, limits) in zip(axes, panels, strict=True):
         values = [100 * max(found[column] or 0, 0) for found in by_key.values()]
         bad = [hides_something(f) if column[0] == "m" else f[column] < FEW for f in by_key.values()]
@@ -297,6 +281,7 @@ def draw(name, by_key, path):
         for limit in limits:
             axis.axvline(100 * limit, color="#868e96", linestyle=":")
         axis.set_title(title, fontsize=10)
+        axis.set_xlabel("%; dotted: where the verdict changes", fontsize=8)
         axis.set_xlim(0, 1.18 * max(*values, 200 * limits[0]))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
