@@ -3,7 +3,7 @@
     python tools/speed.py
     python tools/speed.py --scripts gb_rainbow_atari --variants default bf16_targets=true
     python tools/speed.py --scripts gb_dqn_minigrid old/gb_dqn_minigrid.py --backups graph
-    python tools/speed.py --table results/speed.csv
+    python tools/speed.py --table rates.csv      # of a file that --out wrote
 
 Short runs take turns, A B C A B C, so that whatever else the machine does slows all of them alike.
 Rates are those that a run logs (charts/SPS) once it has learned for --warm-up-steps. Read the
