@@ -1,0 +1,140 @@
+"""The film of the README: a task, its graph as it grows, and what two backups make of it.
+
+    python experiments/film.py                            # docs/film.webp
+
+One agent explores: half of its episodes go to what was never tried. Two tables of values learn from
+the same batches of its transitions, one by one-step targets and one by graph's.
+"""
+
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import networkx
+import numpy as np
+import tyro
+from matplotlib.collections import LineCollection
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import gb_dqn_minigrid as script
+from gbcore import FrontierEpisodes, Replay, TransitionGraph, q_targets
+
+ROOT = Path(__file__).resolve().parent.parent
+AGENT = script.OBJECT_TO_IDX["agent"]
+
+
+@dataclass
+class Args:
+    env_id: str = "SimpleCrossingS9N2"
+    """a MiniGrid task"""
+    steps: int = 1_000
+    """environment steps; each has a batch of 16 transitions"""
+    frames: int = 100
+    """pictures of the film"""
+    seed: int = 5
+    """seed of the layout, the exploration and the batches"""
+    gamma: float = 0.95
+    """the discount"""
+    out: str = str(ROOT / "docs" / "film.webp")
+    """the file to write"""
+
+
+@dataclass
+class Moment:
+    """What a picture shows."""
+
+    step: int
+    grid: np.ndarray  # uint8 [H, W, 3]
+    num_nodes: int
+    num_edges: int
+    values: dict  # backup -> float64 [num_nodes]
+
+
+def play(args):
+    """The graph of a run, its pairs of states in the order they were found, and its moments."""
+    rng = np.random.default_rng(args.seed)
+    env = script.Task(script.task_of(args.env_id), args.seed, "rgb_array")
+    obs = env.reset()
+    graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype)
+    replay, frontier = Replay(graph, args.steps), FrontierEpisodes(graph, 0.5)
+    q = {name: np.zeros((args.steps + 2, env.num_actions)) for name in ("one-step", "graph")}
+    shown = np.linspace(0, args.steps - 1, args.frames).astype(int)
+    edges, moments, node, starts = {}, [], graph.node(obs), True
+    for step in range(args.steps):
+        action = frontier.act(node, rng, starts)
+        if action is None:
+            action = int(rng.integers(env.num_actions))
+        obs, reward, terminated, truncated = env.step(action)
+        next_node, picture = graph.node(obs), env.render()
+        replay.add(node, action, float(reward > 0), next_node, terminated)
+        edges.setdefault((node, next_node))
+        node, starts = next_node, terminated or truncated
+        if starts:
+            replay.end_episode()
+            node = graph.node(env.reset())
+        batch = replay.sample(16, rng)
+        for name, depth, source in (("one-step", 1, "trajectory"), ("graph", 5, "graph")):
+            subgraphs = replay.subgraphs(batch, source, depth)
+            targets = q_targets(subgraphs, q[name][subgraphs.nodes], args.gamma)
+            q[name][batch.nodes, batch.actions] = targets
+        if step in shown:
+            values = {name: q[name][: graph.num_nodes].max(axis=1) for name in q}
+            moments.append(Moment(step + 1, picture, graph.num_nodes, len(edges), values))
+    return graph, list(edges), moments
+
+
+def heat(graph, values):
+    """The best value of a cell over the states with the agent there: [H, W], NaN where none was."""
+    found = np.full(graph.obs_shape[:2], np.nan)
+    at = (graph.observations[: len(values), :, :, 0] == AGENT).reshape(len(values), -1)
+    np.fmax.at(found.reshape(-1), at.argmax(axis=1)[at.any(axis=1)], values[at.any(axis=1)])
+    return found.T
+
+
+def draw(moment, graph, edges, layout, args):
+    """A picture, as an image of PIL."""
+    figure, axes = plt.subplots(1, 4, figsize=(11, 3.1), layout="constrained")
+    axes[0].imshow(moment.grid)
+    axes[0].set_title(f"step {moment.step:,}")
+    known = np.array([edge for edge in edges[: moment.num_edges] if edge[0] != edge[1]])
+    if len(known):
+        axes[1].add_collection(LineCollection(layout[known], colors="0.75", linewidths=0.6))
+    nodes = layout[: moment.num_nodes]
+    looks = {"cmap": "inferno", "vmin": 0, "vmax": 1}
+    axes[1].scatter(*nodes.T, c=moment.values["graph"], s=14, zorder=2, **looks)
+    axes[1].set_title(f"the graph: {moment.num_nodes} states")
+    axes[1].set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), aspect="equal")
+    for ax, name in zip(axes[2:], moment.values, strict=True):
+        ax.imshow(heat(graph, moment.values[name]), **looks)
+        ax.set_facecolor("0.85")
+        ax.set_title(f"values by {name} targets")
+    for ax in axes:
+        ax.set(xticks=[], yticks=[])
+    file = io.BytesIO()
+    figure.savefig(file, dpi=80)
+    plt.close(figure)
+    return Image.open(file).convert("RGB")
+
+
+def main():
+    args = tyro.cli(Args)
+    graph, edges, moments = play(args)
+    network = networkx.Graph(edge for edge in edges if edge[0] != edge[1])
+    network.add_nodes_from(range(graph.num_nodes))
+    positions = networkx.kamada_kawai_layout(network)
+    layout = np.array([positions[node] for node in range(graph.num_nodes)])
+    layout /= np.abs(layout).max()
+    images = [draw(moment, graph, edges, layout, args) for moment in moments]
+    lengths = [90] * (len(images) - 1) + [3_000]
+    images[0].save(
+        args.out, save_all=True, append_images=images[1:], duration=lengths, loop=0, quality=70
+    )
+    print(f"{args.out}: {len(images)} pictures, {Path(args.out).stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
