@@ -1,11 +1,11 @@
 """Steps until examples/gb_dqn_gymnasium.py scores, on six of Gymnasium's environments.
 
-    python experiments/environments.py 1 2 3      # runs of these seeds that have no row; the table
-
+python experiments/environments.py 1 2 3    # runs of these seeds that have no row; then the table
 A run ends with the first evaluation (20 episodes, every 500 steps) whose mean return is at least
 the score below, or after the steps below. All other flags are the example's own.
 """
 
+import csv
 import itertools
 import json
 import re
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "results" / "environments.csv"
+COLUMNS = ("env_id", "backup", "key", "seed", "steps_to_score", "best", "steps", "novel_states")
 # environment: score to reach, steps at most, what "with a key" is
 TASKS = {
     "FrozenLake-v1": (0.7, 6_000, "--key-last-action"),
@@ -36,10 +36,11 @@ WAYS = list(itertools.product(("", "key"), COLOURS))
 
 def evaluations(folder):
     """Mean return of each whole evaluation, by its step."""
+    returns = {}
     for path in folder.glob("*/evaluations.csv"):
-        returns = pd.read_csv(path).groupby("global_step").episodic_return
-        return returns.mean()[returns.count() == 20]
-    return pd.Series()
+        for step, _, value, _ in [*csv.reader(path.open())][1:]:
+            returns.setdefault(int(step), []).append(float(value))
+    return {step: np.mean(values) for step, values in returns.items() if len(values) == 20}
 
 
 def measure(env_id, backup, key, seed):
@@ -51,14 +52,14 @@ def measure(env_id, backup, key, seed):
         folder = Path(name)
         command = [sys.executable, ROOT / "examples/gb_dqn_gymnasium.py", *flags, name]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as run:
-            while run.poll() is None and not (evaluations(folder) >= score).any():
+            while run.poll() is None and max(evaluations(folder).values(), default=-np.inf) < score:
                 time.sleep(0.5)
             run.terminate()
         found = evaluations(folder)
         (result,) = folder.glob("*/result.json")
         ratio = json.loads(result.read_text())["novel_state_ratio"]
-    reached = found.index[found >= score].min()
-    return env_id, backup, key, seed, reached, found.max(), found.index.max(), round(ratio, 4)
+    reached = min((step for step, mean in found.items() if mean >= score), default="")
+    return env_id, backup, key, seed, reached, max(found.values()), max(found), round(ratio, 4)
 
 
 def report(rows):
@@ -69,30 +70,29 @@ def report(rows):
     for plot, (env_id, (score, most, flag)) in zip(axes.flat, TASKS.items(), strict=True):
         cells = []
         for at, (key, backup) in enumerate(WAYS):
-            chosen = (rows.env_id == env_id) & (rows.backup == backup) & (rows.key == key)
-            steps = rows.steps_to_score[chosen]
-            told = f"{steps.fillna(np.inf).median():,.0f}".replace("inf", f"> {most:,}")
-            cells.append(f"{told} ({steps.count()} of {len(steps)})")
-            plot.plot(steps, 0 * steps + at, "o", color=COLOURS[backup], alpha=0.5)
-            plot.plot([most] * steps.hasnans, [at] * steps.hasnans, "x", color=COLOURS[backup])
+            steps = [float(r[4] or np.inf) for r in rows if tuple(r[:3]) == (env_id, backup, key)]
+            told = f"{np.median(steps):,.0f}".replace("inf", f"> {most:,}")
+            cells.append(f"{told} ({np.isfinite(steps).sum()} of {len(steps)})")
+            for step in steps:
+                mark = "o" if step < np.inf else "x"
+                plot.plot(min(step, most), at, mark, color=COLOURS[backup], alpha=0.6)
         lines.append(f"| {env_id}: {score} | `{flag}` | {' | '.join(cells)} |")
         plot.set(title=f"{env_id}: {score}", yticks=range(6), yticklabels=titles, xlim=(0, None))
     axes[0, 0].invert_yaxis()
-    figure.supxlabel("steps to the score; a cross: not reached in so many by all seeds")
+    figure.supxlabel("steps to the score; a cross: not reached in so many")
     figure.savefig(ROOT / "docs" / "environments.png", dpi=100)
-    page, table = ROOT / "docs" / "your_own.md", "\n".join(lines)
-    page.write_text(re.sub(r"(?m)^\| environment(.*\n)+?(?!\|)", table + "\n", page.read_text()))
+    page, table = ROOT / "docs" / "your_own.md", "\n".join([*lines, ""])
+    page.write_text(re.sub(r"(?m)^\| environment(.*\n)+?(?!\|)", table, page.read_text()))
 
 
 def main():
-    columns = "env_id", "backup", "key", "seed", "steps_to_score", "best", "steps", "novel_states"
-    rows = pd.read_csv(ROWS).fillna({"key": ""}) if ROWS.exists() else pd.DataFrame(columns=columns)
-    for seed, env_id, (key, backup) in itertools.product(map(int, sys.argv[1:]), TASKS, WAYS):
-        wanted = (env_id, backup, key, seed)
-        if not (rows[[*columns[:4]]] == wanted).all(axis=1).any():
-            rows.loc[len(rows)] = measure(*wanted)
-            rows.sort_values([*columns[:4]]).to_csv(ROWS, index=False)
-            print(*rows.iloc[-1], flush=True)
+    rows = [*csv.reader(ROWS.open())][1:] if ROWS.exists() else []
+    for seed, env_id, (key, backup) in itertools.product(sys.argv[1:], TASKS, WAYS):
+        if [env_id, backup, key, seed] not in [row[:4] for row in rows]:
+            rows.append([*map(str, measure(env_id, backup, key, seed))])
+            with ROWS.open("w") as file:
+                csv.writer(file, lineterminator="\n").writerows([COLUMNS, *sorted(rows)])
+            print(*rows[-1], flush=True)
     report(rows)
 
 
