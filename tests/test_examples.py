@@ -1,5 +1,6 @@
 """examples/: what they learn, leave behind and refuse; any environment as GymnasiumTask has it."""
 
+import importlib.util
 import json
 import re
 import runpy
@@ -14,6 +15,7 @@ import pytest
 import torch
 from conftest import command, jitted, only_run, read_metrics
 from gymnasium import spaces
+from PIL import Image
 
 import gbcore
 from examples import gb_dqn_gymnasium as example
@@ -643,3 +645,68 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
             assert not found["leaves"].known.any()
     start = q_network(torch.eye(16)[0]).max().item()
     assert start == pytest.approx(0.9**5, abs=0.05)
+
+
+# --------------------------------------------------------------------------------------------------
+# experiments/environments.py, experiments/film.py
+# --------------------------------------------------------------------------------------------------
+
+
+def experiment(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@jitted
+def test_a_run_of_the_table_ends_at_its_score_and_its_row_is_read_again(monkeypatch, tmp_path):
+    harness = experiment("environments")
+    monkeypatch.setattr(harness, "ROWS", tmp_path / "environments.csv")
+    monkeypatch.setattr(harness, "TASKS", {"FrozenLake-v1": (0, 6_000, "--key-last-action")})
+    monkeypatch.setattr(harness, "WAYS", [("key", "graph")])
+    reports = []
+    monkeypatch.setattr(harness, "report", reports.append)
+    monkeypatch.setattr(sys, "argv", ["environments.py", "7"])
+    harness.main()
+    monkeypatch.setattr(harness, "measure", None)
+    harness.main()
+    header, line = (tmp_path / "environments.csv").read_text().splitlines()
+    row = dict(zip(header.split(","), line.split(","), strict=True))
+    assert line.startswith("FrozenLake-v1,graph,key,7,500,")
+    assert int(row["steps"]) < 6_000
+    assert float(row["novel_states"]) < 0.2
+    assert reports == [[line.split(",")]] * 2
+
+
+def test_the_page_s_table_is_of_the_rows(monkeypatch, tmp_path):
+    harness = experiment("environments")
+    (tmp_path / "docs").mkdir()
+    page = ROOT / "docs" / "your_own.md"
+    (tmp_path / "docs" / "your_own.md").write_text(page.read_text())
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    rows = [line.split(",") for line in harness.ROWS.read_text().splitlines()[1:]]
+    harness.report(rows)
+    assert (tmp_path / "docs" / "your_own.md").read_text() == page.read_text()
+    assert (tmp_path / "docs" / "environments.png").stat().st_size > 10_000
+    better = [[*row[:4], "1234", *row[5:]] for row in rows]
+    harness.report(better)
+    assert "1,234 (" in (tmp_path / "docs" / "your_own.md").read_text()
+
+
+@jitted
+def test_the_film_shows_the_graph_and_both_values(monkeypatch, tmp_path):
+    film = experiment("film")
+    flags = ("--steps", "90", "--frames", "3", "--env-id", "Empty-5x5", "--out", "film.webp")
+    monkeypatch.setattr(sys, "argv", ["film.py", *flags])
+    monkeypatch.chdir(tmp_path)
+    film.main()
+    with Image.open(tmp_path / "film.webp") as written:
+        assert (written.n_frames, written.format) == (3, "WEBP")
+    graph, edges, moments = film.play(film.Args(env_id="Empty-5x5", steps=90, frames=3))
+    assert [moment.step for moment in moments] == [1, 45, 90]
+    assert moments[-1].num_nodes == graph.num_nodes
+    assert moments[-1].num_edges == len(edges) == len(set(edges))
+    heat = film.heat(graph, moments[-1].values["graph"])
+    assert np.isnan(heat[0]).all()
+    assert not np.isnan(heat[1, 1])
