@@ -196,9 +196,7 @@ class TransitionGraph:
 
     def _enter(self, nodes, obs, is_new):
         """Give ids that were just given out, to obs[is_new], what belongs to a node."""
-        if self._keys.capacity > len(self._arrays.degree):
-            self._grow_nodes()
-        self._arrays.in_degree[nodes] = 0
+        self._make_room().in_degree[nodes] = 0
         if self._contents is not None:
             obs = obs[is_new]
             self._contents[nodes] = obs if self._frames is None else self._frame_ids(obs)
@@ -293,7 +291,8 @@ class TransitionGraph:
 
     def require_node(self, node):
         """Raises KeyError unless it is the id of a node, TypeError unless it is an integer."""
-        if not (0 <= operator.index(node) < self.num_ids and self._arrays.in_degree[node] != FREED):
+        in_degree = self._arrays.in_degree
+        if not (0 <= operator.index(node) < len(in_degree) and in_degree[node] != FREED):
             raise KeyError(f"Require the id of a node, got {node}")
 
     def require_nodes(self, nodes):
@@ -327,13 +326,13 @@ class TransitionGraph:
             columns = self._check_transitions(node, action, reward, next_node, terminated)
             done = kernels.add_transitions(self._arrays, 0, *columns)
             while done < len(node):
-                self._grow_edges()
-                done = kernels.add_transitions(self._arrays, done, *columns)
+                done = kernels.add_transitions(self._grow_edges(), done, *columns)
             self._tell(columns[0].tolist(), columns[3].tolist())
             return
         transition = self._check_transition(node, action, reward, next_node, terminated)
-        while kernels.add_transition(self._arrays, *transition) == NO_ROOM:
-            self._grow_edges()
+        arrays = self._arrays
+        while kernels.add_transition(arrays, *transition) == NO_ROOM:
+            arrays = self._grow_edges()
         self._tell([transition[0]], [transition[3]])
 
     def remove(self, node, action, reward, next_node, terminated):
@@ -404,7 +403,7 @@ class TransitionGraph:
         for name, column in zip(Trajectory._fields[:5], checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
-        row = kernels.find_bad_transition(self._arrays, self.num_ids, *checked[:4])
+        row = kernels.find_bad_transition(self._arrays, *checked[:4])
         row = min([row, *np.flatnonzero(terminated != columns[4])[:1]])
         if row < len(node):
             try:
@@ -466,9 +465,7 @@ class TransitionGraph:
         nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
         if nodes.shape != actions.shape:
             raise ValueError(f"Require one action per node, got {actions.shape} for {nodes.shape}")
-        bad = kernels.find_bad_pair(
-            self._arrays.in_degree, self.num_actions, self.num_ids, nodes, actions
-        )
+        bad = kernels.find_bad_pair(self._arrays.in_degree, self.num_actions, nodes, actions)
         if bad >= 0:
             raise KeyError(
                 f"Require a node and 0 <= action < {self.num_actions}, "
@@ -487,18 +484,24 @@ class TransitionGraph:
     # Storage
     # ----------------------------------------------------------------------------------------------
 
-    def _grow_nodes(self):
+    # What grows arrays returns them: those that were read before may be too short. Kernels do not
+    # look at the length.
+
+    def _make_room(self):
+        """The arrays, with room for every id."""
         capacity, old = self._keys.capacity, self._arrays
-        self._arrays = old._replace(
-            block_start=_enlarged(old.block_start, capacity, EMPTY),
-            block_log2=_enlarged(old.block_log2, capacity, EMPTY),
-            degree=_enlarged(old.degree, capacity, 0),
-            in_degree=_enlarged(old.in_degree, capacity, FREED),
-            pair_count=_enlarged(old.pair_count, capacity, 0),
-        )
-        if self._contents is not None:
-            self._contents = _enlarged(self._contents, capacity, 0)
-        self._init_scratch()
+        if capacity > len(old.degree):
+            self._init_scratch()
+            if self._contents is not None:
+                self._contents = _enlarged(self._contents, capacity, 0)
+            self._arrays = old._replace(
+                block_start=_enlarged(old.block_start, capacity, EMPTY),
+                block_log2=_enlarged(old.block_log2, capacity, EMPTY),
+                degree=_enlarged(old.degree, capacity, 0),
+                in_degree=_enlarged(old.in_degree, capacity, FREED),
+                pair_count=_enlarged(old.pair_count, capacity, 0),
+            )
+        return self._arrays
 
     def _grow_edges(self):
         old = self._arrays
@@ -508,6 +511,7 @@ class TransitionGraph:
             kernels.rebuild_edge_slots(self._arrays, self.num_ids)
         else:
             self._resize_edges(2 * len(old.edge_next))
+        return self._arrays
 
     def _resize_edges(self, room):
         used = self._arrays.totals[TOTAL_USED]

@@ -87,8 +87,7 @@ class Interner:
         key = self._key_of(array)
         i = kernels.intern_key(self.table, key)
         while i == EMPTY:
-            self._grow()
-            i = kernels.intern_key(self.table, key)
+            i = kernels.intern_key(self._grow(), key)
         return i
 
     def add_all(self, arrays):
@@ -97,8 +96,7 @@ class Interner:
         ids, is_new = np.empty(len(keys), np.int64), np.empty(len(keys), np.bool_)
         done = kernels.intern_keys(self.table, keys, 0, ids, is_new)
         while done < len(keys):
-            self._grow()
-            done = kernels.intern_keys(self.table, keys, done, ids, is_new)
+            done = kernels.intern_keys(self._grow(), keys, done, ids, is_new)
         return ids, is_new
 
     def find(self, array):
@@ -128,7 +126,7 @@ class Interner:
         keys.view(np.uint8)[:, : self._num_bytes] = flat
         return keys
 
-    def _grow(self):
+    def _grow(self):  # returns the table: what was read of it before is void
         old = self.table
         capacity = 2 * self.capacity
 
@@ -140,6 +138,7 @@ class Interner:
         slots = np.full(slots_for(capacity), EMPTY, np.int64)
         self.table = Table(slots, *(enlarged(array) for array in old[1:-1]), old.totals)
         kernels.rebuild_slots(self.table)
+        return self.table
 
     def state(self, prefix):
         """What `restore` needs, as a dict of views."""

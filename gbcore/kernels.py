@@ -456,11 +456,11 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
 
 
 @njit(cache=True, nogil=True)
-def find_bad_transition(graph, num_ids, node, action, reward, next_node):
+def find_bad_transition(graph, node, action, reward, next_node):
     """First row of arrays [n] with an id of no node, no action, or a reward not finite; or n."""
     for i in range(node.shape[0]):
         for j in (node[i], next_node[i]):
-            if j < 0 or j >= num_ids or graph.in_degree[j] == FREED:
+            if j < 0 or j >= graph.in_degree.shape[0] or graph.in_degree[j] == FREED:
                 return i
         if not 0 <= action[i] < graph.pair_count.shape[1] or not np.isfinite(reward[i]):
             return i
@@ -499,10 +499,10 @@ def remove_transitions(graph, table, node, action, reward, next_node, terminated
 
 
 @njit(cache=True, nogil=True)
-def find_bad_pair(in_degree, num_actions, num_ids, nodes, actions):
+def find_bad_pair(in_degree, num_actions, nodes, actions):
     """Index of the first (node, action) that is no node or no action, or -1."""
     for i in range(nodes.shape[0]):
-        if nodes[i] < 0 or nodes[i] >= num_ids or in_degree[nodes[i]] == FREED:
+        if nodes[i] < 0 or nodes[i] >= in_degree.shape[0] or in_degree[nodes[i]] == FREED:
             return i
         if actions[i] < 0 or actions[i] >= num_actions:
             return i

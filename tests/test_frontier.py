@@ -5,7 +5,7 @@ import pytest
 from conftest import raises_naming, scaled
 from naive import NaiveGraph, frontier_action_value, frontier_values
 
-from gbcore import FrontierEpisodes, FrontierPlanner, TransitionGraph
+from gbcore import FrontierEpisodes, FrontierPlanner, LeafTable, TransitionGraph
 from gbcore.frontier import MEMORY, WORTHWHILE
 
 
@@ -414,6 +414,44 @@ def test_bad_arguments(arguments, value):
 def test_bad_arguments_of_episodes(arguments, value):
     with raises_naming(value):
         FrontierEpisodes(TransitionGraph(1, (1,)), **arguments)
+
+
+@pytest.mark.parametrize("frame_stack", [False, True])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_whatever_asks_first_after_a_doubling_has_room(frame_stack, keyed):
+    """Every part that keeps something by id, at each size around a power of two.
+
+    Too short an array raises here where kernels run as plain Python; compiled, they write past it.
+    """
+    options = {"key_shape": (8,) if keyed else None, "frame_stack": frame_stack}
+    sizes = [n for power in (16, 32, 64, scaled(1024, 128)) for n in (power - 1, power, power + 1)]
+    frames = np.arange(3_000).view(np.uint8).reshape(-1, 8)
+    calls = (
+        lambda graph, planner, leaves: planner.plan(),
+        lambda graph, planner, leaves: planner.state(),
+        lambda graph, planner, leaves: planner.values,
+        lambda graph, planner, leaves: planner.action_values(graph.num_ids - 1),
+        lambda graph, planner, leaves: leaves.values(np.arange(graph.num_ids)),
+        lambda graph, planner, leaves: leaves.known,
+        lambda graph, planner, leaves: graph.expand([graph.num_ids - 2], [0], 3),
+    )
+    for first in calls:
+        graph = TransitionGraph(1, (2, 8), capacity=16, **options)
+        planner = FrontierPlanner(graph)
+        leaves = LeafTable(graph, lambda obs: np.zeros((len(obs), 1), np.float32))
+        for i in range(sizes[-1]):
+            assert graph.node(frames[i : i + 2], frames[i] if keyed else None) == i
+            graph.add(max(i - 1, 0), 0, 0.0, i, False)
+            if i + 1 in sizes:
+                for call in (first, *calls):
+                    call(graph, planner, leaves)
+        again = TransitionGraph.from_state(graph.state(), capacity=16)
+        resumed = FrontierPlanner(again)
+        resumed.restore(planner.state())
+        for part in (graph, again, planner, resumed):
+            assert part.check_valid() == []
+        expected = np.stack([frames[: i + 1], frames[1 : i + 2]], axis=1)
+        np.testing.assert_array_equal(graph.observations, expected)
 
 
 @pytest.mark.parametrize("last", ["state", "check_valid", "plan"])
