@@ -19,12 +19,12 @@ from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-import matplotlib.pyplot as plt
+import aggregate
 import numpy as np
 import report_figures
 import torch
 import tyro
-from output import fail, read_rows, write_figure, write_rows
+from output import fail, read_rows, write_rows
 from run_records import script_of
 from tables import markdown
 
@@ -38,9 +38,6 @@ VARIANTS = {
     "graph": {"backup": "graph"},
     "graph, all transitions": {"backup": "graph", "breadth": 0},
 }
-COLOURS = report_figures.COLOURS | {
-    "graph, all transitions": report_figures.COLOURS["graph, breadth 0"]
-}
 KINDS = {"interval": int, "backup": str, "seed": int, "update": int, "mean": float, "std": float,
          "pairs": int, "optimum": float}  # fmt: skip
 
@@ -53,8 +50,6 @@ class Args:
     """the numbers"""
     draw: Annotated[Path | None, tyro.conf.arg(metavar="CSV")] = None
     """compute nothing: draw the numbers of this file"""
-    transitions: int = 5_000
-    """random transitions to learn from"""
     updates: int = 3_000
     """optimisation steps"""
     intervals: tuple[int, ...] = (1, 100, 8_000)
@@ -63,7 +58,7 @@ class Args:
     """runs of each, with data and networks of their own"""
 
 
-def random_data(script, seed, transitions):
+def random_data(script, seed, transitions=5_000):
     """A Replay of random actions."""
     rng = np.random.default_rng(seed)
     env = script.make_env(script.Args(seed=seed), script.task_of("Empty-5x5"), rng)
@@ -129,7 +124,7 @@ def compute(args):
     """Rows of the CSV: dicts."""
     script = script_of("minigrid")
     for seed in range(1, args.seeds + 1):
-        replay = random_data(script, seed, args.transitions)
+        replay = random_data(script, seed)
         best = optimum(replay.graph, script.Args().gamma)
         for interval in args.intervals:
             for variant in VARIANTS:
@@ -140,39 +135,22 @@ def compute(args):
                     yield dict(zip(KINDS, row, strict=True))
 
 
-def draw(rows, path):
-    """Means above, standard deviations below; a column for each interval."""
-    intervals = sorted({row["interval"] for row in rows})
-    figure, axes = plt.subplots(
-        2, len(intervals), figsize=(3.6 * len(intervals), 5.2), sharex=True, sharey="row",
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
-    for column, interval in enumerate(intervals):
-        here = [row for row in rows if row["interval"] == interval]
-        for variant in VARIANTS:
-            for axis, name in zip(axes[:, column], ("mean", "std"), strict=True):
-                curves = {}
-                for row in (row for row in here if row["backup"] == variant):
-                    curves.setdefault(row["update"], []).append(row[name])
-                if curves:
-                    low, middle, high = zip(*((min(v), np.mean(v), max(v))
-                                              for v in curves.values()), strict=True)  # fmt: skip
-                    colour = COLOURS[variant]
-                    axis.fill_between(
-                        list(curves), low, high, color=colour, alpha=0.15, linewidth=0
-                    )
-                    axis.plot(list(curves), middle, color=colour, linewidth=1.4, label=variant)
-        best = np.mean([row["optimum"] for row in here])
-        axes[0, column].axhline(best, color="black", linestyle="--", linewidth=1, label="q*")
-        axes[0, column].set_title(f"target network every {interval:,}", fontsize=10)
-        axes[1, column].set_xlabel("optimisation steps")
-    axes[0, 0].set_ylabel("mean of the estimates")
-    axes[1, 0].set_ylabel("their standard deviation")
-    for axis in axes.flat:
-        report_figures.bare(axis)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6,
-                  frameon=False, fontsize=9)  # fmt: skip
-    write_figure(figure, path)
+def panels(rows):
+    """Curves as `draw_curves` takes them: means, then standard deviations, for each interval."""
+    found = {}
+    for row in rows:
+        for name, lines in (
+            ("mean", {row["backup"]: row["mean"], "q*": row["optimum"]}),
+            ("std", {row["backup"]: row["std"]}),
+        ):
+            panel = found.setdefault(f"{name}, target network every {row['interval']:,}", {})
+            for line, value in lines.items():
+                curves = panel.setdefault(line, {})
+                curves.setdefault(row["seed"], {})[row["update"]] = value
+    return {
+        title: {line: aggregate.band(list(curves.values()), 1) for line, curves in of.items()}
+        for title, of in sorted(found.items())
+    }
 
 
 def summary(rows):
@@ -189,8 +167,8 @@ def summary(rows):
 
 def main():
     args = tyro.cli(Args)
-    if min(args.transitions, args.updates, args.seeds, *args.intervals) < 1:
-        fail("--transitions, --updates, --seeds and --intervals must be >= 1")
+    if min(args.updates, args.seeds, *args.intervals) < 1:
+        fail("--updates, --seeds and --intervals must be >= 1")
     torch.set_num_threads(1)
     if args.draw is None:
         rows = list(compute(args))
@@ -205,7 +183,7 @@ def main():
     if args.csv:
         write_rows(args.csv, KINDS, rows)
     if args.out:
-        draw(rows, args.out)
+        report_figures.draw_curves(args.out, panels(rows), "estimates", "optimisation steps")
     print(summary(rows))
 
 

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import atari_memory
 import draw_backups
 import frontier_cost
-import novel_state_ratios
 import numpy as np
 import plot_runs
 import pytest
 import released_n_step
 from conftest import jitted
-from output import read_rows, write_rows
+from output import read_rows
 from run_records import RESULTS, SUITES
 
 from gbcore import Replay, TransitionGraph
@@ -91,25 +90,6 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
     assert "jpg, pdf" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
-def test_novel_state_ratios_are_averaged_by_task_and_group(type_command, tmp_path):
-    rows = [
-        ("MinAtar", "freeway", 1, 0.2, 600), ("MinAtar", "freeway", 2, 0.4, 800),
-        ("MinAtar", "asterix", 1, 0.5, 900), ("MiniGrid", "Empty", 1, 0.01, 10),
-    ]  # fmt: skip
-    rows = [
-        dict(zip(
-            novel_state_ratios.COLUMNS,
-            (group, task, "graph", "learning", seed, 1000, states, ratio, 0.25, 0.5), strict=True,
-        ))
-        for group, task, seed, ratio, states in rows
-    ]  # fmt: skip
-    write_rows(tmp_path / "rows.csv", novel_state_ratios.COLUMNS, rows)
-    text = type_command(novel_state_ratios, "--csv", tmp_path / "rows.csv")
-    assert "| freeway | learning | 1,000 | 2 | 700 | 0.3000 | 25.0% | 50.0% |" in text
-    assert "| **MinAtar, 2 tasks** | learning | 1,000 |  |  | **0.400** (paper: 0.298," in text
-    assert "| **MiniGrid, 1 task** | learning | 1,000 |  |  | **0.010** (paper: 0.006," in text
-
-
 @jitted
 def test_slices_of_planning_on_a_large_graph():
     args = frontier_cost.Args(states=400, slices=50)
@@ -178,11 +158,11 @@ def test_the_released_update_moves_the_last_pair():
 
 @jitted
 def test_copies_of_the_scripts_run_with_the_released_update(monkeypatch):
-    short = {name: suite._replace(total_timesteps=200) for name, suite in SUITES.items()}
+    short = {name: suite._replace(total_timesteps=2_000) for name, suite in SUITES.items()}
     monkeypatch.setattr(released_n_step, "SUITES", short)
     row = released_n_step.measure("minatar", "freeway", 5, 1)
     assert list(released_n_step.COLUMNS) == sorted(row, key=released_n_step.COLUMNS.index)
-    assert (row["task"], row["episode_seed"], row["score"]) == ("freeway", "fixed", 0.0)
+    assert (row["task"], row["episode_seed"], row["update"]) == ("freeway", "fixed", "released")
     for script in ("gb_dqn_minigrid", "gb_dqn_minatar"):  # each line was found, once
         text = released_n_step.changed_script(script)
         assert text.count("released_update") == 2

@@ -328,12 +328,10 @@ def test_the_live_table_keeps_its_width_without_a_row(tmp_path):
         suites=("minigrid",), tasks=("KeyCorridorS3R1",), seeds=(1,), run_dir=tmp_path
     )
     runs = list(sweep.make_grid(args).values())
-    state, widths = sweep.State(runs, 0, {}), []
-    show = sweep.Display(state)
-    for running in ({}, {0: (max(runs, key=lambda run: len(str(run.key))), 0.0)}):
-        state.running = running
+    of_sweep, widths = sweep.Sweep(args, None, None, runs, 0), []
+    for of_sweep.running in ({}, {0: max(runs, key=lambda run: len(str(run.key)))}):
         console = Console(width=200, record=True, file=io.StringIO())
-        console.print(show.table())
+        console.print(of_sweep.table())
         widths.append(max(len(line.rstrip()) for line in console.export_text().splitlines()))
     assert widths[0] == widths[1]
 
@@ -424,16 +422,16 @@ def test_one_unreadable_checkpoint_is_left_behind_once(tmp_path):
         sweep.Outcome(None, 5_000, 2, "error: cannot resume"), sweep.Outcome(None, None, -9, ""),
         sweep.Outcome((row, {1000: 1.0}), 7_000, 0, ""),
     ])  # fmt: skip
-    state = sweep.State([run], 0, sweep.rates({}))
-    sweep.sweep(args, state, Records(tmp_path / "results"), ray)
+    of_sweep = sweep.Sweep(args, ray, Records(tmp_path / "results"), [run], 0)
+    of_sweep.run()
     assert ray.submitted == [False, True, False]
     assert Records(tmp_path / "results").keys() == {run.key}
-    assert (state.num_finished, state.given_up) == (1, [])
+    assert (of_sweep.num_finished, of_sweep.given_up) == (1, [])
     ray = Ray([sweep.Outcome(None, None, 1, "Killed")] * 3)
-    state = sweep.State([run], 0, sweep.rates({}))
-    sweep.sweep(args, state, Records(tmp_path / "other"), ray)
+    of_sweep = sweep.Sweep(args, ray, Records(tmp_path / "other"), [run], 0)
+    of_sweep.run()
     assert len(ray.submitted) == 3  # two retries
-    assert state.given_up == [run]
+    assert of_sweep.given_up == [run]
 
 
 def test_only_processes_of_this_sweep_are_waited_for(tmp_path):
@@ -442,11 +440,11 @@ def test_only_processes_of_this_sweep_are_waited_for(tmp_path):
     for run in (ours, other):
         run.folder.mkdir()
         (run.folder / "lock").touch()
-    state = sweep.State([ours, other], 0, {})
-    state.running[0] = (ours, 0.0)
+    of_sweep = sweep.Sweep(args, None, None, [ours, other], 0)
+    of_sweep.running[0] = ours
     with (other.folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        sweep.wait_for_processes(state)
+        of_sweep.wait_for_processes()
 
 
 def alive(pid):
@@ -456,7 +454,7 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=60.0):
+def wait_until(condition, seconds=240.0):  # kernels may have to be compiled
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "waited in vain"

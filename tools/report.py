@@ -49,11 +49,6 @@ class Args:
     """the report, its pictures beside it; docs/report.md, or report.md beside other rows"""
 
 
-# --------------------------------------------------------------------------------------------------
-# What was found, in a few lines
-# --------------------------------------------------------------------------------------------------
-
-
 def orders(protocol):
     """(better, worse) by the paper -> (the difference here, the same of normalised scores)."""
     if not protocol.paper:
@@ -124,10 +119,6 @@ def panel(protocol):
     return protocol.title.replace(", ", ",\n", 1), label, bars
 
 
-# --------------------------------------------------------------------------------------------------
-# The report
-# --------------------------------------------------------------------------------------------------
-
 HOW = f"""\
 - **Score**: the mean over the last 10% of a run's evaluations. A cell has the mean ± the standard
   deviation over seeds (of the population, as the paper's), and the number of seeds.
@@ -177,24 +168,6 @@ def claims_table(protocol):
     ]  # fmt: skip
     header = ["claim", "paper", "here", "difference", "verdict"]
     return markdown(header + ["normalised", "verdict"] * has_scales, rows)
-
-
-def freeway_text(protocol):
-    """How much of graph's lead over tree is freeway's."""
-    others = tuple(task for task in protocol.tasks if task != "freeway")
-    parts = [protocol.gain("graph", "tree", tasks) for tasks in (("freeway",), others)]
-    if None in parts:
-        return "Freeway as the main contributor to graph's lead over tree: not enough runs."
-    paper = [
-        sum(protocol.paper["graph"][t][0] - protocol.paper["tree"][t][0] for t in tasks)
-        for tasks in (("freeway",), others)
-    ]
-    here = [gain.value * number for gain, number in zip(parts, (1, len(others)), strict=True)]
-    lead = "graph has no lead here" if sum(here) <= 0 else "graph leads here, too"
-    return (
-        f"Freeway as the main contributor to graph's lead over tree: {here[0]:+.2f} in Freeway and "
-        f"{here[1]:+.2f} in the other games (paper: {paper[0]:+.2f} and {paper[1]:+.2f}): {lead}."
-    )
 
 
 def verdicts_text(protocol):
@@ -307,19 +280,6 @@ def seedings_text(fixed, fresh):
         "normalised means from the paper's, and the novel state ratio of `graph` (paper: 0.298):"
     )
     yield markdown(["", "all", *OF_THE_PAPER, "novel state ratio"], rows)
-    same = [task for task in fixed.tasks if same_runs(fixed, fresh, task)]
-    if same:
-        yield f"Every run of {listed(same)} is the same under both: re-seeding does nothing there."
-
-
-def same_runs(one, other, task):
-    """Whether all runs of a task that both have, and there are some, have equal curves."""
-    pairs = [
-        (run["curve"], other.runs[name][task][seed]["curve"])
-        for name, tasks in one.runs.items() for seed, run in tasks.get(task, {}).items()
-        if seed in other.runs.get(name, {}).get(task, {})
-    ]  # fmt: skip
-    return bool(pairs) and all(a == b for a, b in pairs)
 
 
 def section(protocol, folder):
@@ -368,8 +328,6 @@ def report(protocols, folder, short_text):
     for protocol in claimed:
         yield f"**{protocol.title}**"
         yield claims_table(protocol)
-        if protocol.suite == "minatar":
-            yield freeway_text(protocol)
     pair = [p for p in protocols if p.suite == "minatar"]
     if len(pair) == 2:
         yield "## Which episode seeding reproduces the paper's MinAtar"

@@ -59,9 +59,9 @@ def draw_summary(path, panels):
     save(figure, path)
 
 
-def draw_curves(path, tasks):
-    """Learning curves: {task: {setting: (steps, mean, error, seeds)}}."""
-    rows = -(-(len(tasks) + 1) // 3)
+def draw_curves(path, tasks, y="mean return of an evaluation", x="environment steps"):
+    """Curves with bands: {task: {setting: (steps, mean, error, seeds)}}."""
+    rows = -(-len(tasks) // 3)
     figure, axes = plt.subplots(
         rows, 3, figsize=(10, 2.7 * rows), squeeze=False, layout="constrained"
     )
@@ -80,11 +80,12 @@ def draw_curves(path, tasks):
         axis.set_title(task, fontsize=10)
         axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
         bare(axis)
-    for axis in axes.flat[len(tasks) :]:
+    spare = axes.flat[len(tasks) :]
+    for axis in spare:
         axis.axis("off")
-    axes.flat[len(tasks)].legend(
-        [handles[name] for name in names], names, frameon=False, loc="center", fontsize=9
-    )
-    figure.supxlabel("environment steps", fontsize=10)
-    figure.supylabel("mean return of an evaluation", fontsize=10)
+    where, place = (spare[0], "center") if len(spare) else (figure, "outside upper center")
+    where.legend([handles[name] for name in names], names, frameon=False, loc=place, fontsize=9,
+                 ncols=1 if len(spare) else 4)  # fmt: skip
+    figure.supxlabel(x, fontsize=10)
+    figure.supylabel(y, fontsize=10)
     save(figure, path)

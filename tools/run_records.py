@@ -87,11 +87,6 @@ ROW = (*Key._fields, "score", "steps", "wall_seconds", "steps_per_second", "nove
        "states", "first_reward_step", "commit")  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-# What identifies a run
-# --------------------------------------------------------------------------------------------------
-
-
 def script_of(suite):
     """The script's module."""
     return importlib.import_module(SUITES[suite].script)
@@ -156,11 +151,6 @@ def parse_override(suite, text):
         return name, kind(value) if kind in (int, float) else value
     except ValueError:
         raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}") from None
-
-
-# --------------------------------------------------------------------------------------------------
-# What a run's folder says
-# --------------------------------------------------------------------------------------------------
 
 
 def read_json(path):
@@ -266,11 +256,6 @@ def finished_runs(run_dir, suites, wanted=()):
             if same_steps or key in wanted:
                 found.setdefault(key, folder)
     return found
-
-
-# --------------------------------------------------------------------------------------------------
-# Rows
-# --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ import shlex
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -101,11 +100,6 @@ class Outcome(NamedTuple):
     last_line: str  # of the log
 
 
-# --------------------------------------------------------------------------------------------------
-# The grid
-# --------------------------------------------------------------------------------------------------
-
-
 def check_args(args):
     """Refuse what cannot run, before anything is written."""
     if not args.suites and not args.collect_only:
@@ -114,9 +108,7 @@ def check_args(args):
         if not getattr(args, name):
             fail(f"--{name.replace('_', '-')} must name at least one")
     least = {"threads": 1, "checkpoint_frequency": 1, "workers": 0, "retries": 0, "gpus_per_run": 0}
-    for name, value in [(name, getattr(args, name)) for name in least] + [
-        ("seeds", min(args.seeds))
-    ]:
+    for name, value in [*((n, getattr(args, n)) for n in least), ("seeds", min(args.seeds))]:
         if value < least.get(name, 0):
             fail(f"--{name.replace('_', '-')} must be >= {least.get(name, 0)}, got {value}")
     if args.collect_only and not args.run_dir.is_dir():
@@ -210,11 +202,6 @@ def make_run(args, suite, flags):
     return Run(key, tuple(words), args.run_dir.resolve() / name, flags["total_timesteps"])
 
 
-# --------------------------------------------------------------------------------------------------
-# On a worker
-# --------------------------------------------------------------------------------------------------
-
-
 def execute(run, threads, start_anew, keep_checkpoints):
     """Run the script to its end, from the newest checkpoint if there is one. Returns an Outcome."""
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -255,179 +242,128 @@ def execute(run, threads, start_anew, keep_checkpoints):
     return Outcome(None, step, status, lines[-1] if lines else "")
 
 
-# --------------------------------------------------------------------------------------------------
-# The sweep
-# --------------------------------------------------------------------------------------------------
+class Sweep:
+    """Runs what is queued; a live table on a terminal, elsewhere a line per event."""
 
-
-class State:
-    """What is queued, runs, is done and failed; what the table shows."""
-
-    def __init__(self, todo, num_finished, seconds_per_step):
-        self.queue = collections.deque(todo)
-        self.running = {}  # reference of the task -> (run, when it was submitted)
-        self.num_finished = num_finished
-        self.num_runs = num_finished + len(todo)
-        self.attempts = collections.Counter()
+    def __init__(self, args, ray, records, todo, num_finished):
+        self.args, self.ray, self.records = args, ray, records
+        self.queue, self.running = collections.deque(todo), {}  # running: Ray's reference -> Run
+        self.num_finished, self.num_runs = num_finished, num_finished + len(todo)
+        self.attempts, self.given_up = collections.Counter(), []
         self.start_anew = set()  # keys of runs whose checkpoint could not be read
-        self.given_up = []
-        self.slots = 1
-        self.seconds_per_step = seconds_per_step  # (suite, backup) -> list
-        self.widest = max((len(str(run.key)) for run in todo), default=0)
+        self.widest = max(len(str(run.key)) for run in todo)
+        self.begin, self.steps_made, self.live = time.monotonic(), 0, None
 
-    def progress(self):
-        """Of every run that runs: itself, its step, its rate and which try it is."""
-        for run, _ in self.running.values():
-            folders = run_records.run_folders(run.folder)
-            step, rate = run_records.progress_of(folders[-1]) if folders else (0, 0.0)
-            yield run, step, rate, self.attempts[run.key]
-
-    def seconds_left(self, progress):
-        """Estimate from the wall time of finished runs, else of the rates; None before either."""
-        known = self.seconds_per_step
-        every = [s for values in known.values() for s in values]
-        every += [1 / rate for _, _, rate, _ in progress if rate > 0]
-        if not every:
-            return None
-        left = [(run, run.total_timesteps) for run in self.queue]
-        left += [(run, run.total_timesteps - step) for run, step, *_ in progress]
-        work = sum(
-            steps * statistics.median(known.get((run.key.suite, run.key.backup)) or every)
-            for run, steps in left
+    def run(self):
+        """Until nothing is queued and nothing runs."""
+        args, ray = self.args, self.ray
+        task = ray.remote(execute).options(
+            num_cpus=args.threads, num_gpus=args.gpus_per_run, max_retries=0
         )
-        return work / max(1, min(self.slots, len(left)))
-
-
-def sweep(args, state, records, ray):
-    """Run what is queued."""
-    task = ray.remote(execute).options(
-        num_cpus=args.threads, num_gpus=args.gpus_per_run, max_retries=0
-    )
-    show = Display(state)
-    try:
-        while state.queue or state.running:
-            state.slots = slots(args, ray)
-            while state.queue and len(state.running) < state.slots:
-                run = state.queue.popleft()
-                state.attempts[run.key] += 1
-                reference = task.remote(
-                    run, args.threads, run.key in state.start_anew, args.keep_checkpoints
-                )
-                state.start_anew.discard(run.key)
-                state.running[reference] = (run, time.monotonic())
-                show.event(f"start {run.key}")
-            ready, _ = ray.wait(list(state.running), timeout=1.0)
-            for reference in ready:
-                run, begin = state.running.pop(reference)
-                try:
-                    outcome = ray.get(reference)
-                except ray.exceptions.RayError as error:  # the worker was killed
-                    outcome = Outcome(None, None, -1, f"worker lost: {first_line(error)}")
-                settle(args, state, records, run, outcome, time.monotonic() - begin, show)
-            show.refresh()
-    finally:
-        show.close()
-
-
-def settle(args, state, records, run, outcome, seconds, show):
-    """Keep the row of a run that finished, queue one that failed again."""
-    resumed = outcome.resumed_from is not None
-    if resumed:
-        show.event(f"{run.key} went on from step {outcome.resumed_from}")
-    if outcome.finished:
-        records.add({run.key: outcome.finished})
-        state.num_finished += 1
-        state.attempts.pop(run.key)
-        row = outcome.finished[0]
-        if not resumed:
-            cost = row["wall_seconds"] / max(1, row["steps"])
-            state.seconds_per_step[run.key.suite, run.key.backup].append(cost)
-        show.event(
-            f"done {run.key}: score {row['score']:g}, {seconds:.0f} s "
-            f"({state.num_finished} of {state.num_runs})"
-        )
-        return
-    if resumed and outcome.status == 2:
-        state.start_anew.add(run.key)  # its checkpoint cannot be used
-    reason = f"status {outcome.status}: {outcome.last_line}"
-    if state.attempts[run.key] <= args.retries:
-        state.queue.appendleft(run)
-        show.event(f"try again {run.key}, {reason}")
-    else:
-        state.given_up.append(run)
-        show.event(f"given up {run.key}, {reason}; see {run.folder / LOG}")
-
-
-def slots(args, ray):
-    """How many runs fit at a time."""
-    if args.workers:
-        return args.workers
-    have = ray.cluster_resources()
-    fit = have.get("CPU", 0) / args.threads
-    if args.gpus_per_run:
-        fit = min(fit, have.get("GPU", 0) / args.gpus_per_run)
-    return max(1, int(fit + 1e-9))
-
-
-def first_line(error):
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
-
-
-class Display:
-    """A live table on a terminal; elsewhere a line per event."""
-
-    def __init__(self, state):
-        self.state, self.live, self.begin = state, None, time.monotonic()
         if sys.stdout.isatty():
             from rich.live import Live
 
             self.live = Live(self.table(), auto_refresh=False)
             self.live.start()
+        try:
+            while self.queue or self.running:
+                while self.queue and len(self.running) < self.slots():
+                    run = self.queue.popleft()
+                    self.attempts[run.key] += 1
+                    anew = run.key in self.start_anew
+                    reference = task.remote(run, args.threads, anew, args.keep_checkpoints)
+                    self.start_anew.discard(run.key)
+                    self.running[reference] = run
+                    self.say(f"start {run.key}")
+                ready, _ = ray.wait(list(self.running), timeout=1.0)
+                for reference in ready:
+                    run = self.running.pop(reference)
+                    try:
+                        outcome = ray.get(reference)
+                    except ray.exceptions.RayError as error:  # the worker was killed
+                        outcome = Outcome(None, None, -1, f"worker lost: {first_line(error)}")
+                    self.settle(run, outcome)
+                if self.live:
+                    self.live.update(self.table(), refresh=True)
+        finally:
+            if self.live:
+                self.live.stop()
 
-    def event(self, text):
+    def settle(self, run, outcome):
+        """Keep the row of a run that finished, queue one that failed again."""
+        resumed = outcome.resumed_from is not None
+        if resumed:
+            self.say(f"{run.key} went on from step {outcome.resumed_from}")
+        if outcome.finished:
+            self.records.add({run.key: outcome.finished})
+            self.num_finished += 1
+            self.attempts.pop(run.key)
+            row = outcome.finished[0]
+            self.steps_made += row["steps"] - (outcome.resumed_from or 0)
+            self.say(f"done {run.key}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
+                     f"({self.num_finished} of {self.num_runs})")  # fmt: skip
+            return
+        if resumed and outcome.status == 2:
+            self.start_anew.add(run.key)  # its checkpoint cannot be used
+        reason = f"status {outcome.status}: {outcome.last_line}"
+        if self.attempts[run.key] <= self.args.retries:
+            self.queue.appendleft(run)
+            self.say(f"try again {run.key}, {reason}")
+        else:
+            self.given_up.append(run)
+            self.say(f"given up {run.key}, {reason}; see {run.folder / LOG}")
+
+    def slots(self):
+        """How many runs fit at a time."""
+        args, have = self.args, self.ray.cluster_resources()
+        fit = have.get("CPU", 0) / args.threads
+        if args.gpus_per_run:
+            fit = min(fit, have.get("GPU", 0) / args.gpus_per_run)
+        return args.workers or max(1, int(fit + 1e-9))
+
+    def say(self, text):
         line = f"{time.strftime('%H:%M:%S')} {text}"
         if self.live:
             self.live.console.print(line, markup=False, highlight=False)
         else:
             print(line, flush=True)
 
-    def refresh(self):
-        if self.live:
-            self.live.update(self.table(), refresh=True)
-
     def table(self):
         from rich.table import Table
 
-        def duration(seconds):
-            minutes = round(seconds / 60)
-            hours = f"{minutes // 60} h {minutes % 60:02} min"
-            return hours if minutes >= 60 else f"{minutes} min"
-
-        state, progress = self.state, list(self.state.progress())
-        left = state.seconds_left(progress)
+        rows = []
+        for run in self.running.values():
+            folders = run_records.run_folders(run.folder)
+            rows.append((run, *(run_records.progress_of(folders[-1]) if folders else (0, 0.0))))
+        done = self.steps_made + sum(step for _, step, _ in rows)
+        left = sum(run.total_timesteps for run in (*self.queue, *self.running.values()))
+        left -= done - self.steps_made
+        so_far = time.monotonic() - self.begin
+        to_go = f"{so_far * left / done / 60:,.0f} min" if done else "?"
         table = Table(
-            title=f"{state.num_finished} of {state.num_runs} runs done, {len(progress)} run, "
-            f"{len(state.queue)} wait, {len(state.given_up)} given up; "
-            f"{duration(time.monotonic() - self.begin)} so far, "
-            f"{'?' if left is None else duration(left)} to go",
-            title_justify="left", min_width=state.widest + 46,  # also without a row
+            title=f"{self.num_finished} of {self.num_runs} runs done, {len(rows)} run, "
+            f"{len(self.queue)} wait, {len(self.given_up)} given up; "
+            f"{so_far / 60:,.0f} min so far, {to_go} to go",
+            title_justify="left", min_width=self.widest + 46,  # also without a row
         )  # fmt: skip
         for name in ("run", "step", "of", "steps/s", "try"):
             table.add_column(name, justify="left" if name == "run" else "right")
-        for run, step, rate, attempt in progress:
+        for run, step, rate in rows:
             table.add_row(str(run.key), f"{step:,}", f"{run.total_timesteps:,}", f"{rate:.1f}",
-                          str(attempt))  # fmt: skip
+                          str(self.attempts[run.key]))  # fmt: skip
         return table
 
-    def close(self):
-        if self.live:
-            self.refresh()
-            self.live.stop()
+    def wait_for_processes(self):
+        """Until every process has written its checkpoint and let go of its lock."""
+        for run in self.running.values():
+            path = run.folder / "lock"
+            if path.exists():
+                with path.open("a") as lock:  # on NFS only a file open for writing can be locked
+                    fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-# --------------------------------------------------------------------------------------------------
-# Ray
-# --------------------------------------------------------------------------------------------------
+def first_line(error):
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
 
 
 def start_ray(args):
@@ -461,20 +397,6 @@ def start_ray(args):
     return ray
 
 
-def wait_for_processes(state):
-    """Until every process of this sweep has written its checkpoint and let go of its lock."""
-    for run, _ in state.running.values():
-        path = run.folder / "lock"
-        if path.exists():
-            with path.open("a") as lock:  # on NFS a file must be open for writing to be locked
-                fcntl.flock(lock, fcntl.LOCK_EX)
-
-
-# --------------------------------------------------------------------------------------------------
-# Rows
-# --------------------------------------------------------------------------------------------------
-
-
 def rows_of_the_repository(args, suites):
     """Key -> row of runs that are in RESULTS and need not be made."""
     found = {}
@@ -485,14 +407,6 @@ def rows_of_the_repository(args, suites):
                 found |= Records(RESULTS).rows(suite)
             except ValueError as error:
                 print(f"rows of {suite} in {RESULTS} do not count: {error}", file=sys.stderr)
-    return found
-
-
-def rates(rows):
-    """Wall seconds per step of finished runs by suite and backup."""
-    found = collections.defaultdict(list)
-    for key, row in rows.items():
-        found[key.suite, key.backup].append(float(row["wall_seconds"]) / float(row["steps"]))
     return found
 
 
@@ -561,11 +475,11 @@ def main():
         print_scores(args, grid, theirs | own_rows())
         return
     ray = start_ray(args)
-    state = State(todo, len(grid) - len(todo), rates(theirs | own_rows()))
+    sweep = Sweep(args, ray, records, todo, len(grid) - len(todo))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     try:
-        sweep(args, state, records, ray)
+        sweep.run()
     except (OSError, ValueError) as error:  # rows cannot be written: runs are kept in --run-dir
         ray.shutdown()
         fail(error)
@@ -574,17 +488,16 @@ def main():
             signal.signal(number, signal.SIG_IGN)
         print("stopping: runs write their checkpoints ...", flush=True)
         ray.shutdown()
-        wait_for_processes(state)
-        left = len(grid.keys() - own_rows().keys() - theirs.keys())
+        sweep.wait_for_processes()
+        left = sweep.num_runs - sweep.num_finished
         print(f"stopped; {left} of {len(grid)} runs are left, the same command goes on")
         sys.exit(130)
     ray.shutdown()
-    print(f"{state.num_finished} of {state.num_runs} runs are finished")
+    print(f"{sweep.num_finished} of {sweep.num_runs} runs are finished")
     print_scores(args, grid, theirs | own_rows())
-    for run in state.given_up:
+    for run in sweep.given_up:
         print(f"given up: {run.key}; see {run.folder / LOG}")
-    if state.given_up:
-        sys.exit(1)
+    sys.exit(1 if sweep.given_up else 0)
 
 
 if __name__ == "__main__":

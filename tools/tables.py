@@ -205,11 +205,6 @@ def read_protocols(results_dir):
     return [found[where] for where in TITLES if where in found]
 
 
-# --------------------------------------------------------------------------------------------------
-# Words
-# --------------------------------------------------------------------------------------------------
-
-
 def markdown(header, rows):
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
