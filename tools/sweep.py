@@ -344,10 +344,11 @@ class Sweep:
             title=f"{self.num_finished} of {self.num_runs} runs done, {len(rows)} run, "
             f"{len(self.queue)} wait, {len(self.given_up)} given up; "
             f"{so_far / 60:,.0f} min so far, {to_go} to go",
-            title_justify="left", min_width=self.widest + 46,  # also without a row
-        )  # fmt: skip
-        for name in ("run", "step", "of", "steps/s", "try"):
-            table.add_column(name, justify="left" if name == "run" else "right")
+            title_justify="left",
+        )
+        table.add_column("run", min_width=self.widest)  # also without a row
+        for name in ("step", "of", "steps/s", "try"):
+            table.add_column(name, justify="right", min_width=9)
         for run, step, rate in rows:
             table.add_row(str(run.key), f"{step:,}", f"{run.total_timesteps:,}", f"{rate:.1f}",
                           str(self.attempts[run.key]))  # fmt: skip
@@ -378,13 +379,9 @@ def start_ray(args):
              "--dry-run prints the commands without it")  # fmt: skip
     options = {"log_to_driver": False, "logging_level": "warning"}
     if args.address is None:
-        processors = len(os.sched_getaffinity(0))
-        workers = args.workers or max(1, processors // args.threads)
-        options |= {
-            "num_cpus": workers * args.threads,
-            "include_dashboard": False,
-            "object_store_memory": 100 * 2**20,  # rows alone go through it
-        }
+        workers = args.workers or max(1, len(os.sched_getaffinity(0)) // args.threads)
+        options |= {"num_cpus": workers * args.threads, "include_dashboard": False,
+                    "object_store_memory": 100 * 2**20}  # fmt: skip
     host, colon, port = (args.address or "").rpartition(":")
     try:
         if colon and port.isdigit():  # Ray tries for minutes
