@@ -40,7 +40,6 @@ class Args:
     states: int = 20_000  # distinct observations to choose from
     wave: int = 400_000  # operations in which the graph grows and shrinks once
     check_frequency: int = 250_000  # operations between two comparisons of everything
-    plan_frequency: int = 50  # operations between two slices of planning
     frame_stack: bool = False  # observations are stacks of 4 frames
     seed: int = 0  # of the operations
 
@@ -152,9 +151,8 @@ class Twins:
 
 def main():
     args = tyro.cli(Args)
-    for name in ("states", "wave", "check_frequency", "plan_frequency"):
-        if getattr(args, name) < 1:
-            fail(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
+    if min(args.states, args.wave, args.check_frequency) < 1:
+        fail("require --states, --wave and --check-frequency >= 1")
     rng = np.random.default_rng(args.seed)
     twins = Twins(args)
     done, begin, next_size = Counter(), time.perf_counter(), 8
@@ -182,7 +180,7 @@ def main():
             next_size = 1 + next_size * 3 // 2
         if grown or (i + 1) % args.check_frequency == 0 or i + 1 == args.operations:
             twins.compare()
-        elif i // args.wave % 2 and i % args.plan_frequency == 0:
+        elif i // args.wave % 2 and i % 50 == 0:
             twins.planner.plan(200)  # never in the first wave: growth is left to state()
     counts = ", ".join(f"{n:,} {name}" for name, n in done.items())
     print(

@@ -19,6 +19,7 @@ import sys
 import time
 import zlib
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +27,7 @@ import measures
 import numpy as np
 import recorded
 import tyro
-from output import fail, write_figure
+from output import fail, pyplot, write_figure
 
 try:
     import matplotlib.collections
@@ -174,10 +175,7 @@ def edge_colours(layout, values, color_by):
 
 def draw_picture(layout, values, args, title, path):
     """A PNG or SVG: edges of one colour are one path, whatever their number."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(9, 9.7))
+    figure, axis = pyplot().subplots(figsize=(9, 9.7))
     xy, edges, by = layout.xy, layout.edges, args.color_by
     number, (low, high, label) = edge_colours(layout, values, by)
     colours = matplotlib.colors.LinearSegmentedColormap.from_list(by, COLOURS[by])
@@ -225,9 +223,7 @@ def draw_picture(layout, values, args, title, path):
 
 def add_lines(axis, xy, pairs, colour, width):
     """Straight edges, as one collection."""
-    lines = matplotlib.collections.LineCollection(
-        xy[pairs], colors=[colour], linewidths=width, capstyle="round"
-    )
+    lines = matplotlib.collections.LineCollection(xy[pairs], colors=[colour], linewidths=width)
     axis.add_collection(lines, autolim=False)
 
 
@@ -291,8 +287,6 @@ def chunks_of(items):
 
 def channel_names(run):
     """Names of MinAtar's channels, in their order."""
-    from importlib import import_module
-
     channels = import_module(f"minatar.environments.{run.task}").Env().channels
     return sorted(channels, key=channels.get)
 

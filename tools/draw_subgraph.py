@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import numpy as np
 import recorded
 import tyro
-from output import fail, write_figure
+from output import fail, pyplot, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
 
@@ -70,28 +70,15 @@ class Nested:
             self.read[pair] = chosen and self.read[arrives].any()
 
 
-def leaf_values(run, nodes, leaves):
-    """Leaf values float64 [n, A], and those that select the action of a double target, or None."""
-    if leaves == "zero":
-        return np.zeros((len(nodes), run.graph.num_actions)), None
-    leaf_q = run.q_values(nodes, leaves).astype(np.float64)
-    if run.module.BACKUPS["graph"][1] != "double":
-        return leaf_q, None
-    return leaf_q, run.q_values(nodes, "online").astype(np.float64)
-
-
 def backed_up(run, sub, gamma, leaves):
-    """Nested values of the pairs of a subgraph, and the leaf values under them."""
-    leaf_q, selector_q = leaf_values(run, sub.nodes, leaves)
+    """Nested values of the pairs of a subgraph, the leaf values under them, and the selector's."""
+    leaf_q, selector_q = np.zeros((len(sub.nodes), run.graph.num_actions)), None
+    if leaves != "zero":
+        leaf_q = run.q_values(sub.nodes, leaves).astype(np.float64)
+        if run.module.BACKUPS["graph"][1] == "double":
+            selector_q = run.q_values(sub.nodes, "online").astype(np.float64)
     rule = "greedy" if selector_q is None else "double"
     return pair_q_values(sub, leaf_q, gamma, rule, selector_q), leaf_q, selector_q
-
-
-def tree_targets(run, rows, depth, gamma, leaves):
-    """Tree backup's targets of rows of the replay."""
-    columns = [run.replay[name] for name in recorded.COLUMNS]
-    sub = trajectory_subgraphs(rows, depth, *columns)
-    return backed_up(run, sub, gamma, leaves)[0][: len(rows)]
 
 
 def nest(run, state, action, depth, breadth, gamma, leaves, rng):
@@ -127,13 +114,7 @@ def sums(nested, names, gamma, root_state):
 
 def draw(nested, names, root_state, title, path):
     """Levels from left to right: circles are expanded states, squares leaves."""
-    try:
-        import matplotlib
-    except ImportError as missing:
-        fail(f"no {missing.name}: pip install -r requirements-draw.txt")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     sub, num_levels = nested.sub, len(nested.sub.level_pairs) - 1
     # One mark per (column, vertex) that outcomes of the column before lead to.
     places = {}
@@ -189,7 +170,6 @@ def draw(nested, names, root_state, title, path):
     axis.axis("off")
     figure.tight_layout()
     write_figure(figure, path)
-    plt.close(figure)
 
 
 def root_of(run, args, names, depth, breadth, gamma, rng):
@@ -205,7 +185,9 @@ def root_of(run, args, names, depth, breadth, gamma, rng):
         nodes, actions = run.replay["node"][rows], run.replay["action"][rows]
         sub = run.graph.expand(nodes, actions, depth, breadth, rng)
         targets = backed_up(run, sub, gamma, args.leaves)[0][:SAMPLED]
-        tree = tree_targets(run, rows, depth, gamma, args.leaves)
+        columns = [run.replay[name] for name in recorded.COLUMNS]
+        sub = trajectory_subgraphs(rows, depth, *columns)
+        tree = backed_up(run, sub, gamma, args.leaves)[0][:SAMPLED]
         k = int(abs(targets - tree).argmax())
         return int(nodes[k]), int(actions[k]), float(tree[k])
     here = edges["source"] == args.state

@@ -10,6 +10,18 @@ def fail(message):
     sys.exit(2)
 
 
+def pyplot():
+    """matplotlib.pyplot without a screen; one line where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError as missing:
+        fail(f"no {missing.name}: pip install -r requirements-draw.txt")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def write_figure(figure, path, dpi=110):
     """Write a matplotlib figure; the suffix of path says in which format."""
     try:

@@ -61,12 +61,9 @@ class Recorded:
         entered[target[source != target]] = True
         states = np.unique(np.concatenate([source, target]))
         starts = states[~entered[states]]
-        while True:
-            reached = distances(self.graph.num_ids, source, target, starts) >= 0
-            missing = states[~reached[states]]
-            if not len(missing):
-                return np.sort(starts)
-            starts = np.append(starts, missing[0])
+        while (far := distances(self.graph.num_ids, source, target, starts)[states] < 0).any():
+            starts = np.append(starts, states[far.argmax()])
+        return np.sort(starts)
 
     @cached_property
     def module(self):
@@ -92,11 +89,9 @@ class Recorded:
 
     def action_names(self):
         """Names of the actions, where the task has any, else their numbers."""
-        names = ACTIONS.get(self.suite, ())
-        if self.suite == "atari":
-            names = atari_actions(self.task)
-        numbers = [str(a) for a in range(self.graph.num_actions)]
-        return [*names, *numbers[len(names) :]][: self.graph.num_actions]
+        names = atari_actions(self.task) if self.suite == "atari" else ACTIONS.get(self.suite, ())
+        numbers = map(str, range(len(names), self.graph.num_actions))
+        return [*names, *numbers][: self.graph.num_actions]
 
     def network(self, which="online"):
         """Function of observations [n, *obs_shape] to values float32 [n, A], without noise.
@@ -161,12 +156,14 @@ def read(path):
                 "a sweep --keep-checkpoints"
             )
         run.graph, run.steps = load_graph(path / "graph.npz"), config.get("total_timesteps")
-        if (path / "model.pt").exists():
-            run.networks = dict.fromkeys(("online", "target"), load_tensors(path / "model.pt"))
-        else:
-            run.missing = run.missing or (
-                f"{path} has no network: it was made with --no-save-model and no checkpoint"
-            )
+        try:  # no code in the file is run
+            model = torch.load(path / "model.pt", weights_only=True, map_location="cpu")
+            run.networks = {"online": model, "target": model}
+        except FileNotFoundError:
+            reason = "no network: it was made with --no-save-model and no checkpoint"
+            run.missing = run.missing or f"{path} has {reason}"
+        except Exception as error:  # torch raises whatever the broken part raises
+            fail(f"cannot read the networks in {path / 'model.pt'}: {error}")
         return run
     except (OSError, ValueError) as error:
         fail(error)
@@ -193,21 +190,12 @@ def load_graph(path):
     return graph
 
 
-def load_tensors(path):
-    """What torch.save wrote; no code in the file is run."""
-    try:
-        return torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # torch raises whatever the broken part raises
-        fail(f"cannot read the networks in {path}: {error}")
-
-
 def older_script(path):
     """The script of a run whose config.json does not name it: by result.json or the folder."""
-    result = path / "result.json"
-    if result.exists() and "script" in (found := json.loads(result.read_text())):
-        return f"{found['script']}.py"
-    parts = path.resolve().name.split("__")
-    return f"{parts[1]}.py" if len(parts) == 5 else ""
+    result, parts = path / "result.json", path.resolve().name.split("__")
+    found = json.loads(result.read_text()) if result.exists() else {}
+    name = found.get("script", parts[1] if len(parts) == 5 else "")
+    return f"{name}.py" if name else ""
 
 
 def load_script(script):

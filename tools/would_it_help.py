@@ -25,7 +25,7 @@ import numpy as np
 import play
 import recorded
 import tyro
-from output import fail, write_figure
+from output import fail, pyplot, write_figure
 
 
 @dataclass
@@ -260,13 +260,7 @@ def report(name, by_key):
 
 def draw(name, by_key, path):
     """Bars of what the two assumptions come to, for every key."""
-    try:
-        import matplotlib
-    except ImportError as missing:
-        fail(f"no {missing.name}: pip install -r requirements-draw.txt")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     panels = (
         ("targets_read", "Do trajectories cross?\ntargets unlike tree backup's", (FEW, MANY)),
         ("memory_explained", "Is a state all there is?\nexplained by the step before", (HIDDEN,)),
