@@ -163,7 +163,6 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
     assert text.startswith(verdict)
     assert (found["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
     assert any("real numbers" in line for line in failing) == (task == "CartPole-v1")
-    json.dumps(found)
     if verdict == "Worth trying:":
         missing = would_it_help.judge(found | {"targets_zero": 0.2})[2]
         none = would_it_help.judge(found | {"targets_zero": 0.0})[2]

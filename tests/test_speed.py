@@ -76,7 +76,6 @@ def test_ratios_are_those_within_turns():
         (("--steps", "-1"), "--steps"),
         (("--scripts", "gb_dqn_minigrad"), "no script gb_dqn_minigrad"),
         (("--variants", "depth"), "--variants"),
-        (("--table", "nowhere.csv"), "nowhere.csv"),
         (("--scripts", "gb_dqn_minigrid", "--env-ids", "Emty-5x5"), "unknown task 'Emty-5x5'"),
     ],
 )

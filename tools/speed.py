@@ -3,7 +3,6 @@
     python tools/speed.py
     python tools/speed.py --scripts gb_rainbow_atari --variants default bf16_targets=true
     python tools/speed.py --scripts gb_dqn_minigrid old/gb_dqn_minigrid.py --backups graph
-    python tools/speed.py --table rates.csv      # of a file that --out wrote
 
 Short runs take turns, A B C A B C, so that whatever else the machine does slows all of them alike.
 Rates are those that a run logs (charts/SPS) once it has learned for --warm-up-steps. Read the
@@ -53,7 +52,6 @@ class Args:
     steps: int = 0  # steps on the clock; 0 = 8,000 (a period of the target network), with Atari 200
     parallel: int = 1  # processes side by side, whose rates are added up
     out: Path | None = None  # CSV file of all runs
-    table: Path | None = None  # print the tables of such a file, and run nothing
 
 
 def rate(run, first_step):
@@ -172,19 +170,10 @@ def short(value):
 
 def main():
     args = tyro.cli(Args)
-    if args.table:
-        try:
-            print(tables(read_rows(args.table)))
-        except (OSError, KeyError, ValueError) as error:
-            fail(f"{args.table} is no file that --out wrote: {error}")
-        return
-    for name in ("turns", "parallel"):
-        if getattr(args, name) < 1:
-            fail(f"--{name} must be >= 1, got {getattr(args, name)}")
-    if args.steps < 0 or args.warm_up_steps < 0 or not (args.backups and args.variants):
-        fail(
-            "require --steps and --warm-up-steps >= 0, and at least one of --backups and --variants"
-        )
+    if min(args.turns, args.parallel, len(args.backups), len(args.variants)) < 1:
+        fail("require --turns and --parallel >= 1, and at least one of --backups and --variants")
+    if args.steps < 0 or args.warm_up_steps < 0:
+        fail("require --steps and --warm-up-steps >= 0")
     rows = []
     for turn, script in itertools.product(range(args.turns), args.scripts):
         default = DEFAULTS.get(Path(script).stem, ("",))[0]

@@ -15,7 +15,6 @@ the gain.
 """
 
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -44,7 +43,6 @@ class Args:
     sampled: int = 2_000  # targets compared
     seed: int = 1  # seed of the environment and of all sampling
     out: Path | None = None  # a picture of the verdict, .png or .svg
-    json: bool = False  # print the measures as JSON, by key, and no verdict
 
 
 PLAIN = "the observation"
@@ -119,7 +117,7 @@ def greedy(run, epsilon):
 
 
 def measure(run, depth, breadth, gamma, sampled, rng):
-    """Everything that the verdict is made from: a dict that JSON can hold."""
+    """Everything that the verdict is made from."""
     graph = run.graph
     found = {
         "states": graph.num_nodes,
@@ -304,7 +302,7 @@ def main():
         key: measure(run, depth, breadth, args.gamma, args.sampled, rng)
         for key, run in runs.items()
     }
-    print(json.dumps(by_key, indent=2) if args.json else report(runs[PLAIN].name, by_key))
+    print(report(runs[PLAIN].name, by_key))
     if args.out is not None:
         if "targets_read" not in by_key[PLAIN]:
             fail("no picture: a graph without its replay cannot be compared with tree backup")
