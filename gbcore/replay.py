@@ -129,6 +129,12 @@ class Replay:
             column = getattr(self, name)
             check_array(name, rows[name], column.dtype, (size, *column.shape[1:]))
             column[:size] = rows[name]
+        after = np.roll(rows["node"], -1)
+        if (
+            not (rows["cut"] | (rows["next_node"] == after)).all()
+            or not rows["cut"][position - 1 :][:1].all()
+        ):
+            raise ValueError("Require rows that go on where they are not cut, as the newest is")
         self._check_rows_are_the_graph(size)
         self.size, self._ended = size, bool(saved["ended"])
         self.position = position if is_full else size

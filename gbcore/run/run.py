@@ -53,9 +53,15 @@ class Counters:
         """Go on from what `state` returned. ValueError for numbers that cannot be."""
         for name, value in saved.items():
             setattr(self, name, value)
-        least = min(self.step, self.episodic_length, self.evaluated_step, self.training_seconds)
-        if least < 0 or self.evaluated_step > self.step or len(self.logged) != 4:
-            raise ValueError("Require counters >= 0, and an evaluation before the last step")
+        steps = (self.episodic_length, self.evaluated_step, self.last_length or 0, self.logged[0])
+        if len(self.logged) != 4 or min(*steps, *self.logged) < 0 or max(steps) > self.step:
+            raise ValueError("Require counters >= 0, and none above the step")
+        if not 0 <= self.training_seconds <= 1e10 or self.logged[3] > 1e10:
+            raise ValueError("Require training to have taken less than 1e10 s")
+        if (self.last_return is None) != (self.last_length is None):
+            raise ValueError("Require return and length of the last episode, or neither")
+        if bool(self.evaluations) != (self.evaluated_step > 0):
+            raise ValueError("Require returns of evaluations, if and only if there was one")
 
 
 class Run:
@@ -325,6 +331,8 @@ class Run:
                 actions = found["env"]["actions"]
                 if not all(type(a) is int and 0 <= a < self.env.num_actions for a in actions):
                     raise ValueError("Require the environment's own actions")
+                if found["counters"]["step"] > self.args.total_timesteps:
+                    raise ValueError("Require no step after the last one")
                 for name, part in self.parts.items():
                     part.restore(found[name])
                 if not np.array_equal(self.env.obs, found["run"]["obs"]):
@@ -332,8 +340,10 @@ class Run:
                         "the environment's versions play the episode under way otherwise"
                     )
                 self.charts = found["run"]["charts"]
-        except (OSError, ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+        except (OSError, ValueError) as error:
             fail(f"cannot resume {path!r}: {error}")
+        except Exception as error:  # what the parts' own libraries raise
+            fail(f"cannot resume {path!r}: {error!r}")
         return lock
 
     def _open_directory(self, lock):
