@@ -1,0 +1,236 @@
+"""gbcore.run: what all scripts share of the command line, a run's folder and its end."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import command, is_one_line, jitted, only_run, read_metrics, run_process
+
+import gb_dqn_minatar
+import gb_dqn_minigrid
+import gb_rainbow_atari
+from gbcore.run import load_checkpoint, play_episodes, progress
+from gbcore.run.flags import RANGES, check_flags, parse_flags
+
+pytestmark = pytest.mark.usefixtures("torch_settings")
+SCRIPTS = (gb_dqn_minigrid, gb_dqn_minatar, gb_rainbow_atari)
+script = gb_dqn_minatar
+SMALL = [
+    "--env-id", "breakout", "--total-timesteps", "60", "--learning-starts", "30", "--batch-size",
+    "4", "--eval-frequency", "0", "--eval-episodes", "1", "--log-frequency", "10", "--breadth", "5",
+]  # fmt: skip
+
+
+def test_evaluations_play_one_episode_in_each_environment():
+    class Countdown:
+        num_actions = 3
+
+        def __init__(self, length):
+            self.length = length
+
+        def reset(self):
+            self.t = 0
+            return np.zeros(1, np.uint8)
+
+        def step(self, action):
+            self.t += 1
+            return np.full(1, self.t, np.uint8), float(action), self.t == self.length, False
+
+    sizes = []
+
+    def policy(obs):
+        sizes.append(len(obs))
+        assert (obs == len(sizes) - 1).all()
+        return np.full(len(obs), 2)
+
+    envs = [Countdown(n) for n in (3, 1, 2)]
+    result = play_episodes(policy, envs, np.random.default_rng(0), 0.0)
+    assert result == ([6.0, 2.0, 4.0], [3, 1, 2])
+    assert sizes == [3, 2, 1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Flags
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--backup", "grph"], ["grph", "graph-mixed"]),
+        (["--bakcup", "graph"], ["--bakcup", "--backup"]),
+        (["--depth"], ["--depth"]),
+        (["--depth", "two"], ["--depth", "two"]),
+        (["--depth", "1.5e0"], ["--depth", "1.5e0"]),
+        (["--depth", "0"], ["--depth", "0"]),
+        (["--depth", str(2**32)], ["--depth", str(2**32)]),
+        (["--breadth", "-1"], ["--breadth", "-1"]),
+        (["--breadth", str(2**63)], ["--breadth", str(2**63)]),
+        (["--threads", str(2**32)], ["--threads", str(2**32), "1024"]),
+        (["--seed", "-1"], ["--seed", "-1"]),
+        (["--buffer-size", "31"], ["31", "32"]),
+        (["--buffer-size", str(2**63)], ["--buffer-size", str(2**31 - 1)]),
+        (["--total-timesteps", "31"], ["31", "32"]),
+        (["--total-timesteps", str(10**13)], ["--total-timesteps", str(2**31 - 1)]),
+        (["--total-timesteps", str(2**63)], ["--total-timesteps", str(2**31 - 1)]),
+        (["--learning-rate", "1e30"], ["--learning-rate", "1e+30"]),
+        (["--adam-eps", "1e-320"], ["--adam-eps", "1e-12"]),
+        (["--resume", "/nowhere"], ["/nowhere"]),
+        (["--gamma", "nan"], ["--gamma", "nan"]),
+        (["--exploration", "curious"], ["--exploration", "frontier", "curious"]),
+        (["--frontier-share", "1.5"], ["--frontier-share", "1.5"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(flags, words, capsys):
+    assert command(script, *flags) == 2
+    assert is_one_line(capsys, *words)
+
+
+def test_a_folder_that_cannot_be_written_to(capsys):
+    assert command(script, "--run-dir", "/proc/nowhere") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "/proc/nowhere" in line
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_number_has_a_range(script):
+    numbers = {name for name, value in asdict(script.Args()).items() if type(value) in (int, float)}
+    assert numbers <= RANGES.keys()
+    check_flags(script.Args(cuda=False))
+
+
+@pytest.mark.parametrize("words", [["1e5", "100_000"], ["1E+5", "1.0e5"]])
+def test_integers_as_people_write_them(words, monkeypatch):
+    for style in (
+        ["--total-timesteps", "{}"],
+        ["--total-timesteps={}"],
+        ["--total_timesteps", "{}"],
+    ):
+        for word in words:
+            flags = [part.format(word) for part in style]
+            monkeypatch.setattr(sys, "argv", [script.__file__, *flags, "--learning-rate", "1e-3"])
+            args = parse_flags(script.Args, script.__file__)
+            assert (args.total_timesteps, args.learning_rate) == (100_000, 1e-3)
+
+
+def test_flags_that_do_nothing_are_named(capsys):
+    check_flags(script.Args(frontier_share=0.9, total_timesteps=100, cuda=False))
+    first, second = capsys.readouterr().err.splitlines()
+    assert "--frontier-share does nothing" in first
+    assert "--learning-starts" in second
+    idle = {"one-step": 2, "n-step": 1, "tree": 1, "graph": 0, "graph-mixed": 0}
+    for backup, number in idle.items():
+        check_flags(script.Args(backup=backup, depth=3, breadth=7, cuda=False))
+        named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+        assert named == ["--breadth", "--depth"][:number]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_cuda_where_there_is_none(script, capsys):
+    assert command(script, "--cuda") == 2
+    assert is_one_line(capsys, "CUDA")
+
+
+# --------------------------------------------------------------------------------------------------
+# While it runs, and at its end
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, capsys):
+    """Its last checkpoint is from before."""
+    update = script.Learner.update
+
+    def poisoned(learner, batch, rng):
+        result = update(learner, batch, rng)
+        if learner.num_updates < 30:
+            return result
+        return (
+            result * np.nan if isinstance(result, torch.Tensor) else (result[0] * np.nan, result[1])
+        )
+
+    monkeypatch.setattr(script.Learner, "update", poisoned)
+    flags = [*SMALL, "--checkpoint-frequency", "7", "--threads", "1", "--updates-per-train", "2",
+             "--train-frequency", "1", "--env-id", "Empty-5x5" if script is gb_dqn_minigrid else
+             "breakout", "--no-cuda", "--run-dir", tmp_path]  # fmt: skip
+    assert command(script, *flags) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"error: losses/td_loss is nan at step \d+:", line)
+    assert "--learning-rate" in line
+    run = only_run(tmp_path)
+    tree = load_checkpoint(run)
+    assert tree["counters"]["step"] == 42
+    assert np.isfinite(tree["run"]["charts"]["losses/td_loss"])
+    assert not (run / "result.json").exists()
+    assert all(row["losses/td_loss"] != "nan" for row in read_metrics(run))
+
+
+def test_what_is_told_away_from_a_terminal(tmp_path, monkeypatch, capsys):
+    """Plain lines, the time that is left once learning goes on, and what the graph was worth."""
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    clock = iter(range(10**6))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    assert command(script, *SMALL, "--run-dir", tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    before = [line for line in lines if line.startswith("24 of 60 steps")]
+    after = [line for line in lines if line.startswith("56 of 60 steps")]
+    assert "learning starts after 30" in before[0]
+    assert re.search(r"steps/s, 0:00:0\d left, return .*, states new \d", after[0])
+    assert all("\r" not in line for line in lines)
+    worth = [line for line in lines if line.startswith("The graph:")]
+    ratio = json.loads((only_run(tmp_path) / "result.json").read_text())["novel_state_ratio"]
+    assert worth[0].startswith(f"The graph: {1 - ratio:.1%} of the steps")
+    assert re.search(r"; \d+\.\d% of the targets of depth 5 have more than one path", worth[0])
+
+
+@jitted
+def test_ctrl_c_while_kernels_compile(tmp_path):
+    """One line, and no folder is left."""
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        [sys.executable, script.__file__, *SMALL, "--run-dir", tmp_path / "runs"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | cache,
+    )  # fmt: skip
+    told = ""
+    while not told.endswith("..."):
+        told += process.stdout.read(1)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (line,) = err.splitlines()[1:]  # after the terminal's ^C
+    assert "interrupted" in line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_and_the_folder_gbcore_are_all_there_is(script, tmp_path):
+    """Copied and renamed, they run from another folder, and the run names the copy."""
+    copy = tmp_path / "elsewhere" / "mine.py"
+    root = Path(script.__file__).parent
+    shutil.copytree(root / "gbcore", copy.parent / "gbcore", ignore=shutil.ignore_patterns("__*__"))
+    shutil.copy(script.__file__, copy)
+    for path in (root / "gbcore").rglob("__init__.py"):
+        shutil.copy(path, copy.parent / path.relative_to(root))
+    flags = [*SMALL, "--env-id", "Empty-5x5"] if script is gb_dqn_minigrid else SMALL
+    environment = {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": ""}
+    flags = [*flags, "--eval-epsilon", "1", "--threads", "1", "--no-cuda"]
+    run_process(copy, *flags, "--run-dir", tmp_path / "runs", **environment)
+    run = only_run(tmp_path / "runs")
+    assert "__mine__" in run.name
+    assert json.loads((run / "config.json").read_text())["script"] == str(copy)
+    result = json.loads((run / "result.json").read_text())
+    assert (result["script"], result["steps"]) == ("mine", 60)
