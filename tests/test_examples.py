@@ -24,7 +24,7 @@ from gbcore.run import load_checkpoint
 from gbcore.run.environment import GymnasiumTask, gymnasium_id
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.usefixtures("torch_settings")
+pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 SHORT = (
     "--total-timesteps", "300", "--learning-starts", "100", "--eval-episodes", "2",
     "--eval-frequency", "150", "--log-frequency", "100", "--exploration-steps", "200",
@@ -249,7 +249,6 @@ def test_every_backup_leaves_a_whole_run(backup, tmp_path):
     assert next(run.glob("events.out.tfevents.*")).stat().st_size > 0
 
 
-@jitted
 def test_frozen_lake_is_learned(tmp_path):
     run = run_example(
         tmp_path, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000"
@@ -293,7 +292,6 @@ def test_keys_merge_states_of_the_run(tmp_path):
     assert exact == 1 > fine > with_action > coarse
 
 
-@jitted
 @pytest.mark.parametrize(
     "flags",
     [
@@ -358,7 +356,6 @@ gymnasium.register("Corridor-v0", Corridor)
 '''
 
 
-@jitted
 def test_an_environment_of_ones_own_is_learned_from_the_current_folder(tmp_path):
     (tmp_path / "my_world.py").write_text(GRIDWORLD)
     flags = [*SHORT, "--total-timesteps", "2000", "--exploration", "frontier"]
@@ -421,7 +418,6 @@ def test_one_network_of_every_shape_has_the_scale_in_its_parameters():
 # --------------------------------------------------------------------------------------------------
 
 
-@jitted
 def test_the_tabular_agent_finds_the_shortest_path(capsys):
     runpy.run_path(str(ROOT / "examples" / "tabular.py"))
     assert capsys.readouterr().out == ("value of the start: 0.774; the shortest path gives 0.774\n")
@@ -607,7 +603,6 @@ def test_the_page_s_loops_record_every_transition_and_no_reset(mode):
     assert graph.num_transitions == 3 * steps
 
 
-@jitted
 def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
     """A loop with the names of CleanRL's dqn.py, around the page's lines."""
     assert sum(len(lines.splitlines()) for lines in CLEANRL) == 10
@@ -659,7 +654,6 @@ def experiment(name):
     return module
 
 
-@jitted
 def test_a_run_of_the_table_ends_at_its_score_and_its_row_is_read_again(monkeypatch, tmp_path):
     harness = experiment("environments")
     monkeypatch.setattr(harness, "ROWS", tmp_path / "environments.csv")
@@ -694,7 +688,6 @@ def test_the_page_s_table_is_of_the_rows(monkeypatch, tmp_path):
     assert "1,234 (" in (tmp_path / "docs" / "your_own.md").read_text()
 
 
-@jitted
 def test_the_film_shows_the_graph_and_both_values(monkeypatch, tmp_path):
     film = experiment("film")
     flags = ("--steps", "90", "--frames", "3", "--env-id", "Empty-5x5", "--out", "film.webp")

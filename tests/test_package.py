@@ -9,10 +9,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import jitted
 
 import gbcore
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = jitted
 
 GRAPH_ALONE = """
 import sys
