@@ -170,11 +170,10 @@ class TransitionGraph:
         """
         obs, key = self._check_obs(obs, key)
         if self._frames is not None and self.key_shape is None:
-            key = self._frames.add_all(obs)[0]
-        num_nodes = len(self._keys)
+            key = self._frames.add_all(obs)
         node = int(self._keys.add(key))  # without JIT it is a NumPy integer
-        if len(self._keys) > num_nodes:
-            self._enter(np.array([node]), obs[None], slice(None))
+        if self._make_room().in_degree[node] == FREED:
+            self._enter(np.array([node]), obs[None])
         return node
 
     def nodes(self, obs, keys=None):
@@ -189,16 +188,18 @@ class TransitionGraph:
         obs, keys = self._check_obs(obs, keys, many=True)
         if self._frames is not None and self.key_shape is None:
             keys = self._frame_ids(obs)
-        nodes, is_new = self._keys.add_all(keys)
-        if is_new.any():
-            self._enter(nodes[is_new], obs, is_new)
+        nodes = self._keys.add_all(keys)
+        rows = np.flatnonzero(self._make_room().in_degree[nodes] == FREED)
+        if len(rows):
+            _, first = np.unique(nodes[rows], return_index=True)
+            rows = np.sort(rows[first])
+            self._enter(nodes[rows], obs if self._contents is None else obs[rows])
         return nodes
 
-    def _enter(self, nodes, obs, is_new):
-        """Give ids that were just given out, to obs[is_new], what belongs to a node."""
-        self._make_room().in_degree[nodes] = 0
+    def _enter(self, nodes, obs):
+        """Make nodes of distinct ids int64 [n] that were just given out; obs are theirs."""
+        self._arrays.in_degree[nodes] = 0
         if self._contents is not None:
-            obs = obs[is_new]
             self._contents[nodes] = obs if self._frames is None else self._frame_ids(obs)
         if self._frames is not None:
             if self._frames.capacity > len(self._frame_uses):
@@ -206,7 +207,7 @@ class TransitionGraph:
             np.add.at(self._frame_uses, self._contents_of(nodes), 1)
 
     def _frame_ids(self, obs):
-        ids, _ = self._frames.add_all(obs.reshape(-1, *self.obs_shape[1:]))
+        ids = self._frames.add_all(obs.reshape(-1, *self.obs_shape[1:]))
         return ids.reshape(len(obs), self.obs_shape[0])
 
     def find(self, obs, key=None):
@@ -597,9 +598,9 @@ class TransitionGraph:
                 Then nothing has changed.
         """
         kind = self._kind()
-        for name in ("format_version", "num_actions", "obs_shape", "obs_dtype", *_KEY_KIND):
-            if not np.array_equal(saved.get(name), kind.get(name)):
-                wanted, found = kind.get(name), saved.get(name)
+        for name in (*kind, "key_shape"):
+            wanted, found = kind.get(name), saved.get(name)
+            if not np.array_equal(wanted, found):
                 raise ValueError(f"Require a graph whose {name} is {wanted}, got {found}")
         if ("frame_uses" in saved) != self.frame_stack:
             raise ValueError(f"Require a graph whose frame_stack is {self.frame_stack}")
@@ -613,6 +614,7 @@ class TransitionGraph:
         Raises:
             KeyError: for an array that is missing.
             ValueError: for another format version, or arrays that contradict each other.
+            MemoryError: for more room than there is.
         """
         for name, array in saved.items():
             if not isinstance(array, np.ndarray):
@@ -777,9 +779,6 @@ def _shape_and_dtype(saved, name):
         return shape, np.dtype(dtype)
     except TypeError as error:
         raise ValueError(f"Require the name of a dtype in {name}_dtype, got {dtype}") from error
-
-
-_KEY_KIND = ("key_shape", "key_dtype")
 
 
 def _absent(node, action, reward, next_node, terminated):

@@ -91,13 +91,13 @@ class Interner:
         return i
 
     def add_all(self, arrays):
-        """Ids int64 [n] of arrays [n, *shape] of the dtype, and which were new, bool [n]."""
+        """Ids int64 [n] of arrays [n, *shape] of the dtype, as `add` in order."""
         keys = self._keys_of(arrays)
-        ids, is_new = np.empty(len(keys), np.int64), np.empty(len(keys), np.bool_)
-        done = kernels.intern_keys(self.table, keys, 0, ids, is_new)
+        ids = np.empty(len(keys), np.int64)
+        done = kernels.intern_keys(self.table, keys, 0, ids)
         while done < len(keys):
-            done = kernels.intern_keys(self._grow(), keys, done, ids, is_new)
-        return ids, is_new
+            done = kernels.intern_keys(self._grow(), keys, done, ids)
+        return ids
 
     def find(self, array):
         """Id of an array, or -1. Raises ValueError for another shape or dtype."""

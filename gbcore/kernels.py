@@ -138,17 +138,15 @@ def intern_key(table, key):
 
 
 @njit(cache=True, nogil=True)
-def intern_keys(table, keys, first, ids, is_new):
-    """`intern_key` for uint64 [n, W] from row `first` on, into ids int64 [n] and is_new bool [n].
+def intern_keys(table, keys, first, ids):
+    """`intern_key` for uint64 [n, W] from row `first` on, into ids int64 [n].
 
     Returns the first row that finds no room, or n.
     """
     for k in range(first, keys.shape[0]):
-        size = table.totals[TABLE_SIZE]
         ids[k] = intern_key(table, keys[k])
         if ids[k] == EMPTY:
             return k
-        is_new[k] = table.totals[TABLE_SIZE] > size
     return keys.shape[0]
 
 
