@@ -22,7 +22,7 @@ pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 SMALL = [
     "--total-timesteps", "120", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
-    "--log-frequency", "30", "--eval-frequency", "50", "--eval-episodes", "1", "--eval-epsilon",
+    "--train-frequency", "6", "--log-frequency", "30", "--eval-frequency", "50", "--eval-episodes", "1", "--eval-epsilon",
     "1", "--no-save-model", "--threads", "1", "--no-cuda",
 ]  # fmt: skip
 CASES = {
@@ -179,7 +179,11 @@ def test_a_changed_checkpoint_is_refused_or_as_good(case, run_of, monkeypatch):
     class AllTried(Exception):
         pass
 
+    if case == "atari":  # megabytes, which are checked as the others' are
+        del tree["learner"]
+
     def restore_each(self):
+        self.parts = {name: part for name, part in self.parts.items() if name in tree}
         fresh = {name: as_read(part.state()) for name, part in self.parts.items()}
         restore_graph, touched = self.graph.restore, []
         self.graph.restore = lambda saved: (touched.append(True), restore_graph(saved))
