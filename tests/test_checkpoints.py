@@ -22,8 +22,8 @@ pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 SMALL = [
     "--total-timesteps", "120", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
-    "--train-frequency", "6", "--log-frequency", "30", "--eval-frequency", "50", "--eval-episodes", "1", "--eval-epsilon",
-    "1", "--no-save-model", "--threads", "1", "--no-cuda",
+    "--train-frequency", "6", "--log-frequency", "30", "--eval-frequency", "50",
+    "--eval-episodes", "1", "--eval-epsilon", "1", "--no-save-model", "--threads", "1", "--no-cuda",
 ]  # fmt: skip
 CASES = {
     "minigrid": (gb_dqn_minigrid, ["--env-id", "Empty-5x5", "--exploration", "frontier"]),
