@@ -3,7 +3,7 @@
     pip install -r requirements-draw.txt
     python tools/draw_graph.py runs/RUN --out graph.png graph.svg graph.html
 
-Edges are drawn and states are not; a circle is a transition of a state to itself. Up to 1,000
+Edges are drawn and states are not; a circle is a transition of a state to itself. Up to 400
 states are laid out by springs, so that states lie about as far apart as there are transitions
 between them. Larger graphs have the paper's radial layout: in the centre a hypothetical
 meta-initial state that points to all initial states (`recorded.py` says which these are), each
@@ -45,7 +45,7 @@ CHANNELS = (
     "#808080", "#9467bd",
 )  # fmt: skip
 SUFFIXES = (".png", ".svg", ".html")
-SPRINGS = 1_000  # states: more take minutes
+SPRINGS = 400  # states: a thousand take a minute or more
 TILE = 12  # pixels of a MiniGrid cell in the page
 CHUNK = 64  # observations that are compressed together
 PAGE_BYTES = 2**26  # of compressed observations; more are left out
@@ -61,7 +61,7 @@ class Args:
     color_by: Literal["visits", "value", "reward"] = "visits"
     """what an edge's colour tells; a value is that of the state it leaves"""
     layout: Literal["auto", "springs", "rings"] = "auto"
-    """auto: springs for up to 1,000 states, else rings around the start"""
+    """auto: springs for up to 400 states, else rings around the start"""
     max_states: int = 100_000  # of a larger graph the states nearest to the start are drawn
     rings: int = 0  # a picture ends at this distance from the centre; 0 = shows all
 
