@@ -155,9 +155,9 @@ def is_same(a, b):
 AS_GOOD = re.compile(
     r"graph/(edge_\w+|keys_rows|frames_rows)|replay/(ended|max_priority|rows/(cut|priority))"
     r"|learner|learner/((online|target|adam)\b.*|num_\w+|leaves/(num_evaluated|rows/.*))"
-    r"|env/(actions|seed|last_action|begin/(inner|outer)\b.*)"
+    r"|env|env/(actions|seed|last_action|begin/(inner|outer)\b.*)"
     r"|frontier/(share|start_value|is_\w+|lately|window|planner/stack)"
-    r"|random|random/(torch|numpy\b.*)|counters|counters/(?!step).*|run/charts\b.*"
+    r"|random|random/(torch|numpy\b.*)|counters|counters/(?!step).*|run|run/charts\b.*"
 )
 
 
