@@ -50,9 +50,8 @@ def test_a_restored_replay_goes_on_the_same(num_rows):
         for _ in range(steps):
             node, next_node = nodes[rng.integers(5)], nodes[rng.integers(5)]
             for _ in range(2):  # it comes twice: the first removal frees no node
-                replay.add(node, int(rng.integers(3)), 1.0, next_node, False)
-            if rng.random() < 0.5:
                 replay.end_episode()
+                replay.add(node, int(rng.integers(3)), 1.0, next_node, False)
             replay.update_priorities(np.arange(replay.size), rng.random(replay.size) * 9)
 
     walk(replay, num_rows // 2)
