@@ -188,11 +188,14 @@ def test_a_replay_with_keys_gives_back_what_was_observed(kind):
         return Replay(graph, 6) if kind == "uniform" else PrioritizedReplay(graph, 6, 0.5)
 
     replay, rng, seen = make(), np.random.default_rng(0), []
+    obs = rng.normal(size=2).astype(np.float32)
+    node = replay.graph.node(obs, np.array([0]))
     for i in range(15):
-        obs = rng.normal(size=2).astype(np.float32)
-        node = replay.graph.node(obs, np.array([i % 3]))
-        replay.add(node, i % 2, 0.0, node, False, obs)
         seen.append(obs)
+        following = rng.normal(size=2).astype(np.float32)
+        next_node = replay.graph.node(following, np.array([(i + 1) % 3]))
+        replay.add(node, i % 2, 0.0, next_node, False, obs)
+        node, obs = next_node, following
     assert replay.graph.num_nodes == 3
     expected = np.stack(seen)[[12, 13, 14, 9, 10, 11]]
     rows = np.array([4, 0, 5, 1, 2, 3])
