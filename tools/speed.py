@@ -1,7 +1,7 @@
 """Time scripts by their command line: steps per second of every backup, and their ratios.
 
     python tools/speed.py
-    python tools/speed.py --scripts gb_rainbow_atari --variants default bf16_targets=true
+    python tools/speed.py --scripts gb_rainbow_atari --variants default bf16=true
     python tools/speed.py --scripts gb_dqn_minigrid old/gb_dqn_minigrid.py --backups graph
 
 Short runs take turns, A B C A B C, so that whatever else the machine does slows all of them alike.
