@@ -125,9 +125,11 @@ class Args(RunFlags):
     """importance-sampling correction at the start; grows to 1 over the run"""
 
     eval_episodes: int = 100
-    """episodes of each evaluation"""
-    eval_frequency: int = 0
-    """steps between evaluations; 0 = only after training"""
+    """episodes of the evaluation after training, which gives the score"""
+    eval_frequency: int = 10_000
+    """steps between evaluations before that, for a learning curve; 0 = none"""
+    curve_episodes: int = 5
+    """episodes of each of these"""
     eval_envs: int = 16
     """environments that evaluate in parallel"""
     eval_epsilon: float = 0.001
@@ -715,7 +717,8 @@ def main():
     run = Run(
         args, __file__, env_id, parts, rng, device,
         evaluate=lambda step, stop: evaluate(
-            args, env_id, learner.act, args.seed + 10_000, args.eval_episodes, stop
+            args, env_id, learner.act, args.seed + 10_000,
+            args.curve_episodes if step < args.total_timesteps else args.eval_episodes, stop,
         ),
         record_video=lambda path: record_video(
             args, env_id, learner.act, args.seed + 20_000, path

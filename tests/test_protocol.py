@@ -61,7 +61,7 @@ OF_DQN = {
             "buffer_size": 0, "adam_eps": 1.5e-4, "max_grad_norm": 10.0, "n_atoms": 51,
             "noisy_std": 0.5,
             "v_min": -10.0, "v_max": 10.0, "eval_episodes": 100, "eval_epsilon": 0.001,
-            "eval_frequency": 0, "exploration": "epsilon-greedy", "backup": "graph",
+            "eval_frequency": 10_000, "exploration": "epsilon-greedy", "backup": "graph",
         }),
     ],
     ids=["minigrid", "minatar", "atari"],

@@ -61,7 +61,7 @@ RANGES = {
         (
             "total_timesteps", "batch_size", "depth", "target_network_frequency",
             "train_frequency", "updates_per_train", "exploration_steps", "eval_episodes",
-            "eval_envs", "log_frequency", "time_limit",
+            "eval_envs", "curve_episodes", "log_frequency", "time_limit",
         ),
         COUNT,
     ),
