@@ -96,7 +96,13 @@ def test_bad_input_is_one_line_and_status_2(flags, words, capsys):
     assert is_one_line(capsys, *words)
 
 
-def test_a_folder_that_cannot_be_written_to(capsys):
+def test_a_folder_that_cannot_be_written_to(tmp_path, capsys):
+    """A file is refused at once; what only writing shows, before anything is learned."""
+    (tmp_path / "file").touch()
+    assert command(script, "--run-dir", tmp_path / "file" / "runs") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "cannot write to" in err
     assert command(script, "--run-dir", "/proc/nowhere") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "/proc/nowhere" in line

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import sys
 from dataclasses import asdict, dataclass, fields
@@ -176,6 +177,12 @@ def check_flags(args):
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
         warn("torch finds no CUDA device here: the run goes on on the CPU")
         args.cuda = False
+    if args.resume is None:
+        folder = Path(args.run_dir).absolute()
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            fail(f"cannot write to {args.run_dir!r}: require a folder that can be written to")
     for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
         if wanted:
             try:
