@@ -8,7 +8,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import density_against_gain
 import draw_subgraph
 import evaluate
 import gymnasium
@@ -18,9 +17,7 @@ import play
 import pytest
 import recorded
 import stability
-import tables
 import would_it_help
-from run_records import Key, Records
 
 import gb_dqn_minigrid
 import gb_rainbow_atari
@@ -569,7 +566,7 @@ def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------
-# Stability, density
+# Stability
 # --------------------------------------------------------------------------------------------------
 
 
@@ -587,33 +584,3 @@ def test_estimates_of_exact_backups_do_not_vary_under_one_target_network():
     # The end gives 1 to state 2; 1 hears of it by the other episode's action, and 0 after that.
     graph = recorded_rows([(0, 0, 0.0, 1, False, False), (1, 0, 1.0, 2, True, True)]).graph
     assert stability.optimum(graph, 0.5) == np.mean([0.5, 1.0])
-
-
-def test_density_against_gain(tmp_path, capsys, monkeypatch):
-    """The denser the graph, the larger the gain; neither variants nor single seeds are counted."""
-    tasks = list(tables.read_paper()["minigrid"]["graph"])
-    found = {}
-    for k, task in enumerate(tasks):
-        for backup, variant, seed, score in (
-            ("graph", "", 1, 10 - k), ("tree", "", 1, 5), ("graph", "breadth=0", 1, 0),
-            ("graph", "", 2, 0),
-        ):  # fmt: skip
-            row = {"score": score, "steps": 1, "wall_seconds": 1, "steps_per_second": 1,
-                   "novel_state_ratio": k / 10, "states": 1, "first_reward_step": "",
-                   "commit": ""}  # fmt: skip
-            found[Key("minigrid", task, backup, variant, "", seed)] = row, {}
-    Records(tmp_path).add(found)
-    points = list(density_against_gain.points(tables.read_protocols(tmp_path)))
-    assert [point.task for point in points] == tasks
-    assert [point.gain for point in points] == [(10 - k - 5) / (10 - k) for k in range(5)]
-    (line,) = density_against_gain.correlations(points)
-    p = re.search(r"of ranks -1.00 \(p (.*?)\)", line)[1]
-    assert float(p) == pytest.approx(2 / 120, abs=0.001)  # of the 120 orders, two are as far from 0
-    words = ["x", "--results-dir", str(tmp_path), "--out", str(tmp_path / "density.png")]
-    monkeypatch.setattr(sys, "argv", words)
-    density_against_gain.main()
-    assert (tmp_path / "density.png").stat().st_size > 5_000
-    assert (
-        "| minigrid | LavaCrossingS9N2 | - | 1 | 0.000 | 10 | 5 | +0.50 |"
-        in capsys.readouterr().out
-    )

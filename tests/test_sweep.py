@@ -1,6 +1,5 @@
 """tools/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
 
-import csv
 import fcntl
 import io
 import json
@@ -18,7 +17,7 @@ import run_records
 import sweep
 import tyro
 from conftest import jitted
-from run_records import Records, finished_runs, flags_of, key_of, measurements
+from run_records import SUITES, Records, finished_runs, flags_of, key_of, measurements
 from torch.utils.tensorboard import SummaryWriter
 
 ROOT = run_records.ROOT
@@ -52,16 +51,13 @@ def make_run(
     events.close()
 
 
-def run_sweep(*words, **options):
-    return subprocess.run(
-        [sys.executable, ROOT / "tools" / "sweep.py", *map(str, words)],
-        capture_output=True, text=True, check=False, cwd=ROOT, **options,
-    )  # fmt: skip
-
-
 def in_process(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["sweep.py", *map(str, words)])
-    sweep.main()
+    try:
+        sweep.main()
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 # --------------------------------------------------------------------------------------------------
@@ -78,12 +74,9 @@ def key(suite="minigrid", **flags):
     [
         {"run_dir": "elsewhere", "threads": 4, "save_model": False, "checkpoint_frequency": 7},
         {"env_id": "MiniGrid-DoorKey-6x6-v0"},
-        {"buffer_size": 100_000},  # 0 stands for the number of steps
     ],
 )
 def test_where_and_how_a_run_is_computed_does_not_matter(flags):
-    if "buffer_size" in flags:
-        flags["total_timesteps"] = 100_000
     assert key(**flags) == key()
 
 
@@ -147,16 +140,19 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
     make_run(runs / "foreign", env_id="Empty-8x8", seed=6)
     config = json.loads((runs / "foreign" / "config.json").read_text())
     (runs / "foreign" / "config.json").write_text(json.dumps(config | {"env_id": "MyOwnGrid-v0"}))
+    make_run(runs / "flag", env_id="Empty-8x8", seed=7)
+    (runs / "flag" / "config.json").write_text(json.dumps(config | {"no_such": 1}))
     in_process(monkeypatch, *flags)
     err = capsys.readouterr().err
-    assert err.count("whose config.json is damaged") == 3
+    assert err.count("config.json is of no run") == 5
     assert f"left out: {runs / 'foreign'}" in err
+    assert f"left out: {runs / 'flag'}, config.json is of no run: KeyError('no_such')" in err
     first = {path.name: path.read_bytes() for path in results.iterdir()}
     assert {path.stem for path in results.glob("*.csv")} == {
         "minigrid", "minigrid_curves", "minatar", "minatar_curves", "minatar-1m",
         "minatar-1m_curves",
     }  # fmt: skip
-    assert len(Records(results).keys()) == 3
+    assert len(Records(results).rows(*SUITES)) == 3
     in_process(monkeypatch, *flags)
     assert {path.name: path.read_bytes() for path in results.iterdir()} == first
     shutil.rmtree(runs)
@@ -336,32 +332,19 @@ def test_the_live_table_keeps_its_width_without_a_row(tmp_path):
     assert widths[0] == widths[1]
 
 
-def test_a_flag_that_is_a_constant_now_does_not_hide_an_older_run(tmp_path, capsys):
-    for name, value in (("a", 0.95), ("b", 0.9)):
-        make_run(tmp_path / name, env_id="Empty-8x8", seed=len(name))
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        config |= {"frontier_gamma": value, "script": "/copied/gb_dqn_minigrid.py"}
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-    (found,) = finished_runs(tmp_path, ["minigrid"]).values()
-    assert found == tmp_path / "a"
-    assert "whose flag 'frontier_gamma' is not known here" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ((), "--suites"),
         (("--suites", "minigrid", "--tasks", "Pong"), "'Pong' is none of Empty-8x8"),
-        (("--suites", "minigrid", "--overrides", "dept=3"), "dept"),
-        (("--suites", "minigrid", "--overrides", "depth=deep"), "depth"),
+        (("--suites", "minigrid", "--overrides", "dept=3"), "nearest: --depth"),
+        (("--suites", "minigrid", "--overrides", "depth=deep"), "'deep'"),
         (("--suites", "minigrid", "--overrides", "depth"), "name=value"),
-        (
-            ("--suites", "minigrid", "--overrides", "exploration=Frontier"),
-            "epsilon-greedy, frontier",
-        ),
-        (("--suites", "minigrid", "--overrides", "seed=9"), "--seeds"),
-        (("--suites", "minigrid", "--overrides", "save_model=true"), "keeps scores"),
-        (("--suites", "minigrid", "--variants", "persist_targets=2"), "persist_targets"),
+        (("--suites", "minigrid", "--overrides", "exploration=Frontier"), "--exploration"),
+        (("--suites", "minigrid", "--overrides", "seed=9"), "seed is no override"),
+        (("--suites", "minigrid", "--overrides", "save-model=true"), "save_model is no override"),
+        (("--suites", "minigrid", "--overrides", "gamma=2"), "--gamma must be at least 0"),
+        (("--suites", "minigrid", "--variants", "persist_targets=2"), "--persist-targets"),
         (("--suites", "minigrid", "--seeds", "-1"), "--seeds"),
         (("--suites", "minigrid", "--threads", "0"), "--threads"),
         (("--suites", "minigrid", "--gpus-per-run", "-1"), "--gpus-per-run"),
@@ -388,7 +371,7 @@ class Ray:
         RayError = RuntimeError
 
     def __init__(self, outcomes):
-        self.outcomes, self.submitted = outcomes, []
+        self.outcomes, self.submitted = outcomes, 0
 
     def remote(self, function):
         return self
@@ -398,40 +381,68 @@ class Ray:
         task.remote = self.submit
         return task
 
-    def submit(self, run, threads, start_anew, keep_checkpoints):
-        self.submitted.append(start_anew)
-        return len(self.submitted) - 1
+    def submit(self, run, threads, keep_checkpoints):
+        self.submitted += 1
+        return self.submitted - 1
 
     def wait(self, references, timeout):
         return references, []
 
     def get(self, reference):
+        if isinstance(self.outcomes[reference], Exception):
+            raise self.outcomes[reference]
         return self.outcomes[reference]
 
     def cluster_resources(self):
         return {"CPU": 1}
 
 
-def test_one_unreadable_checkpoint_is_left_behind_once(tmp_path):
-    """The run that is then begun anew has checkpoints of its own."""
+def one_run(tmp_path):
     args = sweep.Args(suites=("minigrid",), tasks=("Empty-8x8",), backups=("graph",), seeds=(1,),
                       run_dir=tmp_path)  # fmt: skip
-    (run,) = sweep.make_grid(args).values()
-    row = {"score": 1.0, "steps": 100_000, "wall_seconds": 9.0}
-    ray = Ray([
-        sweep.Outcome(None, 5_000, 2, "error: cannot resume"), sweep.Outcome(None, None, -9, ""),
-        sweep.Outcome((row, {1000: 1.0}), 7_000, 0, ""),
-    ])  # fmt: skip
-    of_sweep = sweep.Sweep(args, ray, Records(tmp_path / "results"), [run], 0)
-    of_sweep.run()
-    assert ray.submitted == [False, True, False]
-    assert Records(tmp_path / "results").keys() == {run.key}
-    assert (of_sweep.num_finished, of_sweep.given_up) == (1, [])
-    ray = Ray([sweep.Outcome(None, None, 1, "Killed")] * 3)
-    of_sweep = sweep.Sweep(args, ray, Records(tmp_path / "other"), [run], 0)
-    of_sweep.run()
-    assert len(ray.submitted) == 3  # two retries
-    assert of_sweep.given_up == [run]
+    return args, *sweep.make_grid(args).values()
+
+
+def test_a_run_is_tried_twice_again_and_then_given_up(tmp_path, capsys):
+    args, run = one_run(tmp_path)
+    finished = ({"score": 1.0, "steps": 100_000, "wall_seconds": 9.0}, {1000: 1.0}, 7_000)
+    for outcomes, given_up in (([RuntimeError("status 1: Killed")] * 2 + [finished], []),
+                               ([RuntimeError("status 1: Killed")] * 3, [run])):  # fmt: skip
+        records = Records(tmp_path / str(len(given_up)))
+        of_sweep = sweep.Sweep(args, Ray(outcomes), records, [run], 0)
+        of_sweep.run()
+        assert of_sweep.ray.submitted == 3
+        assert of_sweep.given_up == given_up
+        assert records.rows("minigrid").keys() == ({run.key} if not given_up else set())
+    out = capsys.readouterr().out
+    assert f"try again {run.key}: status 1: Killed" in out
+    assert f"done {run.key} (went on from step 7000): score 1, 9 s (1 of 1)" in out
+    assert f"given up {run.key}: status 1: Killed; see {run.folder / 'log.txt'}" in out
+
+
+def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
+    """--resume ends with status 2; the run that is then begun anew is the one that is kept."""
+    _, run = one_run(tmp_path)
+    state = run.folder / "old" / "checkpoint" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"content": {"counters": {"step": 5_000}}}))
+    (run.folder / "old" / "config.json").write_text("{}")
+    commands = []
+
+    def script(command, **_):
+        commands.append(" ".join(map(str, command)))
+        if "--resume" not in command:
+            make_run(run.folder / "anew", env_id="Empty-8x8")
+            (run.folder / "anew" / "checkpoint").mkdir()
+        return subprocess.CompletedProcess(command, 2 if "--resume" in command else 0)
+
+    monkeypatch.setattr(subprocess, "run", script)
+    row, _, resumed_from = sweep.execute(run, 1, keep_checkpoints=False)
+    assert (row["score"], resumed_from) == (1.0, None)
+    assert [f"--resume {run.folder / 'old'}" in words for words in commands] == [True, False]
+    assert not (run.folder / "anew" / "checkpoint").exists()
+    sweep.execute(run, 1, keep_checkpoints=False)  # it is finished
+    assert len(commands) == 2
 
 
 def test_only_processes_of_this_sweep_are_waited_for(tmp_path):
@@ -447,35 +458,12 @@ def test_only_processes_of_this_sweep_are_waited_for(tmp_path):
         of_sweep.wait_for_processes()
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def wait_until(condition, seconds=240.0):  # kernels may have to be compiled
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
     return found
-
-
-def test_a_tethered_process_ends_with_its_parent():
-    parent = subprocess.Popen(
-        [sys.executable, "-c", "import subprocess, sys, os; print(subprocess.Popen([sys.executable,"
-         f" {str(ROOT / 'tools' / 'tether.py')!r}, str(os.getpid()), 'sleep', '100'],"
-         " start_new_session=True).pid, flush=True); import time; time.sleep(100)"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    child = int(parent.stdout.readline())
-    wait_until(lambda: b"sleep" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[:1])
-    assert alive(child)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    wait_until(lambda: not alive(child))
 
 
 def processes_of(run_dir):
@@ -492,15 +480,15 @@ def processes_of(run_dir):
     return found
 
 
-def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path):
+def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, monkeypatch, capsys):
     pytest.importorskip("ray")
     runs = tmp_path / "runs"
     results = runs / "results"  # by default
     # Nothing is learned: 60,000 steps take seconds, of which a checkpoint keeps 5,000 at most.
     words = (
-        "--suites", "minigrid", "--tasks", "Empty-8x8", "--backups", "graph", "--seeds", 1, 2,
+        "--suites", "minigrid", "--tasks", "Empty-8x8", "--backups", "graph", "--seeds", 1,
         "--overrides", "total_timesteps=60000", "learning_starts=1000000", "eval_frequency=0",
-        "--checkpoint-frequency", 5_000, "--workers", 2, "--run-dir", runs,
+        "--checkpoint-frequency", 5_000, "--workers", 1, "--run-dir", runs,
     )  # fmt: skip
 
     def start():
@@ -509,46 +497,37 @@ def test_a_killed_worker_a_killed_sweep_and_a_sweep_with_nothing_to_do(tmp_path)
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
 
-    def checkpoints():
-        return len(list(runs.glob("*/*/checkpoint/state.json")))
-
     first = start()
-    wait_until(lambda: checkpoints() == 2)
-    first.kill()  # SIGKILL: the sweep itself can do nothing
-    first.communicate()
-    wait_until(lambda: not processes_of(runs))
-
-    stopped = start()
-    wait_until(lambda: len(processes_of(runs)) == 2)
-    stopped.send_signal(signal.SIGINT)
-    out, err = stopped.communicate(timeout=60)
-    assert stopped.returncode == 130, out + err
-    assert "stopped; 2 of 2 runs are left" in out
+    wait_until(lambda: list(runs.glob("*/*/checkpoint/state.json")))
+    ((script, worker),) = processes_of(runs).items()
+    os.kill(worker, signal.SIGKILL)  # the script ends with it, and is resumed by another
+    wait_until(lambda: processes_of(runs).keys() - {script} and script not in processes_of(runs))
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=60)
+    assert first.returncode == 130, out + err
+    assert out.count("try again") == 1
+    assert "stopped; 1 of 1 runs are left" in out
     assert not processes_of(runs)
 
     second = start()
-    parents = wait_until(lambda: processes_of(runs))
-    os.kill(next(iter(parents.values())), signal.SIGKILL)  # a Ray worker
     out, err = second.communicate(timeout=150)
     assert second.returncode == 0, out + err
-    assert out.count("try again") == 1
-    assert out.count("went on from step") == 2
-    assert "2 of 2 runs are finished" in out
+    assert "went on from step" in out
+    assert "1 of 1 runs are finished" in out
     assert not processes_of(runs)
-    with (results / "minigrid.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["seed"], row["steps"]) for row in rows] == [("1", "60000"), ("2", "60000")]
-    assert len(list(runs.glob("*/*/config.json"))) == 2  # resumed, not begun anew
+    (row,) = Records(results).rows("minigrid").values()
+    assert (row["seed"], row["steps"]) == ("1", "60000")
+    assert len(list(runs.glob("*/*/config.json"))) == 1  # resumed, not begun anew
     assert not list(runs.glob("*/*/checkpoint"))
-
-    assert re.search(r"^minigrid MiniGrid-Empty-8x8-v0 graph eval_frequency=0 .* \(2\)$", out, re.M)
+    assert re.search(r"^minigrid MiniGrid-Empty-8x8-v0 graph eval_frequency=0 .* \(1\)$", out, re.M)
     assert f"python tools/report.py --results-dir {results}" in out
 
     # Nothing is computed again, even without the folders.
     for folder in runs.glob("minigrid*"):
         shutil.rmtree(folder)
-    third = run_sweep(*words)
-    assert third.returncode == 0, third.stderr
-    assert "nothing to do: all 2 runs are finished" in third.stdout
-    assert " (2)" in third.stdout
+    monkeypatch.setattr(sweep, "start_ray", lambda args: pytest.fail("nothing is to be run"))
+    in_process(monkeypatch, *words)
+    out, err = capsys.readouterr()
+    assert "nothing to do: all 1 runs are finished" in err
+    assert " (1)" in out
     assert [path.name for path in runs.iterdir()] == ["results"]

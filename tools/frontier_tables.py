@@ -5,49 +5,32 @@ import dataclasses
 import aggregate
 import numpy as np
 import report_figures
-from tables import (
-    FRONTIER,
-    chance_text,
-    interval,
-    markdown,
-    short,
-    short_task,
-)
+from tables import FRONTIER, chance_text, interval, markdown, short, short_task
 
+SOLVED = 0.9  # of the best evaluation that any run had on the same task and seed
 JUDGED = {"supported": "better", "contradicted": "worse"}
-
-
-def pairs(protocol):
-    """(setting with the frontier, the same without) of those that both have runs."""
-    for setting in sorted(protocol.runs, key=lambda name: (name != FRONTIER, name)):
-        without = setting.split(", frontier")[0]
-        if setting != without and without in protocol.runs:
-            yield setting, without
-
-
-def explored(protocols):
-    """Protocols with runs of graph with and without the frontier, of every task."""
-    return [p for p in protocols if p.gain(FRONTIER, "graph")]
+HEADER = ["", "off", "frontier", "difference", "higher : lower", "p", "", "states",
+          "first reward at step"]  # fmt: skip
 
 
 def findings(protocols):
     """MiniGrid: 0.54 and 0.96 (better, p < 0.001)"""
-    for p in explored(protocols):
+    for p in protocols:
         gain = p.gain(FRONTIER, "graph")
-        support, chance = aggregate.support(gain), chance_text(gain.p)
-        yield (
-            f"{p.title}: {short(p.mean('graph'))} and {short(p.mean(FRONTIER))} "
-            f"({JUDGED.get(support, support)}, p {chance if '<' in chance else f'= {chance}'})"
-        )
+        if gain is not None:
+            support, chance = aggregate.support(gain), chance_text(gain.p)
+            yield (
+                f"{p.title}: {short(p.mean('graph'))} and {short(p.mean(FRONTIER))} "
+                f"({JUDGED.get(support, support)}, p {chance if '<' in chance else f'= {chance}'})"
+            )
 
 
 def in_short(protocols, folder):
     """The head of the page: a picture of the first suite, and a line of each."""
-    for p in explored(protocols)[:1]:
-        name = f"frontier_{p.slug}_curves.png"
-        report_figures.draw_curves(folder / name, p.curves(["graph", FRONTIER]))
-        yield f"![Learning curves with and without frontier episodes, {p.title}]({name})"
-        yield "Mean score of `graph` over the tasks of a suite, without and with frontier episodes:"
+    name, first = f"frontier_{protocols[0].slug}_curves.png", protocols[0]
+    report_figures.draw_curves(folder / name, first.curves(["graph", FRONTIER]))
+    yield f"![Learning curves with and without frontier episodes, {first.title}]({name})"
+    yield "Mean score of `graph` over the tasks of a suite, without and with frontier episodes:"
     yield "\n".join(f"- {text}" for text in findings(protocols))
 
 
@@ -56,33 +39,41 @@ def row(protocol, setting, without, tasks, label):
     gain = protocol.gain(setting, without, tasks)
     if gain is None:
         return None
-    tables = aggregate.on_the_same_seeds(*map(protocol.scores, (without, setting)))
-    cells, states, firsts = [], [], []
-    for name, table in zip((without, setting), tables, strict=True):
-        runs = [(protocol.runs[name][t][s], protocol.best(t, s)) for t in tasks for s in table[t]]
-        solved = sum(run["score"] >= aggregate.SOLVED * best > 0 for run, best in runs)
-        mean = short(np.mean([np.mean(list(table[task].values())) for task in tasks]))
-        is_solvable = protocol.suite.startswith("minigrid")
-        cells.append(f"{mean}, {solved} of {len(runs)}" if is_solvable else mean)
-        states.append(f"{np.median([run['states'] for run, _ in runs]):,.0f}")
-        steps = [run["first_reward_step"] or np.inf for run, _ in runs]
-        firsts.append("-" if np.isinf(np.median(steps)) else f"{np.median(steps):,.0f}")
-    gains = [tables[1][t][s] - old for t in tasks for s, old in tables[0][t].items()]
-    higher, lower = (sum(sign * change > 0 for change in gains) for sign in (1, -1))
+    runs_of = protocol.runs
+    pairs = [(t, s) for t in tasks for s in runs_of[setting, t] if s in runs_of[without, t]]
+    cells, states, firsts, scores = [], [], [], []
+    for name in (without, setting):
+        runs = [runs_of[name, task][seed] for task, seed in pairs]
+        scores.append(np.array([run["score"] for run in runs]))
+        means = [scores[-1][[task == t for t, _ in pairs]].mean() for task in tasks]
+        cells.append(short(np.mean(means)))
+        if protocol.suite.startswith("minigrid"):
+            bests = [best(protocol, *pair) for pair in pairs]
+            solved = [score >= SOLVED * b > 0 for score, b in zip(scores[-1], bests, strict=True)]
+            cells[-1] += f", {sum(solved)} of {len(runs)}"
+        states.append(f"{np.median([run['states'] for run in runs]):,.0f}")
+        first = np.median([run["first_reward_step"] or np.inf for run in runs])
+        firsts.append("-" if np.isinf(first) else f"{first:,.0f}")
+    old, new = scores
     support = aggregate.support(gain)
     found = [" → ".join(pair) for pair in (states, firsts)] if len(tasks) == 1 else ["", ""]
-    return [label, *cells, interval(gain), f"{higher} : {lower}", chance_text(gain.p),
-            JUDGED.get(support, support), *found]  # fmt: skip
+    return [label, *cells, interval(gain), f"{sum(new > old)} : {sum(new < old)}",
+            chance_text(gain.p), JUDGED.get(support, support), *found]  # fmt: skip
 
 
-HEADER = ["", "off", "frontier", "difference", "higher : lower", "p", "", "states",
-          "first reward at step"]  # fmt: skip
+def best(protocol, task, seed):
+    """The best evaluation of any run of the task and the seed."""
+    runs = [seeds[seed] for (_, t), seeds in protocol.runs.items() if t == task and seed in seeds]
+    return max(max(run["curve"].values(), default=0.0) for run in runs)
 
 
 def rows_of(protocol):
     """graph task by task, and the mean of all tasks; of other settings that, or the tasks run."""
-    tasks = tuple(protocol.tasks)
-    for setting, without in pairs(protocol):
+    tasks, given = tuple(protocol.tasks), {setting for setting, _ in protocol.runs}
+    for setting in sorted(given, key=lambda name: (name != FRONTIER, name)):
+        without = setting.split(", frontier")[0]
+        if setting == without or without not in given:
+            continue
         name = setting.replace(", frontier", "").removeprefix("graph")
         name = f", {name.removeprefix(', ')}" if name else ""
         whole = row(protocol, setting, without, tasks, f"**mean of tasks{name}**")
@@ -96,27 +87,23 @@ def repetitions(protocols, more):
     """Rows of further seeds of single tasks, alone and with the seeds of the tables."""
     for new in more:
         (old,) = (p for p in protocols if p.title == new.title)
-        for task, runs in new.runs[FRONTIER].items():
-            both = dataclasses.replace(old, runs={
-                name: {task: old.runs[name][task] | new.runs[name][task]}
-                for name in (FRONTIER, "graph")
-            })  # fmt: skip
-            for protocol, seeds in ((new, runs), (both, both.runs[FRONTIER][task])):
+        joined = {where: old.runs[where] | runs for where, runs in new.runs.items()}
+        for task in dict.fromkeys(task for _, task in new.runs):
+            for protocol in (new, dataclasses.replace(old, runs=joined)):
+                seeds = protocol.runs[FRONTIER, task]
                 label = f"{new.title}: {short_task(task)}, seeds {min(seeds)} to {max(seeds)}"
                 yield row(protocol, FRONTIER, "graph", (task,), label)
 
 
 def tables(protocols, more):
     """The tables of the page, in parts."""
-    for p in (p for p in protocols if any(pairs(p))):
-        yield f"### {p.title}"
-        yield markdown(HEADER, filter(None, rows_of(p)))
-        half = max(max(run["curve"], default=0) for run in p.of_all("graph", FRONTIER)) // 2
-        means = [p.mean(name, half) for name in ("graph", FRONTIER)]
-        if None not in means:
-            yield f"After {half:,} steps the means are {short(means[0])} and {short(means[1])}."
-    found = list(filter(None, repetitions(protocols, more)))
-    if found:
-        yield "### Further seeds"
-        yield "Of tasks chosen after the tables above were known, alone and with the seeds above."
-        yield markdown(HEADER, found)
+    parts = [(f"### {p.title}", list(filter(None, rows_of(p)))) for p in protocols]
+    parts.append((
+        "### Further seeds\n\n"
+        "Of tasks chosen after the tables above were known, alone and with the seeds above.",
+        list(filter(None, repetitions(protocols, more))),
+    ))  # fmt: skip
+    for title, rows in parts:
+        if rows:
+            yield title
+            yield markdown(HEADER, rows)

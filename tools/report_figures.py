@@ -6,6 +6,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
+
 # Okabe and Ito's colours, one per setting in every picture.
 COLOURS = {
     "one-step": "#999999", "n-step": "#E69F00", "tree": "#56B4E9", "graph": "#D55E00",
@@ -24,10 +26,6 @@ def colours(names):
 def save(figure, path):
     figure.savefig(path, dpi=110, metadata={"Software": None})  # the same bytes each time
     plt.close(figure)
-
-
-def bare(axis):
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def draw_summary(path, panels):
@@ -50,7 +48,6 @@ def draw_summary(path, panels):
         axis.set_xticks(range(len(bars)), bars, rotation=35, ha="right")
         axis.set_title(title, fontsize=10)
         axis.set_ylabel(label)
-        bare(axis)
     for axis, (_, label, _) in zip(axes[0], panels, strict=True):  # one scale per kind of score
         alike = [a for a, (_, other, _) in zip(axes[0], panels, strict=True) if other == label]
         axis.set_ylim(top=max(a.get_ylim()[1] for a in alike))
@@ -79,7 +76,6 @@ def draw_curves(path, tasks, y="mean return of an evaluation", x="environment st
             )
         axis.set_title(task, fontsize=10)
         axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
-        bare(axis)
     spare = axes.flat[len(tasks) :]
     for axis in spare:
         axis.axis("off")

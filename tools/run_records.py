@@ -7,19 +7,17 @@ number of threads, they compute the same digits.
 """
 
 import contextlib
-import csv
 import fcntl
 import importlib
-import io
 import json
 import math
 import os
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
-from output import read_rows
+from output import read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -67,8 +65,6 @@ WITHOUT_EFFECT = {
     "checkpoint_frequency", "script",
 }  # fmt: skip
 IN_KEY = {"env_id", "seed", "backup", "episode_seed"}  # by themselves, not in the variant
-# What were flags once, and the values that are constants now: older runs may name them.
-CONSTANTS = {"frontier_gamma": 0.95, "frontier_prior": 0.0, "frontier_budget": 2000}
 
 
 class Key(NamedTuple):
@@ -99,9 +95,6 @@ def flags_of(suite, **changed):
         KeyError: for a flag that the script does not have.
     """
     args = asdict(script_of(suite).Args())
-    if "buffer_size" in changed and changed["buffer_size"] == changed.get("total_timesteps"):
-        changed = changed | {"buffer_size": 0}
-    changed = {n: v for n, v in changed.items() if n not in CONSTANTS or v != CONSTANTS[n]}
     for name in changed.keys() - args.keys() - {"script"}:
         raise KeyError(name)
     return args | {"total_timesteps": SUITES[suite].total_timesteps} | changed
@@ -127,30 +120,6 @@ def key_of(suite, config):
         suite, script.task_of(config["env_id"]), backup, " ".join(variant),
         config.get("episode_seed", ""), config["seed"],
     )  # fmt: skip
-
-
-def parse_override(suite, text):
-    """Name and value of a flag given as name=value, the value in the flag's own type.
-
-    Raises:
-        KeyError: for a flag that the script does not have.
-        ValueError: for a value that is none, or of another type.
-    """
-    name, equals, value = text.partition("=")
-    name = name.strip().replace("-", "_")
-    kind = {field.name: field.type for field in fields(script_of(suite).Args)}[name]
-    if not equals:
-        raise ValueError(f"require name=value, got {text!r}")
-    choices = ("true", "false") if kind is bool else get_args(kind)
-    if choices and isinstance(choices[0], str):
-        value = value.lower() if kind is bool else value
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        return name, value == "true" if kind is bool else value
-    try:
-        return name, kind(value) if kind in (int, float) else value
-    except ValueError:
-        raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}") from None
 
 
 def read_json(path):
@@ -237,36 +206,17 @@ def finished_runs(run_dir, suites, wanted=()):
     """
     found = {}
     for folder in filter(is_finished, run_folders(run_dir)):
-        config, result = read_json(folder / "config.json"), read_json(folder / "result.json")
-        if not isinstance(config, dict) or "total_timesteps" not in config:
-            print(f"left out: {folder}, whose config.json is damaged", file=sys.stderr)
-            continue
-        for suite in suites:
-            if result["script"] != SUITES[suite].script:
-                continue
+        config, result = (read_json(folder / name) for name in ("config.json", "result.json"))
+        for suite in (suite for suite in suites if SUITES[suite].script == result["script"]):
             try:
+                same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
                 key = key_of(suite, config)
-            except KeyError as flag:
-                print(f"left out: {folder}, whose flag {flag} is not known here", file=sys.stderr)
-                continue
-            except SystemExit:  # the script has said that it does not know the task
-                print(f"left out: {folder}", file=sys.stderr)
+            except (KeyError, TypeError, SystemExit) as error:  # of a flag, or of the task
+                print(f"left out: {folder}, config.json is of no run: {error!r}", file=sys.stderr)
                 break
-            same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
             if same_steps or key in wanted:
                 found.setdefault(key, folder)
     return found
-
-
-@contextlib.contextmanager
-def locked(folder):
-    """Wait until no other process has the folder locked."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class Records:
@@ -283,45 +233,50 @@ class Records:
     def __init__(self, folder):
         self.folder = Path(folder)
 
-    def keys(self):
-        """Keys of all rows."""
-        return {key for suite in SUITES for key in self.rows(suite)}
-
-    def rows(self, suite):
-        """Key -> row, a dict of text."""
-        return self._read(f"{suite}.csv")
+    def rows(self, *names):
+        """Key -> row, a dict of text, of the files of these names, as a suite's."""
+        found = {}
+        for path in (self.folder / f"{name}.csv" for name in names):
+            for row in read_rows(path) if path.exists() else ():
+                parts = {field: row[field] for field in Key._fields} | {"seed": int(row["seed"])}
+                found[Key(**parts)] = row
+        return found
 
     def curves(self, suite):
         """Key -> curve, a dict step -> mean return."""
         return {
-            key: {int(name): float(text) for name, text in row.items()
-                  if name not in Key._fields and text}
-            for key, row in self._read(f"{suite}_curves.csv").items()
-        }  # fmt: skip
+            key: {
+                int(step): float(row[step]) for step in row.keys() - set(Key._fields) if row[step]
+            }
+            for key, row in self.rows(f"{suite}_curves").items()
+        }
 
     def add(self, found):
         """Add what is not there yet. found: Key -> (measurements, curve). Returns how many."""
         if not found:
             return 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        number = 0
-        with locked(self.folder):  # other sweeps may write here, too
+        number, lock = 0, os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other sweeps may write here, too
             for suite in dict.fromkeys(key.suite for key in found):
                 defaults = json.dumps(self.checked_defaults(suite), indent=1)
-                _replace(self.folder / "defaults.json", defaults + "\n")
-                rows, curves = self.rows(suite), self._read(f"{suite}_curves.csv")
-                new = {k: v for k, v in found.items() if k.suite == suite and k not in rows}
-                number += len(new)
-                for key, (row, curve) in new.items():
-                    rows[key] = key._asdict() | row
-                    curves[key] = key._asdict() | {
-                        str(step): f"{mean:.4g}" for step, mean in curve.items()
-                    }
+                (self.folder / "defaults.new").write_text(defaults + "\n")
+                (self.folder / "defaults.new").replace(self.folder / "defaults.json")
+                rows, curves = self.rows(suite), self.rows(f"{suite}_curves")
+                for key, (row, curve) in found.items():
+                    if key.suite == suite and key not in rows:
+                        number += 1
+                        rows[key] = key._asdict() | {n: str(value) for n, value in row.items()}
+                        means = {str(step): f"{mean:.4g}" for step, mean in curve.items()}
+                        curves[key] = key._asdict() | means
                 # Curves first: a row says that the run is recorded, and is not added again.
-                given = {c for row in curves.values() for c in row if c not in Key._fields}
-                steps = sorted(given, key=int)
-                self._write(f"{suite}_curves.csv", (*Key._fields, *steps), curves)
-                self._write(f"{suite}.csv", ROW, rows)
+                steps = {c for row in curves.values() for c in row if c not in Key._fields}
+                columns = (*Key._fields, *sorted(steps, key=int))
+                self._write(f"{suite}_curves", columns, curves)
+                self._write(suite, ROW, rows)
+        finally:
+            os.close(lock)
         return number
 
     def checked_defaults(self, suite):
@@ -341,23 +296,7 @@ class Records:
                 )
         return known | {script: now}
 
-    def _read(self, name):
-        path, found = self.folder / name, {}
-        for row in read_rows(path) if path.exists() else ():
-            parts = {field: row[field] for field in Key._fields} | {"seed": int(row["seed"])}
-            found[Key(**parts)] = row
-        return found
-
     def _write(self, name, columns, rows):
-        file = io.StringIO(newline="")
-        table = csv.DictWriter(file, columns, lineterminator="\n", restval="")
-        table.writeheader()
-        table.writerows(rows[key] for key in sorted(rows))
-        _replace(self.folder / name, file.getvalue())
-
-
-def _replace(path, text):
-    """Write a file of which nobody ever sees half."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
+        new = self.folder / f"{name}.new"
+        write_rows(new, columns, [rows[key] for key in sorted(rows)])
+        new.replace(self.folder / f"{name}.csv")

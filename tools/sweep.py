@@ -18,11 +18,12 @@ each of them.
 
 import collections
 import fcntl
+import functools
+import itertools
 import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,7 +36,10 @@ import tyro
 from output import fail
 from run_records import RESULTS, ROOT, SUITES, Key, Records, flags_of, key_of
 
+from gbcore.run.flags import check_flags, read_flags
+
 LOG = "log.txt"  # of a run: what the script printed
+RETRIES = 2  # of a run that fails
 
 
 @dataclass
@@ -49,8 +53,7 @@ class Args:
     )  # fmt: skip
     """the bootstrap targets"""
     variants: tuple[str, ...] = ("default",)
-    """settings that are run besides each other, as in: default breadth=0 exploration=frontier;
-    only those of the exploration apply to backups other than the graph's"""
+    """settings that are run besides each other, as in: default breadth=0 exploration=frontier"""
     episode_seeds: tuple[Literal["fresh", "fixed"], ...] = ("fresh",)
     """MinAtar's --episode-seed"""
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
@@ -68,8 +71,6 @@ class Args:
     """steps between checkpoints"""
     keep_checkpoints: bool = False
     """keep the checkpoint of a finished run"""
-    retries: int = 2
-    """how often a run that fails is tried again"""
 
     workers: int = 0
     """runs at a time; 0 = as many as the processors, or the cluster, allow"""
@@ -93,37 +94,25 @@ class Run(NamedTuple):
     total_timesteps: int
 
 
-class Outcome(NamedTuple):
-    finished: tuple | None  # run_records.measurements and curve
-    resumed_from: int | None  # step of the checkpoint
-    status: int
-    last_line: str  # of the log
-
-
 def check_args(args):
     """Refuse what cannot run, before anything is written."""
     if not args.suites and not args.collect_only:
         fail(f"--suites must name one or more of {', '.join(SUITES)}")
-    for name in ("backups", "variants", "episode_seeds", "seeds"):
-        if not getattr(args, name):
-            fail(f"--{name.replace('_', '-')} must name at least one")
-    least = {"threads": 1, "checkpoint_frequency": 1, "workers": 0, "retries": 0, "gpus_per_run": 0}
-    for name, value in [*((n, getattr(args, n)) for n in least), ("seeds", min(args.seeds))]:
-        if value < least.get(name, 0):
-            fail(f"--{name.replace('_', '-')} must be >= {least.get(name, 0)}, got {value}")
+    least = min(args.workers, args.gpus_per_run, *args.seeds)
+    if min(args.threads, args.checkpoint_frequency) < 1 or least < 0:
+        fail("Require --threads and --checkpoint-frequency >= 1, and --workers, --gpus-per-run "
+             "and --seeds >= 0")  # fmt: skip
     if args.collect_only and not args.run_dir.is_dir():
         fail(f"--run-dir {str(args.run_dir)!r} is no folder")
 
 
 def make_grid(args):
-    """Every run that was asked for, once, the first seed of everything first."""
+    """Key -> Run of all that was asked for, the first seed of everything first."""
     grid = {}
-    for seed in args.seeds:
-        for suite in args.suites:
-            for task in chosen_tasks(args, suite):
-                for flags in settings(args, suite):
-                    run = make_run(args, suite, {"env_id": task, "seed": seed} | flags)
-                    grid.setdefault(run.key, run)
+    for seed, suite in itertools.product(args.seeds, args.suites):
+        for task, flags in itertools.product(chosen_tasks(args, suite), settings(args, suite)):
+            run = make_run(args, suite, {"env_id": task, "seed": seed} | flags)
+            grid.setdefault(run.key, run)
     return grid
 
 
@@ -131,7 +120,7 @@ def chosen_tasks(args, suite):
     """The suite's tasks, or those of them that --tasks names, whatever the case and the hyphens."""
 
     def letters(name):
-        return "".join(c for c in name.lower() if c.isalnum())
+        return "".join(filter(str.isalnum, name.lower()))
 
     known = [name for s in args.suites for name in SUITES[s].tasks]
     for task in args.tasks:
@@ -142,117 +131,110 @@ def chosen_tasks(args, suite):
 
 
 def settings(args, suite):
-    """Flags of every combination of backup, variant and episode seed."""
-    common = overrides(suite, args.overrides)
-    seeded = "episode_seed" in flags_of(suite) and "episode_seed" not in common
-    for episode_seed in args.episode_seeds if seeded else (None,):
-        extra = {} if episode_seed is None else {"episode_seed": episode_seed}
-        for backup in args.backups:
-            for variant in args.variants:
-                changed = {} if variant == "default" else overrides(suite, variant.split())
-                if not backup.startswith("graph"):
-                    exploration = ("exploration", "frontier_share")
-                    changed = {n: v for n, v in changed.items() if n in exploration}
-                yield common | extra | changed | {"backup": backup}
+    """Flags of every combination of episode seed, backup and variant."""
+    seeds = args.episode_seeds if "episode_seed" in flags_of(suite) else ()
+    seedings = [{"episode_seed": seed} for seed in seeds] or [{}]
+    for seeding, backup, variant in itertools.product(seedings, args.backups, args.variants):
+        words = () if variant == "default" else variant.split()
+        yield seeding | overrides(suite, (*args.overrides, *words)) | {"backup": backup}
 
 
-# Flags that every run gets from the sweep.
-OF_THE_SWEEP = {
-    "env_id": "--tasks chooses", "seed": "--seeds chooses", "backup": "--backups chooses",
-    "run_dir": "--run-dir chooses", "resume": "the sweep resumes by itself",
-    "threads": "--threads chooses", "cuda": "--gpus-per-run chooses",
-    "checkpoint_frequency": "--checkpoint-frequency chooses",
-    "save_model": "a sweep keeps scores, and with --keep-checkpoints the last checkpoint",
-}  # fmt: skip
+# The sweep has flags of its own for them, or knows best.
+OF_THE_SWEEP = ("env_id", "seed", "backup", "run_dir", "resume", "threads", "cuda",
+                "checkpoint_frequency", "save_model")  # fmt: skip
 
 
+@functools.cache
 def overrides(suite, words):
-    changed = {}
+    """Flags given as name=value, in the script's types and ranges."""
+    given = {}
     for word in words:
-        try:
-            name, value = run_records.parse_override(suite, word)
-        except KeyError as error:
-            fail(f"{SUITES[suite].script}.py has no flag {error.args[0]!r}")
-        except ValueError as error:
-            fail(error)
+        name, equals, value = word.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            fail(f"require name=value, got {word!r}")
         if name in OF_THE_SWEEP:
-            fail(f"{name} is no override: {OF_THE_SWEEP[name]}")
-        changed[name] = value
-    return changed
+            fail(f"{name} is no override: the sweep chooses it (--help)")
+        given[name] = value.capitalize() if value in ("true", "false") else value
+    args = read_flags(
+        run_records.script_of(suite).Args,
+        [f"--{name.replace('_', '-')}={value}" for name, value in given.items()],
+        config=(tyro.conf.FlagConversionOff,),
+    )
+    check_flags(args)
+    return {name: getattr(args, name) for name in given}
 
 
 def make_run(args, suite, flags):
-    """One run: the flags that differ from the script's defaults make its command."""
     key = key_of(suite, flags)
-    flags = {"total_timesteps": SUITES[suite].total_timesteps} | flags | {
-        "checkpoint_frequency": args.checkpoint_frequency, "save_model": False,
-        "threads": args.threads, "cuda": args.gpus_per_run > 0,
+    steps = flags.get("total_timesteps", SUITES[suite].total_timesteps)
+    flags = flags | {
+        "total_timesteps": steps, "checkpoint_frequency": args.checkpoint_frequency,
+        "save_model": False, "threads": args.threads, "cuda": args.gpus_per_run > 0,
     }  # fmt: skip
-    given = ("env_id", "seed", "backup", "threads", "cuda")  # in any case
-    defaults, words = vars(run_records.script_of(suite).Args()), [f"{SUITES[suite].script}.py"]
+    words = [f"{SUITES[suite].script}.py"]
     for name, value in flags.items():
         flag = name.replace("_", "-")
-        if name in given or defaults[name] != value:
-            words += (
-                [f"--{flag}" if value else f"--no-{flag}"]
-                if isinstance(value, bool)
-                else [f"--{flag}", str(value)]
-            )
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
     name = "__".join(str(part).replace(" ", "_").replace("/", "_") for part in key if part != "")
-    return Run(key, tuple(words), args.run_dir.resolve() / name, flags["total_timesteps"])
+    return Run(key, tuple(words), args.run_dir.resolve() / name, steps)
 
 
-def execute(run, threads, start_anew, keep_checkpoints):
-    """Run the script to its end, from the newest checkpoint if there is one. Returns an Outcome."""
+def execute(run, threads, keep_checkpoints):
+    """Run the script to its end, from the newest checkpoint if there is one. In a Ray worker.
+
+    Returns what the run measured, its curve, and the step of the checkpoint or None.
+    """
     run.folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"TQDM_DISABLE": "1"} | {
         f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA")
     }  # fmt: skip
-    with (run.folder / "lock").open("w") as lock:
+    with (run.folder / "lock").open("w") as lock, (run.folder / LOG).open("a+") as log:
         # The process inherits the lock. One that outlived its worker still writes a checkpoint.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        begun = run_records.run_folders(run.folder)
-        step, status, words = None, 0, (*run.command, "--run-dir", str(run.folder))
-        if not any(map(run_records.is_finished, begun)):
-            resumable = [
-                folder for folder in begun if run_records.checkpoint_step(folder) is not None
-            ]
-            if resumable and not start_anew:
-                step = run_records.checkpoint_step(resumable[-1])
-                words = (run.command[0], "--resume", str(resumable[-1]))
-            with (run.folder / LOG).open("a") as log:
+        folders, resumable = run_records.run_folders(run.folder), {}
+        if not any(map(run_records.is_finished, folders)):
+            steps = {folder: run_records.checkpoint_step(folder) for folder in folders}
+            resumable = {folder: step for folder, step in steps.items() if step is not None}
+            commands = [(*run.command, "--run-dir", str(run.folder))]
+            if resumable:
+                commands.insert(0, (run.command[0], "--resume", str(max(resumable))))
+            for words in commands:
                 print("$", shlex.join(words), file=log, flush=True)
-                tether = [sys.executable, ROOT / "tools" / "tether.py", str(os.getpid())]
-                status = subprocess.Popen(
-                    [*tether, sys.executable, *words],
+                status = subprocess.run(
+                    ["setpriv", "--pdeathsig", "TERM", sys.executable, *words],
                     cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
-                ).wait()  # fmt: skip
-        done = [
-            folder
-            for folder in run_records.run_folders(run.folder)
-            if run_records.is_finished(folder)
-        ]
-        if done:
-            found = run_records.measurements(done[-1])
-            if not keep_checkpoints:
-                shutil.rmtree(done[-1] / "checkpoint", ignore_errors=True)
-            return Outcome(found, step, status, "")
-    lines = (run.folder / LOG).read_text(errors="replace").strip().splitlines()
-    return Outcome(None, step, status, lines[-1] if lines else "")
+                    check=False,
+                ).returncode  # fmt: skip
+                if status != 2:  # else the checkpoint cannot be used
+                    break
+        finished = list(filter(run_records.is_finished, run_records.run_folders(run.folder)))
+        if not finished:
+            log.seek(0)
+            raise RuntimeError(f"status {status}: {log.read().strip().splitlines()[-1]}")
+        found = run_records.measurements(finished[-1])
+        if not keep_checkpoints:
+            shutil.rmtree(finished[-1] / "checkpoint", ignore_errors=True)
+        return *found, resumable.get(finished[-1])
 
 
 class Sweep:
-    """Runs what is queued; a live table on a terminal, elsewhere a line per event."""
+    """Runs what is queued; a line per event, on a terminal below them a live table."""
 
     def __init__(self, args, ray, records, todo, num_finished):
+        from rich import live
+
         self.args, self.ray, self.records = args, ray, records
         self.queue, self.running = collections.deque(todo), {}  # running: Ray's reference -> Run
         self.num_finished, self.num_runs = num_finished, num_finished + len(todo)
         self.attempts, self.given_up = collections.Counter(), []
-        self.start_anew = set()  # keys of runs whose checkpoint could not be read
         self.widest = max(len(str(run.key)) for run in todo)
-        self.begin, self.steps_made, self.live = time.monotonic(), 0, None
+        self.begin, self.steps_made = time.monotonic(), 0
+        self.live = live.Live(auto_refresh=False, transient=True)
 
     def run(self):
         """Until nothing is queued and nothing runs."""
@@ -260,58 +242,37 @@ class Sweep:
         task = ray.remote(execute).options(
             num_cpus=args.threads, num_gpus=args.gpus_per_run, max_retries=0
         )
-        if sys.stdout.isatty():
-            from rich.live import Live
-
-            self.live = Live(self.table(), auto_refresh=False)
-            self.live.start()
-        try:
+        with self.live:
             while self.queue or self.running:
                 while self.queue and len(self.running) < self.slots():
                     run = self.queue.popleft()
                     self.attempts[run.key] += 1
-                    anew = run.key in self.start_anew
-                    reference = task.remote(run, args.threads, anew, args.keep_checkpoints)
-                    self.start_anew.discard(run.key)
-                    self.running[reference] = run
+                    self.running[task.remote(run, args.threads, args.keep_checkpoints)] = run
                     self.say(f"start {run.key}")
-                ready, _ = ray.wait(list(self.running), timeout=1.0)
-                for reference in ready:
+                for reference in ray.wait(list(self.running), timeout=1.0)[0]:
                     run = self.running.pop(reference)
                     try:
-                        outcome = ray.get(reference)
-                    except ray.exceptions.RayError as error:  # the worker was killed
-                        outcome = Outcome(None, None, -1, f"worker lost: {first_line(error)}")
-                    self.settle(run, outcome)
-                if self.live:
-                    self.live.update(self.table(), refresh=True)
-        finally:
-            if self.live:
-                self.live.stop()
+                        self.keep(run, *ray.get(reference))
+                    except ray.exceptions.RayError as error:  # it failed, or the worker was killed
+                        self.try_again(run, first_line(getattr(error, "cause", None) or error))
+                self.live.update(self.table(), refresh=True)
 
-    def settle(self, run, outcome):
-        """Keep the row of a run that finished, queue one that failed again."""
-        resumed = outcome.resumed_from is not None
-        if resumed:
-            self.say(f"{run.key} went on from step {outcome.resumed_from}")
-        if outcome.finished:
-            self.records.add({run.key: outcome.finished})
-            self.num_finished += 1
-            self.attempts.pop(run.key)
-            row = outcome.finished[0]
-            self.steps_made += row["steps"] - (outcome.resumed_from or 0)
-            self.say(f"done {run.key}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
-                     f"({self.num_finished} of {self.num_runs})")  # fmt: skip
-            return
-        if resumed and outcome.status == 2:
-            self.start_anew.add(run.key)  # its checkpoint cannot be used
-        reason = f"status {outcome.status}: {outcome.last_line}"
-        if self.attempts[run.key] <= self.args.retries:
+    def keep(self, run, row, curve, resumed_from):
+        """Keep the row of a run that finished."""
+        self.records.add({run.key: (row, curve)})
+        self.num_finished += 1
+        self.steps_made += row["steps"] - (resumed_from or 0)
+        since = "" if resumed_from is None else f" (went on from step {resumed_from})"
+        self.say(f"done {run.key}{since}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
+                 f"({self.num_finished} of {self.num_runs})")  # fmt: skip
+
+    def try_again(self, run, reason):
+        if self.attempts[run.key] <= RETRIES:
             self.queue.appendleft(run)
-            self.say(f"try again {run.key}, {reason}")
+            self.say(f"try again {run.key}: {reason}")
         else:
             self.given_up.append(run)
-            self.say(f"given up {run.key}, {reason}; see {run.folder / LOG}")
+            self.say(f"given up {run.key}: {reason}; see {run.folder / LOG}")
 
     def slots(self):
         """How many runs fit at a time."""
@@ -323,10 +284,7 @@ class Sweep:
 
     def say(self, text):
         line = f"{time.strftime('%H:%M:%S')} {text}"
-        if self.live:
-            self.live.console.print(line, markup=False, highlight=False)
-        else:
-            print(line, flush=True)
+        self.live.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def table(self):
         from rich.table import Table
@@ -335,10 +293,9 @@ class Sweep:
         for run in self.running.values():
             folders = run_records.run_folders(run.folder)
             rows.append((run, *(run_records.progress_of(folders[-1]) if folders else (0, 0.0))))
-        done = self.steps_made + sum(step for _, step, _ in rows)
-        left = sum(run.total_timesteps for run in (*self.queue, *self.running.values()))
-        left -= done - self.steps_made
-        so_far = time.monotonic() - self.begin
+        under_way = sum(step for _, step, _ in rows)
+        left = sum(run.total_timesteps for run in (*self.queue, *self.running.values())) - under_way
+        so_far, done = time.monotonic() - self.begin, self.steps_made + under_way
         to_go = f"{so_far * left / done / 60:,.0f} min" if done else "?"
         table = Table(
             title=f"{self.num_finished} of {self.num_runs} runs done, {len(rows)} run, "
@@ -382,10 +339,7 @@ def start_ray(args):
         workers = args.workers or max(1, len(os.sched_getaffinity(0)) // args.threads)
         options |= {"num_cpus": workers * args.threads, "include_dashboard": False,
                     "object_store_memory": 100 * 2**20}  # fmt: skip
-    host, colon, port = (args.address or "").rpartition(":")
     try:
-        if colon and port.isdigit():  # Ray tries for minutes
-            socket.create_connection((host, int(port)), timeout=5).close()
         ray.init(address=args.address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         fail(f"no Ray at --address {args.address}: {first_line(error)}")
@@ -422,63 +376,15 @@ def print_scores(args, grid, rows):
         print(f"tables and curves: python tools/report.py --results-dir {args.results_dir}")
 
 
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-
-def main():
-    args = tyro.cli(Args)
-    check_args(args)
-    args.results_dir = args.results_dir or args.run_dir / "results"
-    suites = args.suites or tuple(SUITES)
-    grid = make_grid(args) if args.suites else {}
-    records = Records(args.results_dir)
-
-    def own_rows():
-        return {key: row for suite in suites for key, row in records.rows(suite).items()}
-
-    try:
-        for suite in suites:
-            records.checked_defaults(suite)
-        theirs = rows_of_the_repository(args, suites)
-        folders = run_records.finished_runs(args.run_dir, suites, grid)
-        done = own_rows().keys() | folders.keys()
-        number = len(grid.keys() & theirs.keys() - done)
-        if number:
-            print(
-                f"{number} of {len(grid)} runs have rows in {RESULTS}, which came with this "
-                "repository, and are not made again; --repeat makes them, too",
-                file=sys.stderr,
-            )
-        todo = [run for key, run in grid.items() if key not in done | theirs.keys()]
-        if args.dry_run:
-            for run in todo:
-                print("python", shlex.join((*run.command, "--run-dir", str(args.run_dir))))
-            if not todo:
-                print(f"nothing to do: all {len(grid)} runs are finished", file=sys.stderr)
-            return
-        new = {
-            key: run_records.measurements(path)
-            for key, path in folders.items()
-            if key not in own_rows()
-        }
-        print(f"{records.add(new)} rows collected from {args.run_dir} to {args.results_dir}")
-    except (OSError, ValueError) as error:
-        fail(error)
-    if args.collect_only:
-        return
-    if not todo:
-        print(f"nothing to do: all {len(grid)} runs are finished")
-        print_scores(args, grid, theirs | own_rows())
-        return
+def make_runs(args, records, grid, todo):
+    """Make the runs on Ray; Ctrl-C and SIGTERM end the program. Returns those given up."""
     ray = start_ray(args)
     sweep = Sweep(args, ray, records, todo, len(grid) - len(todo))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+        signal.signal(number, signal.default_int_handler)
     try:
         sweep.run()
     except (OSError, ValueError) as error:  # rows cannot be written: runs are kept in --run-dir
-        ray.shutdown()
         fail(error)
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -491,10 +397,44 @@ def main():
         sys.exit(130)
     ray.shutdown()
     print(f"{sweep.num_finished} of {sweep.num_runs} runs are finished")
-    print_scores(args, grid, theirs | own_rows())
-    for run in sweep.given_up:
-        print(f"given up: {run.key}; see {run.folder / LOG}")
-    sys.exit(1 if sweep.given_up else 0)
+    return sweep.given_up
+
+
+def main():
+    args = tyro.cli(Args)
+    check_args(args)
+    args.results_dir = args.results_dir or args.run_dir / "results"
+    suites = args.suites or tuple(SUITES)
+    grid = make_grid(args) if args.suites else {}
+    records = Records(args.results_dir)
+    try:
+        for suite in suites:
+            records.checked_defaults(suite)
+        theirs, own = rows_of_the_repository(args, suites), records.rows(*suites)
+        folders = run_records.finished_runs(args.run_dir, suites, grid)
+        if not args.dry_run:
+            found = {k: run_records.measurements(f) for k, f in folders.items() if k not in own}
+            print(f"{records.add(found)} rows collected from {args.run_dir} to {args.results_dir}")
+    except (OSError, ValueError) as error:
+        fail(error)
+    if args.collect_only:
+        return
+    done = own.keys() | folders.keys()
+    number = len(grid.keys() & theirs.keys() - done)
+    if number:
+        print(f"{number} of {len(grid)} runs have rows in {RESULTS}, which came with this "
+              "repository, and are not made again; --repeat makes them, too",
+              file=sys.stderr)  # fmt: skip
+    todo = [run for key, run in grid.items() if key not in done | theirs.keys()]
+    if not todo:
+        print(f"nothing to do: all {len(grid)} runs are finished", file=sys.stderr)
+    if args.dry_run:
+        for run in todo:
+            print("python", shlex.join((*run.command, "--run-dir", str(args.run_dir))))
+        return
+    given_up = make_runs(args, records, grid, todo) if todo else []
+    print_scores(args, grid, theirs | records.rows(*suites))
+    sys.exit(1 if given_up else 0)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import numpy as np
 from output import read_rows
 from run_records import RESULTS, SUITES, Records, script_of
 
-PAPER = RESULTS / "paper"
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 FRONTIER = "graph, frontier"
+RELEASED = ", as released"  # n-step with the update of the code that the authors released
+ATARI, BF16 = "atari100k", "bf16=True"
 TITLES = {
     ("minigrid", ""): "MiniGrid",
     ("minigrid-hard", ""): "MiniGrid, harder tasks",
@@ -22,7 +23,7 @@ TITLES = {
     ("minatar", "fresh"): "MinAtar, fresh episodes",
     ("minatar-1m", "fixed"): "MinAtar, 1,000,000 steps, fixed episode seeds",
     ("minatar-1m", "fresh"): "MinAtar, 1,000,000 steps, fresh episodes",
-    ("atari100k", ""): "Atari 100K",
+    (ATARI, ""): "Atari 100K",
 }
 
 
@@ -33,9 +34,9 @@ class Protocol:
     suite: str
     episode_seed: str
     tasks: list
-    runs: dict  # setting -> task -> {seed: dict with numbers, and a curve}
+    runs: dict  # (setting, task) -> {seed: dict with numbers, and a curve}
     paper: dict  # backup -> task -> (mean, std)
-    scales: dict  # task -> score that counts as 1
+    scales: dict  # task -> score that counts as 1, where it is not 1
 
     @property
     def title(self):
@@ -47,96 +48,71 @@ class Protocol:
 
     def settings(self):
         """Those of the paper first, then by name."""
-        others = sorted(self.runs.keys() - {*OF_THE_PAPER, *self.released()})
-        return [name for name in OF_THE_PAPER if self.paper or name in self.runs] + others
+        found = {setting for setting, _ in self.runs}
+        return [name for name in OF_THE_PAPER if self.paper or name in found] + sorted(
+            found - set(OF_THE_PAPER)
+        )
 
-    def released(self):
-        """Settings with the released code's update, which have a table of their own."""
-        return sorted(name for name in self.runs if name.endswith("as released"))
+    def of(self, setting, task):
+        """Runs, in the order of their seeds."""
+        return list(self.runs.get((setting, task), {}).values())
 
-    def scores(self, setting, step=None):
-        """task -> {seed: score}, at the end or after a step."""
-        found = {}
-        for task, seeds in self.runs.get(setting, {}).items():
-            scores = {
-                seed: run["score"] if step is None else aggregate.score_at(run["curve"], step)
-                for seed, run in seeds.items()
+    def scores(self, setting, tasks=None, normalised=False):
+        """{seed: score} of each task."""
+        return [
+            {
+                seed: run["score"] / (self.scales.get(task, 1) if normalised else 1)
+                for seed, run in self.runs.get((setting, task), {}).items()
             }
-            found[task] = {seed: score for seed, score in scores.items() if score is not None}
-        return found
-
-    def columns(self, setting, normalised=False, step=None):
-        """An array of scores per task; None until every task has a run."""
-        scales = self.scales if normalised else dict.fromkeys(self.tasks, 1.0)
-        return aggregate.columns(self.scores(setting, step), self.tasks, scales)
-
-    def mean(self, setting, step=None):
-        """Mean of the tasks' means; None until every task has a run."""
-        found = self.columns(setting, step=step)
-        return None if found is None else float(aggregate.mean_of_tasks(*found))
-
-    def paper_mean(self, backup):
-        means = [self.paper.get(backup, {}).get(task, (np.nan,))[0] for task in self.tasks]
-        return float(np.mean(means))  # nan if one is missing
+            for task in tasks or self.tasks
+        ]
 
     @functools.cache  # noqa: B019
     def estimate(self, statistic, setting, normalised=False):
-        found = self.columns(setting, normalised)
-        return None if found is None else aggregate.estimate(statistic, found)
+        """Estimate of a statistic of the tasks' scores; None until every task has a run."""
+        scores = self.scores(setting, normalised=normalised)
+        return aggregate.estimate(statistic, [np.array(list(of.values())) for of in scores])
 
     @functools.cache  # noqa: B019
     def gain(self, setting, other, tasks=None, normalised=False):
         """Estimate of the mean difference over tasks, on the seeds of both; None without any."""
-        tasks = self.tasks if tasks is None else tasks
-        scales = self.scales if normalised else dict.fromkeys(tasks, 1.0)
-        return aggregate.difference(self.scores(setting), self.scores(other), tasks, scales)
+        pair = (self.scores(name, tasks, normalised) for name in (setting, other))
+        return aggregate.difference(*pair)
 
-    def cell(self, setting, task):
-        """Summary of our scores; None without runs."""
-        return aggregate.summary(self.scores(setting).get(task, {}).values())
+    def mean(self, setting):
+        """Mean of the tasks' means; None until every task has a run."""
+        found = self.estimate(aggregate.mean_of_tasks, setting)
+        return found and found.value
+
+    def paper_mean(self, backup, normalised=False):
+        """Mean of the paper's numbers; nan if one is missing."""
+        numbers = self.paper.get(backup, {})
+        return float(np.mean([
+            numbers.get(task, (np.nan,))[0] / (self.scales.get(task, 1) if normalised else 1)
+            for task in self.tasks
+        ]))  # fmt: skip
 
     def verdict(self, setting, task):
         """inside, above or below the paper's; "" without runs or without the paper's number."""
-        paper = self.paper.get(backup_of(setting), {}).get(task)
-        is_comparable = setting in OF_THE_PAPER or setting in self.released()
-        cell = self.cell(setting, task)
-        return aggregate.verdict(cell.mean, *paper) if cell and paper and is_comparable else ""
+        runs, paper = self.of(setting, task), self.paper.get(backup_of(setting), {}).get(task)
+        if not (runs and paper and (setting in OF_THE_PAPER or setting.endswith(RELEASED))):
+            return ""
+        return aggregate.verdict(np.mean([run["score"] for run in runs]), *paper)
 
-    def distance(self, setting):
-        """Mean distance of our normalised means from the paper's; None without all tasks."""
-        found = self.columns(setting, normalised=True)
-        if found is None:
-            return None
-        return np.mean([
-            abs(column.mean() - self.paper[backup_of(setting)][task][0] / self.scales[task])
-            for task, column in zip(self.tasks, found, strict=True)
-        ])  # fmt: skip
-
-    def best(self, task, seed):
-        """The best evaluation of any run of the task and the seed."""
-        runs = [seeds[seed] for of in self.runs.values() for seeds in [of.get(task, {})]
-                if seed in seeds]  # fmt: skip
-        return max((max(run["curve"].values(), default=0.0) for run in runs), default=0.0)
-
-    def of_all(self, *settings):
-        """Every run of these settings."""
-        return [run for name in settings for seeds in self.runs.get(name, {}).values()
-                for run in seeds.values()]  # fmt: skip
+    def cell(self, setting, task):
+        """0.38 ± 0.47 (5), inside"""
+        text = cell_text([run["score"] for run in self.of(setting, task)])
+        return ", ".join(filter(None, (text, self.verdict(setting, task))))
 
     def curves(self, settings):
         """Task -> setting -> `aggregate.band` of its runs, where there are any with curves."""
         found = {}
         for task, setting in itertools.product(self.tasks, settings):
-            runs = self.runs.get(setting, {}).get(task, {}).values()
-            curves = [run["curve"] for run in runs if run["curve"]]
+            curves = [run["curve"] for run in self.of(setting, task) if run["curve"]]
             if curves:
-                found.setdefault(short_task(task), {})[setting] = aggregate.band(curves)
+                band = aggregate.band(curves, 1 if self.suite == ATARI else 5)
+                found.setdefault(short_task(task), {})[setting] = band
         return found
-
-    def novel_ratio(self, task):
-        """graph's mean novel state ratio; nan without runs."""
-        runs = self.runs.get("graph", {}).get(task, {}).values()
-        return float(np.mean([run["novel_state_ratio"] for run in runs])) if runs else np.nan
 
 
 def backup_of(setting):
@@ -145,18 +121,19 @@ def backup_of(setting):
 
 def setting_of(backup, variant):
     """graph, breadth 0; graph, frontier, share 0.1."""
+    named = {"exploration=frontier": "frontier", "persist_targets=True": "persistent",
+             BF16: "bfloat16"}  # fmt: skip
     words = [
-        {"exploration=frontier": "frontier", "persist_targets=True": "persistent"}.get(word)
-        or word.removeprefix("frontier_").replace("_", " ").replace("=", " ")
+        named.get(word, word.removeprefix("frontier_").replace("_", " ").replace("=", " "))
         for word in variant.split()
     ]
     return ", ".join([backup, *words])
 
 
 def read_paper():
-    """suite -> backup -> task -> (mean, std)."""
+    """suite -> backup -> task -> (mean, std); Atari's in percent of human."""
     found = {}
-    for row in read_rows(PAPER / "paper_results.csv"):
+    for row in read_rows(RESULTS / "paper" / "paper_results.csv"):
         if row["metric"] != "raw_score":
             backups = found.setdefault(row["suite"], {})
             cell = float(row["mean"]), float(row["std"])
@@ -164,12 +141,11 @@ def read_paper():
     return found
 
 
-def new_protocol(suite, episode_seed, paper):
-    numbers = paper.get(suite, {})
-    tasks = list(numbers.get("graph", ())) or [
-        script_of(suite).task_of(task) for task in SUITES[suite].tasks
-    ]
-    scales = dict.fromkeys(tasks, 100.0 if suite == "atari100k" else 1.0)
+def new_protocol(suite, episode_seed, numbers):
+    tasks = list(numbers.get("graph", ())) or list(
+        map(script_of(suite).task_of, SUITES[suite].tasks)
+    )
+    scales = {}
     if suite.startswith("minatar"):
         scales = {t: max(numbers[b][t][0] for b in OF_THE_PAPER) for t in tasks}
     return Protocol(suite, episode_seed, tasks, {}, numbers, scales)
@@ -178,30 +154,37 @@ def new_protocol(suite, episode_seed, paper):
 def read_protocols(results_dir):
     """Every protocol that has rows, in the order of TITLES."""
     records, paper, found = Records(results_dir), read_paper(), {}
-    human = {
-        row["game"]: (float(row["random"]), float(row["human"]))
-        for row in read_rows(PAPER / "atari_reference_scores.csv")
-    }
     for suite in SUITES:
-        curves = records.curves(suite)
-        for key, text in records.rows(suite).items():
+        rows, curves = records.rows(suite), records.curves(suite)
+        given = {key[:-1] for key in rows}  # without the seed
+        for key, row in rows.items():
             where = suite, key.episode_seed
-            protocol = found.setdefault(where, new_protocol(*where, paper))
-            run = {name: float(text[name]) if text[name] else None for name in (
-                "score", "wall_seconds", "novel_state_ratio", "states", "first_reward_step",
-            )} | {"commit": text["commit"], "curve": curves.get(key, {})}  # fmt: skip
-            if suite == "atari100k":  # the paper's tables are in percent of human
-                low, high = human[key.task]
-                run["score"] = 100 * (run["score"] - low) / (high - low)
-            of_task = protocol.runs.setdefault(setting_of(key.backup, key.variant), {})
-            of_task.setdefault(key.task, {})[key.seed] = run
+            protocol = found.setdefault(where, new_protocol(*where, paper.get(suite, {})))
+            run = {
+                name: float(row[name]) if row[name] else None
+                for name in ("score", "wall_seconds", "steps_per_second", "novel_state_ratio",
+                             "states", "first_reward_step")
+            } | {
+                "game_score": float(row["score"]), "bf16": BF16 in key.variant.split(),
+                "commit": row["commit"], "curve": curves.get(key, {}),
+            }  # fmt: skip
+            if suite == ATARI:  # the paper's tables are in percent of human
+                run["score"] = 100 * script_of(suite).human_normalized(key.task, run["score"])
+            # Runs in bfloat16 are those of their setting where it has no others.
+            alike = key._replace(variant=" ".join(w for w in key.variant.split() if w != BF16))
+            variant = (key if alike[:-1] in given else alike).variant
+            protocol.runs.setdefault((setting_of(key.backup, variant), key.task), {})[key.seed] = (
+                run
+            )
     with contextlib.suppress(FileNotFoundError):
         for row in read_rows(Path(results_dir) / "released_n_step.csv"):
-            released = ", as released" if row["update"] == "released" else ""
-            setting = f"n-step, depth {row['depth']}{released}"
             if protocol := found.get((row["suite"], row["episode_seed"])):
-                of_task = protocol.runs.setdefault(setting, {}).setdefault(row["task"], {})
-                of_task[int(row["seed"])] = {"score": float(row["score"]), "curve": {}}
+                released = RELEASED if row["update"] == "released" else ""
+                where = f"n-step, depth {row['depth']}{released}", row["task"]
+                run = {"score": float(row["score"]), "curve": {}}
+                protocol.runs.setdefault(where, {})[int(row["seed"])] = run
+    if atari := found.get((ATARI, "")):  # of 26 games those that were run
+        atari.tasks = [game for game in atari.tasks if any(game in where for where in atari.runs)]
     return [found[where] for where in TITLES if where in found]
 
 
@@ -216,12 +199,11 @@ def short(value):
 
 
 def cell_text(scores):
-    """0.38 ± 0.47 (5); of one seed 0.96 (1)."""
-    cell = aggregate.summary(scores)
-    if cell is None:
+    """0.38 ± 0.47 (5); of one seed 0.96 (1). The deviation is the population's, as the paper's."""
+    if not scores:
         return "-"
-    spread = f" ± {short(cell.std)}" if cell.number > 1 else ""
-    return f"{short(cell.mean)}{spread} ({cell.number})"
+    spread = f" ± {short(np.std(scores))}" if len(scores) > 1 else ""
+    return f"{short(np.mean(scores))}{spread} ({len(scores)})"
 
 
 def interval(estimate):
@@ -238,13 +220,3 @@ def chance_text(p):
 
 def short_task(task):
     return re.sub(r"-v\d+$", "", task.removeprefix("MiniGrid-"))
-
-
-def count(n, noun):
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def listed(words):
-    """a; a and b; a, b and c."""
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last

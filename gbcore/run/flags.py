@@ -104,14 +104,14 @@ def parse_flags(flags_class, script):
         script: the script's __file__.
     """
     arguments = _plain_integers(sys.argv[1:], flags_class)
-    args = _cli(flags_class, arguments)
+    args = read_flags(flags_class, arguments)
     if args.resume is not None:
         args = _flags_of_run(flags_class, Path(script), args.resume, arguments)
     check_flags(args)
     return args
 
 
-def _cli(flags_class, arguments, **options):
+def read_flags(flags_class, arguments, **options):
     """tyro.cli, but a flag that cannot be read is one line in place of a box."""
     shown = io.StringIO()
     try:
@@ -200,7 +200,7 @@ def _flags_of_run(flags_class, script, path, arguments):
     """The run's own flags, and those of FREE_WITH_RESUME that are given."""
     saved = _saved_flags(flags_class, script, path)
     saved.resume = path
-    args = _cli(flags_class, arguments, default=saved)
+    args = read_flags(flags_class, arguments, default=saved)
     for name, value in asdict(saved).items():
         given = getattr(args, name)
         if given != value and name not in FREE_WITH_RESUME:
