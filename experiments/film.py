@@ -96,8 +96,8 @@ def draw(moment, graph, edges, layout):
     for ax, of_states in zip(axes[2:], values.values(), strict=True):
         ax.imshow(heat(graph, of_states), **looks)
         ax.set_facecolor("0.85")
-    titles = [f"step {step:,}", f"the graph: {num_nodes} states"]
-    titles += [f"values by {name} targets" for name in values]
+    names = (f"values by {name} targets" for name in values)
+    titles = (f"step {step:,}", f"the graph: {num_nodes} states", *names)
     for ax, title in zip(axes, titles, strict=True):
         ax.set(xticks=[], yticks=[], title=title)
     file = io.BytesIO()

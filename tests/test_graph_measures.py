@@ -148,7 +148,7 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
     run, rng = played(task, 400), np.random.default_rng(0)
     assert run.graph.num_transitions == len(run.replay["node"]) == 400
     assert run.replay["cut"][-1]
-    found = would_it_help.measure(run, 3, 10, 0.99, 20, rng)
+    found = would_it_help.measure(run, 3, 10, 20, rng)
     failing, text = would_it_help.judge(found)
     assert text.startswith(verdict)
     assert (found["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")

@@ -39,7 +39,7 @@ class Args:
     gamma: float = -1.0  # the discount; -1 = the run's (0.99 for a bare graph)
     leaves: Literal["target", "online", "zero"] = "target"
     """leaf values: of which network; zero: rewards alone"""
-    seed: int = 1  # of the transitions that are sampled, and of breadth's sampling
+    seed: int = 1  # of all sampling
 
 
 class Nested:
@@ -118,8 +118,7 @@ def draw(nested, title, path):
         for k, vertex in enumerate(vertices):
             xy[column, vertex] = column, ((len(vertices) - 1) / 2 - k) * tallest / len(vertices)
     size = 2.7 * num_levels + 1.8, float(np.clip(0.42 * tallest + 1.2, 3.2, 13))
-    figure, axis = pyplot().subplots(figsize=size, layout="constrained")
-    labels = {}
+    figure, axis = pyplot().subplots(figsize=size, layout="tight")
     for o in np.argsort(nested.read[sub.outcome_pair], kind="stable"):
         pair, level = sub.outcome_pair[o], nested.level[sub.outcome_pair[o]]
         ends = xy[level, nested.pair_vertex[pair]], xy[level + 1, sub.outcome_vertex[o]]
@@ -129,32 +128,26 @@ def draw(nested, title, path):
             reward, weight = sub.outcome_reward[o], sub.outcome_weight[o]
             text = names[sub.pair_action[pair]] + (f" {reward:+g}" if reward else "")
             text += f" x{weight:.2g}" if weight < 1 else ""
-            labels.setdefault(ends, []).append(text)
-    for k, (ends, texts) in enumerate(labels.items()):
-        at = (0.62, 0.45)[k % 2]  # neighbours keep out of each other's way
-        axis.text(
-            *np.average(ends, axis=0, weights=(1 - at, at)), ", ".join(texts[:2]), fontsize=7,
-            ha="center", va="center", zorder=5, color="#d9480f",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
-        )  # fmt: skip
+            at = (0.62, 0.45)[o % 2]  # neighbours keep out of each other's way
+            axis.text(
+                *np.average(ends, axis=0, weights=(1 - at, at)), text, fontsize=7, ha="center",
+                va="center", zorder=5, color="#d9480f",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+            )  # fmt: skip
     for (_, vertex), place in xy.items():
         root, end, leaf = vertex == -1, vertex == nested.end, -1 < vertex < len(sub.nodes)
         colour = "#2b8a3e" if end else "#868e96" if leaf else "#1864ab"
-        marker = "s" if leaf or end else "o"
-        axis.scatter(*place, s=110 if root else 46, marker=marker, zorder=4, color=colour)
+        axis.plot(*place, "s" if leaf or end else "o", markersize=7, zorder=4, color=colour)
         text = "end" if end else f"{nested.state[vertex]}: {nested.value[vertex]:.3f}"
         if root:
             text = f"({nested.state[-1]}, {names[sub.pair_action[0]]})\nG = {nested.value[-1]:.3f}"
         if root or end or tallest <= 26:
-            axis.annotate(
-                text, place, (0, 13 if root else 7), textcoords="offset points", ha="center",
-                fontsize=9 if root else 7,
-            )  # fmt: skip
+            axis.annotate(text, place, (0, 7), textcoords="offset points", ha="center", fontsize=7)
     for column in range(num_levels + 1):
         label = f"{'V' if column else 'G'}$_{{{num_levels - column}}}$"
         axis.text(column, -tallest / 2 - 0.9, label, ha="center", fontsize=9, color="#5c636a")
     axis.set_title(title, fontsize=10)
-    axis.set(xlim=(-0.45, num_levels + 0.4), ylim=(-tallest / 2 - 1.2, tallest / 2 + 0.6))
+    axis.margins(0.05)
     axis.axis("off")
     write_figure(figure, path)
 
@@ -162,10 +155,9 @@ def draw(nested, title, path):
 def root_of(run, args, rng):
     """The pair to back up, and tree backup's target of it, where it was a row of the replay."""
     edges, names = run.graph.edges(), run.action_names()
-    if args.state is None and run.replay is None:
-        edge = rng.choice(len(edges["count"]), p=edges["count"] / edges["count"].sum())
-        return edges["source"][edge], edges["action"][edge], None
     if args.state is None:
+        if run.replay is None:
+            fail(f"{run.name} has no replay to sample a transition from: require --state")
         rows = rng.integers(len(run.replay["node"]), size=SAMPLED)
         nodes, actions = run.replay["node"][rows], run.replay["action"][rows]
         sub = run.graph.expand(nodes, actions, args.depth, args.breadth, rng)

@@ -56,12 +56,9 @@ class Recorded:
         if self.replay is not None and len(self.replay["node"]):
             starts = np.append(True, self.replay["cut"][:-1])
             return np.unique(self.replay["node"][starts])
-        edges = self.graph.edges()
-        source, target = edges["source"], edges["next"]
-        entered = np.zeros(self.graph.num_ids, np.bool_)
-        entered[target[source != target]] = True
+        source, target = (self.graph.edges()[name] for name in ("source", "next"))
         states = np.unique(np.concatenate([source, target]))
-        starts = states[~entered[states]]
+        starts = np.setdiff1d(states, target[source != target])
         while (far := distances(self.graph.num_ids, source, target, starts)[states] < 0).any():
             starts = np.append(starts, states[far.argmax()])
         return np.sort(starts)

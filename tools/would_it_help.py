@@ -34,7 +34,6 @@ class Args:
     depth: int = 0  # nested backups per target; 0 = the run's or its script's, else 5
     breadth: int = -1
     """transitions followed per level; 0 = all; -1 = the run's or its script's, else 20"""
-    gamma: float = 0.99  # the discount of the targets compared
     sampled: int = 2_000  # targets compared
     seed: int = 1  # seed of the environment and of all sampling
     out: Path | None = None  # a picture of the verdict, .png or .svg
@@ -43,6 +42,7 @@ class Args:
 PLAIN = "the observation"
 FEW = 0.05  # share of targets unlike tree backup's below which there is nothing to gain
 MANY = 0.3
+GAMMA = 0.99  # of the targets compared
 HIDDEN = 0.01  # share of the uncertainty that the step before may explain
 
 
@@ -85,7 +85,7 @@ def collect(args, rng):
     return found, vars(play.script_of(suite).Args())
 
 
-def measure(run, depth, breadth, gamma, sampled, rng):
+def measure(run, depth, breadth, sampled, rng):
     """Everything that the verdict is made from."""
     graph, replay = run.graph, run.replay
     found = measures.crossovers(graph) | {"depth": depth}
@@ -95,7 +95,7 @@ def measure(run, depth, breadth, gamma, sampled, rng):
     known = run.networks and not run.missing and few
     leaf_q = run.q_values(np.arange(graph.num_ids), "target") if known else None
     found["leaf_values"] = "random" if leaf_q is None else "of the run's network"
-    changes = measures.target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q, sampled)
+    changes = measures.target_changes(graph, replay, depth, breadth, GAMMA, rng, leaf_q, sampled)
     found |= {f"targets_{name}": value for name, value in changes.items()}
     return found | {f"memory_{name}": v for name, v in measures.memory(replay, rng).items()}
 
@@ -221,7 +221,7 @@ def draw(name, by_key, path):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("dotted: where the verdict changes", fontsize=8)
         axis.set_xlim(0, 1.18 * max(*values, 2 * limits[0]))
-        axis.xaxis.set_major_formatter("{x:.0%}")
+        axis.xaxis.set_major_formatter("{x:.1%}")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
     best = coarsest(by_key)
@@ -235,18 +235,13 @@ def main():
     args = tyro.cli(Args)
     if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
         fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
-    if not 0 <= args.gamma <= 1:
-        fail(f"--gamma must be in [0, 1], got {args.gamma}")
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         fail(f"--out must end in .png or .svg, got {args.out}")
     rng = np.random.default_rng(args.seed)
     runs, flags = collect(args, rng)
     depth = args.depth or flags.get("depth", 5)
     breadth = flags.get("breadth", 20) if args.breadth < 0 else args.breadth
-    by_key = {
-        key: measure(run, depth, breadth, args.gamma, args.sampled, rng)
-        for key, run in runs.items()
-    }
+    by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
     print("\n".join(report(runs[PLAIN].name, by_key)))
     if args.out is not None:
         if "targets_read" not in by_key[PLAIN]:
