@@ -147,7 +147,7 @@ def draw(nested, title, path):
         label = f"{'V' if column else 'G'}$_{{{num_levels - column}}}$"
         axis.text(column, -tallest / 2 - 0.9, label, ha="center", fontsize=9, color="#5c636a")
     axis.set_title(title, fontsize=10)
-    axis.margins(0.05)
+    axis.set(xlim=(-0.45, num_levels + 0.4), ylim=(-tallest / 2 - 1.2, tallest / 2 + 0.6))
     axis.axis("off")
     write_figure(figure, path)
 
