@@ -10,11 +10,12 @@ import itertools
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from output import draw_arrow, pyplot, write_figure  # noqa: E402
 
 from gbcore import TransitionGraph, q_targets, trajectory_subgraphs  # noqa: E402
 
@@ -50,19 +51,6 @@ def build():
     return graph, {node: name for name, node in ids.items()}, rows
 
 
-def edges_read(subgraphs, graph):
-    """(state, next state) ids of the transitions that a target reads."""
-    known = graph.edges()
-    ends = np.append(subgraphs.nodes, subgraphs.nodes[subgraphs.vertex_row])
-    for pair, vertex in zip(subgraphs.outcome_pair, subgraphs.outcome_vertex, strict=True):
-        state, action = subgraphs.pair_nodes[pair], subgraphs.pair_action[pair]
-        if vertex < len(ends):
-            yield state, ends[vertex]
-        else:  # the end of the episode
-            same = (known["source"] == state) & (known["action"] == action) & known["terminated"]
-            yield state, known["next"][same][0]
-
-
 def backed_up(graph, rows, backup):
     """The target of (s, 0), and the transitions that it reads: (state, next state) ids."""
     source, rule, depth = BACKUPS[backup]
@@ -74,26 +62,24 @@ def backed_up(graph, rows, backup):
         subgraphs = trajectory_subgraphs(start, depth, node, action, reward, next_node, done, cut)
     leaf_q = np.zeros((len(subgraphs.nodes), NUM_ACTIONS))
     target = q_targets(subgraphs, leaf_q, GAMMA, rule)[0]
-    return target, set(edges_read(subgraphs, graph))
+    pairs = set(zip(subgraphs.pair_nodes, subgraphs.pair_action, strict=True))
+    edges = zip(*(graph.edges()[name] for name in ("source", "action", "next")), strict=True)
+    return target, {(state, following) for state, did, following in edges if (state, did) in pairs}
 
 
 def main():
     graph, names, rows = build()
-    figure, axes = plt.subplots(1, len(BACKUPS), figsize=(15, 2.9), sharey=True)
+    figure, axes = pyplot().subplots(1, len(BACKUPS), figsize=(15, 2.9), sharey=True)
     for axis, backup in zip(axes, BACKUPS, strict=True):
         target, read = backed_up(graph, rows, backup)
         edges = graph.edges()
         for state, following in zip(edges["source"], edges["next"], strict=True):
             used = (state, following) in read
             of_other = (names[state], names[following]) in itertools.pairwise(s for s, _ in UPPER)
-            axis.annotate(
-                "", PLACES[names[following]], PLACES[names[state]],
-                arrowprops={
-                    "arrowstyle": "-|>", "color": "#d9480f" if used else "#adb5bd",
-                    "linewidth": 2.2 if used else 1.4, "shrinkA": 7, "shrinkB": 7,
-                    "linestyle": (0, (2, 1.5)) if of_other else "-",
-                },
-            )  # fmt: skip
+            colour, width = ("#d9480f", 2.2) if used else ("#adb5bd", 1.4)
+            ends = PLACES[names[state]], PLACES[names[following]]
+            line = (0, (2, 1.5)) if of_other else "-"
+            draw_arrow(axis, *ends, colour, width, linestyle=line)
         colours = {"goal": "#2b8a3e", "s": "#1864ab"}
         for name, place in PLACES.items():
             axis.scatter(*place, s=90, color=colours.get(name, "#adb5bd"), zorder=3)
@@ -102,7 +88,7 @@ def main():
         axis.set(xlim=(-0.4, 5.4), ylim=(-0.4, 2.4))
         axis.axis("off")
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "backups.png", dpi=110)
+    write_figure(figure, ROOT / "docs" / "backups.png")
 
 
 if __name__ == "__main__":

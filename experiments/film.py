@@ -24,38 +24,25 @@ import gb_dqn_minigrid as script
 from gbcore import FrontierEpisodes, Replay, TransitionGraph, q_targets
 
 ROOT = Path(__file__).resolve().parent.parent
+GAMMA = 0.95
 AGENT = script.OBJECT_TO_IDX["agent"]
 
 
 @dataclass
 class Args:
-    env_id: str = "SimpleCrossingS9N2"
-    """a MiniGrid task"""
-    steps: int = 1_000
-    """environment steps; each has a batch of 16 transitions"""
-    frames: int = 100
-    """pictures of the film"""
-    seed: int = 5
-    """seed of the layout, the exploration and the batches"""
-    gamma: float = 0.95
-    """the discount"""
-    out: str = str(ROOT / "docs" / "film.webp")
-    """the file to write"""
-
-
-@dataclass
-class Moment:
-    """What a picture shows."""
-
-    step: int
-    grid: np.ndarray  # uint8 [H, W, 3]
-    num_nodes: int
-    num_edges: int
-    values: dict  # backup -> float64 [num_nodes]
+    env_id: str = "SimpleCrossingS9N2"  # a MiniGrid task
+    steps: int = 1_000  # environment steps; each has a batch of 16 transitions
+    frames: int = 100  # pictures of the film
+    seed: int = 5  # of the layout, the exploration and the batches
+    out: Path = ROOT / "docs" / "film.webp"  # the file to write
 
 
 def play(args):
-    """The graph of a run, its pairs of states in the order they were found, and its moments."""
+    """The graph of a run, its pairs of states in the order they were found, and its moments.
+
+    Of a moment: the step, its picture uint8 [H, W, 3], the number of pairs, and the states' values
+    float64 [num_nodes] by backup.
+    """
     rng = np.random.default_rng(args.seed)
     env = script.Task(script.task_of(args.env_id), args.seed, "rgb_array")
     obs = env.reset()
@@ -69,7 +56,7 @@ def play(args):
         if action is None:
             action = int(rng.integers(env.num_actions))
         obs, reward, terminated, truncated = env.step(action)
-        next_node, picture = graph.node(obs), env.render()
+        next_node = graph.node(obs)
         replay.add(node, action, float(reward > 0), next_node, terminated)
         edges.setdefault((node, next_node))
         node, starts = next_node, terminated or truncated
@@ -79,11 +66,11 @@ def play(args):
         batch = replay.sample(16, rng)
         for name, depth, source in (("one-step", 1, "trajectory"), ("graph", 5, "graph")):
             subgraphs = replay.subgraphs(batch, source, depth)
-            targets = q_targets(subgraphs, q[name][subgraphs.nodes], args.gamma)
+            targets = q_targets(subgraphs, q[name][subgraphs.nodes], GAMMA)
             q[name][batch.nodes, batch.actions] = targets
         if step in shown:
             values = {name: q[name][: graph.num_nodes].max(axis=1) for name in q}
-            moments.append(Moment(step + 1, picture, graph.num_nodes, len(edges), values))
+            moments.append((step + 1, env.render(), len(edges), values))
     return graph, list(edges), moments
 
 
@@ -95,25 +82,24 @@ def heat(graph, values):
     return found.T
 
 
-def draw(moment, graph, edges, layout, args):
+def draw(moment, graph, edges, layout):
     """A picture, as an image of PIL."""
+    step, grid, num_edges, values = moment
     figure, axes = plt.subplots(1, 4, figsize=(11, 3.1), layout="constrained")
-    axes[0].imshow(moment.grid)
-    axes[0].set_title(f"step {moment.step:,}")
-    known = np.array([edge for edge in edges[: moment.num_edges] if edge[0] != edge[1]])
-    if len(known):
-        axes[1].add_collection(LineCollection(layout[known], colors="0.75", linewidths=0.6))
-    nodes = layout[: moment.num_nodes]
     looks = {"cmap": "inferno", "vmin": 0, "vmax": 1}
-    axes[1].scatter(*nodes.T, c=moment.values["graph"], s=14, zorder=2, **looks)
-    axes[1].set_title(f"the graph: {moment.num_nodes} states")
+    axes[0].imshow(grid)
+    known = layout[np.array(edges[:num_edges])]
+    axes[1].add_collection(LineCollection(known, colors="0.75", linewidths=0.6))
+    num_nodes = len(values["graph"])
+    axes[1].scatter(*layout[:num_nodes].T, c=values["graph"], s=14, zorder=2, **looks)
     axes[1].set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), aspect="equal")
-    for ax, name in zip(axes[2:], moment.values, strict=True):
-        ax.imshow(heat(graph, moment.values[name]), **looks)
+    for ax, of_states in zip(axes[2:], values.values(), strict=True):
+        ax.imshow(heat(graph, of_states), **looks)
         ax.set_facecolor("0.85")
-        ax.set_title(f"values by {name} targets")
-    for ax in axes:
-        ax.set(xticks=[], yticks=[])
+    names = (f"values by {name} targets" for name in values)
+    titles = (f"step {step:,}", f"the graph: {num_nodes} states", *names)
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set(xticks=[], yticks=[], title=title)
     file = io.BytesIO()
     figure.savefig(file, dpi=80)
     plt.close(figure)
@@ -123,17 +109,15 @@ def draw(moment, graph, edges, layout, args):
 def main():
     args = tyro.cli(Args)
     graph, edges, moments = play(args)
-    network = networkx.Graph(edge for edge in edges if edge[0] != edge[1])
-    network.add_nodes_from(range(graph.num_nodes))
-    positions = networkx.kamada_kawai_layout(network)
+    positions = networkx.kamada_kawai_layout(networkx.Graph(edges))
     layout = np.array([positions[node] for node in range(graph.num_nodes)])
     layout /= np.abs(layout).max()
-    images = [draw(moment, graph, edges, layout, args) for moment in moments]
+    images = [draw(moment, graph, edges, layout) for moment in moments]
     lengths = [90] * (len(images) - 1) + [3_000]
     images[0].save(
         args.out, save_all=True, append_images=images[1:], duration=lengths, loop=0, quality=70
     )
-    print(f"{args.out}: {len(images)} pictures, {Path(args.out).stat().st_size / 1e6:.2f} MB")
+    print(f"{args.out}: {len(images)} pictures, {args.out.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

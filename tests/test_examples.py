@@ -700,9 +700,10 @@ def test_the_film_shows_the_graph_and_both_values(monkeypatch, tmp_path):
     with Image.open(tmp_path / "film.webp") as written:
         assert (written.n_frames, written.format) == (3, "WEBP")
     graph, edges, moments = film.play(film.Args(env_id="Empty-5x5", steps=90, frames=3))
-    assert [moment.step for moment in moments] == [1, 45, 90]
-    assert moments[-1].num_nodes == graph.num_nodes
-    assert moments[-1].num_edges == len(edges) == len(set(edges))
-    heat = film.heat(graph, moments[-1].values["graph"])
+    assert [moment[0] for moment in moments] == [1, 45, 90]
+    _, _, num_edges, values = moments[-1]
+    assert len(values["graph"]) == graph.num_nodes
+    assert num_edges == len(edges) == len(set(edges))
+    heat = film.heat(graph, values["graph"])
     assert np.isnan(heat[0]).all()
     assert not np.isnan(heat[1, 1])

@@ -85,9 +85,6 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
         assert stopped.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert named in line
-    with pytest.raises(SystemExit):
-        type_command(plot_runs, "--help")
-    assert "jpg, pdf" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 @jitted

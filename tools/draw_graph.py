@@ -12,12 +12,10 @@ it and follow its transitions.
 """
 
 import base64
+import io
 import json
 import os
 import re
-import sys
-import time
-import zlib
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -30,8 +28,9 @@ import tyro
 from output import fail, pyplot, write_figure
 
 try:
-    import matplotlib.collections
     import pygraphviz
+    from matplotlib import cm, collections, colors
+    from PIL import Image
 except ImportError as missing:
     fail(f"no {missing.name}: pip install -r requirements-draw.txt")
 
@@ -40,15 +39,10 @@ COLOURS = {
     "value": ("#2b2d8f", "#b5367a", "#fb8861", "#e8c11c"),
     "reward": ("#1c4fd8", "#c8ccd2", "#d9480f"),
 }
-CHANNELS = (
-    "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#ffffff",
-    "#808080", "#9467bd",
-)  # fmt: skip
 SUFFIXES = (".png", ".svg", ".html")
 SPRINGS = 400  # states: a thousand take a minute or more
 TILE = 12  # pixels of a MiniGrid cell in the page
-CHUNK = 64  # observations that are compressed together
-PAGE_BYTES = 2**26  # of compressed observations; more are left out
+OBSERVED = 40_000  # states whose observations the page has: of Atari, 1 to 2 kB each
 PAGE = Path(__file__).with_name("graph_page.html")
 
 
@@ -63,68 +57,66 @@ class Args:
     layout: Literal["auto", "springs", "rings"] = "auto"
     """auto: springs for up to 400 states, else rings around the start"""
     max_states: int = 100_000  # of a larger graph the states nearest to the start are drawn
-    rings: int = 0  # a picture ends at this distance from the centre; 0 = shows all
 
 
 @dataclass
 class Layout:
-    """What is drawn: n states, E edges between them, and where. Position n is the centre."""
+    """What is drawn: n states, E edges between them, where, and how."""
 
     states: np.ndarray  # int64 [n], ids of the graph, in increasing order
     edges: dict  # as TransitionGraph.edges(), [E]; source and next are positions in states
     initial: np.ndarray  # int64, positions of the initial states
-    is_rings: bool  # around the centre, which points to the initial states
-    xy: np.ndarray  # float32 [n + 1, 2], of about 1 per transition
-    left_out: str  # a line, or nothing
+    crosses: np.ndarray  # int64, positions that are marked
+    spokes: np.ndarray  # int64, positions of what the centre points to
+    xy: np.ndarray  # float64 [n, 2], of about 1 per transition; of rings n + 1, the last the centre
+    title: str
+    notes: list  # lines that explain
+    scale: cm.ScalarMappable | None = None  # of the edges' colours
 
     @property
-    def crosses(self):
-        """Positions that are marked."""
-        return np.array([len(self.states)]) if self.is_rings else self.initial
-
-    @property
-    def spokes(self):
-        """Positions that the centre points to."""
-        return self.initial if self.is_rings else np.empty(0, np.int64)
-
-
-# --------------------------------------------------------------------------------------------------
-# What is drawn, and where
-# --------------------------------------------------------------------------------------------------
+    def pairs(self):
+        """Ends of the edges: [E, 2]."""
+        return np.stack([self.edges["source"], self.edges["next"]], axis=1)
 
 
 def lay_out(run, max_states=100_000, layout="auto"):
-    """`Layout` of a run's graph, or of what lies nearest to its start."""
-    edges, left_out = run.graph.edges(), ""
+    """`Layout` of a run's graph, or of what lies nearest to its start, without colours."""
+    edges, title, left_out = run.graph.edges(), run.name, []
     states = np.unique(np.concatenate([edges["source"], edges["next"]]))
     if len(states) > max_states:
-        left_out = f"drawn: the {max_states:,} of {len(states):,} states nearest to the start"
-        distance = recorded.distances(
-            run.graph.num_ids, edges["source"], edges["next"], run.initial_states
-        )
+        left_out = [f"drawn: the {max_states:,} of {len(states):,} states nearest to the start"]
+        ends = edges["source"], edges["next"]
+        distance = recorded.distances(run.graph.num_ids, *ends, run.initial_states)
         states = np.sort(states[np.argsort(distance[states], kind="stable")[:max_states]])
     inside = np.isin(edges["source"], states) & np.isin(edges["next"], states)
     edges = {name: column[inside] for name, column in edges.items()}
-    for name in ("source", "next"):
-        edges[name] = np.searchsorted(states, edges[name])
-    initial = np.searchsorted(states, np.intersect1d(run.initial_states, states))
-    is_rings = layout == "rings" or (layout == "auto" and len(states) > SPRINGS)
-    pairs = np.stack([edges["source"], edges["next"]], axis=1)
-    if is_rings:
-        spokes = np.stack([np.full(len(initial), len(states)), initial], axis=1)
-        pairs = np.concatenate([spokes, pairs])
-    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-    xy = graphviz("twopi" if is_rings else "neato", pairs, len(states))
-    return Layout(states, edges, initial, is_rings, xy, left_out)
+    edges |= {name: np.searchsorted(states, edges[name]) for name in ("source", "next")}
+    n, initial = len(states), np.searchsorted(states, np.intersect1d(run.initial_states, states))
+    if run.config is not None:
+        title = f"{run.task}, {run.config['backup']} backup"
+    title += f": {n:,} states, {inside.sum():,} distinct transitions"
+    if run.steps and not left_out:
+        title += f" in {run.steps:,} steps"
+    found = Layout(states, edges, initial, initial, initial[:0], None, title, left_out)
+    note = "lines: transitions; circles: transitions of a state to itself; +: "
+    if layout == "springs" or (layout == "auto" and n <= SPRINGS):
+        found.xy = graphviz("neato", found.pairs, n)
+        found.notes.insert(0, f"{note}initial states")
+    else:
+        found.crosses, found.spokes = np.array([n]), initial
+        to_initial = np.stack([np.full(len(initial), n), initial], axis=1)
+        found.xy = graphviz("twopi", np.concatenate([to_initial, found.pairs]), n + 1)
+        found.xy -= found.xy[n]
+        found.notes.insert(0, f"{note}the start, which points to the initial states")
+    return found
 
 
-def graphviz(program, pairs, n):
-    """Positions float32 [n + 1, 2] of a layout, the centre's at 0."""
+def graphviz(program, pairs, num):
+    """Positions float64 [num, 2] in a layout; the last is the root of a radial one."""
     # SVG has the positions with the most digits; the programs warn of every large graph.
-    head = f'strict graph {{ graph [root="{n}", ranksep=1]; edge [style=invis]; '
+    head = f'strict graph {{ graph [root="{num - 1}", ranksep=1]; edge [style=invis]; '
     head += 'node [label="", shape=point, width=0.01, height=0.01, fixedsize=true]; '
-    names = range(n) if program == "neato" else [n]  # also what no other state is joined to
-    lines = [*map(str, names), *(f"{a}--{b}" for a, b in pairs.tolist())]
+    lines = [*map(str, range(num)), *(f"{a}--{b}" for a, b in pairs.tolist() if a != b)]
     graph = pygraphviz.AGraph(string=head + "\n".join(lines) + "}")
     copy, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)  # the C library's lines
@@ -132,266 +124,156 @@ def graphviz(program, pairs, n):
     os.dup2(copy, 2)
     found = re.findall(r'<title>(\d+)</title>\s*<ellipse [^>]*cx="([-\d.]+)" cy="([-\d.]+)"', svg)
     numbers = np.array(found, np.float64)
-    xy = np.zeros((n + 1, 2))
-    xy[numbers[:, 0].astype(np.int64)] = numbers[:, 1:] / 72
-    return (xy - xy[n]).astype(np.float32)
+    return numbers[np.argsort(numbers[:, 0]), 1:] / 72
 
 
-# --------------------------------------------------------------------------------------------------
-# Pictures
-# --------------------------------------------------------------------------------------------------
-
-
-def title_of(run, layout):
-    """What a picture shows, in words."""
-    drawn = f"{len(layout.states):,} states, {len(layout.edges['count']):,} distinct transitions"
-    if run.config is None:
-        return f"{run.name}: {drawn}"
-    steps = f" in {run.steps:,} steps" if run.steps and not layout.left_out else ""
-    return f"{run.task}, {run.config['backup']} backup: {drawn}{steps}"
-
-
-def legend_of(layout):
-    """What the marks mean, a line."""
-    cross = "the start, which points to the initial states" if layout.is_rings else "initial states"
-    return f"lines: transitions; circles: transitions of a state to itself; +: {cross}"
-
-
-def edge_colours(layout, values, color_by):
-    """Numbers in 0 .. 1 per edge, and the scale (least, greatest, label)."""
+def paint(layout, color_by, q):
+    """Give the edges colours, and sort them: what stands out is drawn last. q: [n, A] or None."""
+    edges = layout.edges
     if color_by == "visits":
-        count = layout.edges["count"]
-        top = max(int(count.max()), 2)
-        return np.log(count) / np.log(top), (1, top, "times seen (log scale)")
-    if color_by == "value":
-        v = values[layout.edges["source"]]
-        low, high = np.quantile(v, [0.01, 0.99])
-        number = np.clip((v - low) / max(high - low, 1e-9), 0, 1)
-        return number, (low, high, "the network's value of the state that a transition leaves")
-    reward = layout.edges["reward"]
-    top = max(np.abs(reward).max(), 1e-9)
-    return 0.5 + 0.5 * reward / top, (-top, top, "reward")
+        number, label = edges["count"], "times seen (log scale)"
+        norm = colors.LogNorm(1, max(number.max(), 2))
+    elif color_by == "value":
+        number = q.max(axis=1)[edges["source"]]
+        label = "the network's value of the state that a transition leaves"
+        norm = colors.Normalize(*np.quantile(number, [0.01, 0.99]))
+    else:
+        number, label = edges["reward"], "reward"
+        norm = colors.CenteredNorm(0, max(abs(number).max(), 1e-9))
+    colour_map = colors.LinearSegmentedColormap.from_list(color_by, COLOURS[color_by], N=25)
+    edges["colour"] = np.array([colors.to_hex(one) for one in colour_map(norm(number))])
+    order = np.argsort(abs(number) if color_by == "reward" else number, kind="stable")
+    layout.edges = {name: column[order] for name, column in edges.items()}
+    layout.scale = cm.ScalarMappable(norm, colour_map)
+    layout.notes.insert(0, f"colour: {label}")
 
 
-def draw_picture(layout, values, args, title, path):
-    """A PNG or SVG: edges of one colour are one path, whatever their number."""
-    figure, axis = pyplot().subplots(figsize=(9, 9.7))
-    xy, edges, by = layout.xy, layout.edges, args.color_by
-    number, (low, high, label) = edge_colours(layout, values, by)
-    colours = matplotlib.colors.LinearSegmentedColormap.from_list(by, COLOURS[by])
-    bins = np.minimum((number * 24).astype(np.int64), 23)
-    width = float(np.clip(110 / np.sqrt(len(bins)), 0.35, 1.5))
-    loop = edges["source"] == edges["next"]
-    spokes = np.stack([np.full(len(layout.spokes), len(layout.states)), layout.spokes], axis=1)
-    add_lines(axis, xy, spokes, "#868e96", 0.7 * width)
-    # What stands out is drawn last: many visits, high values, any reward.
-    rank = np.abs(np.arange(24) - 11.5) if by == "reward" else np.arange(24)
-    for k in np.argsort(rank, kind="stable"):
-        colour = colours((k + 0.5) / 24)
-        chosen = (bins == k) & ~loop
-        pairs = np.stack([edges["source"][chosen], edges["next"][chosen]], axis=1)
-        add_lines(axis, xy, pairs, colour, width)
-        loops = xy[edges["source"][(bins == k) & loop]]
-        axis.plot(
-            *loops.T, "o", markersize=5 * width, markerfacecolor="none", markeredgecolor=colour,
-            markeredgewidth=0.6 * width,
-        )  # fmt: skip
+def draw_picture(layout, path):
+    """A PNG or SVG."""
+    figure, axis = pyplot().subplots(figsize=(9, 9.7), layout="constrained")
+    xy, pairs, colour = layout.xy, layout.pairs, layout.edges["colour"]
+    width = float(np.clip(110 / np.sqrt(len(pairs)), 0.35, 1.5))
+    loop = pairs[:, 0] == pairs[:, 1]
+    spokes = np.stack([np.full(len(layout.spokes), len(xy) - 1), layout.spokes], axis=1)
+    draw = collections.LineCollection
+    axis.add_collection(draw(xy[spokes], colors="#868e96", linewidths=0.7 * width))
+    axis.add_collection(draw(xy[pairs[~loop]], colors=colour[~loop], linewidths=width))
+    axis.scatter(
+        *xy[pairs[loop, 0]].T, s=(5 * width) ** 2, linewidths=0.6 * width, zorder=2,
+        facecolors="none", edgecolors=colour[loop],
+    )  # fmt: skip
     axis.plot(*xy[layout.crosses].T, "+", color="black", markersize=11, markeredgewidth=2)
-    shown = xy if layout.is_rings else xy[:-1]
-    if args.rings:
-        shown = shown[np.hypot(*shown.T) <= args.rings]
-    low_corner, high_corner = shown.min(axis=0), shown.max(axis=0)
-    middle = (low_corner + high_corner) / 2
-    reach = 0.52 * max(float((high_corner - low_corner).max()), 1.0)
-    axis.set(
-        xlim=(middle[0] - reach, middle[0] + reach), ylim=(middle[1] - reach, middle[1] + reach),
-        aspect="equal",
-    )  # fmt: skip
+    axis.set_aspect("equal", adjustable="datalim")
+    axis.margins(0.02)
+    axis.invert_yaxis()  # as in the page
     axis.axis("off")
-    norm = matplotlib.colors.LogNorm if by == "visits" else matplotlib.colors.Normalize
     bar = figure.colorbar(
-        matplotlib.cm.ScalarMappable(norm(low, high), colours), ax=axis, format="{x:,.6g}",
-        orientation="horizontal", fraction=0.03, pad=0.0, shrink=0.45, aspect=35,
+        layout.scale, ax=axis, format="{x:,.6g}", location="bottom", fraction=0.03, shrink=0.45,
+        aspect=35,
     )  # fmt: skip
-    bar.set_label(f"{label}\n{legend_of(layout)}", fontsize=9)
+    bar.set_label("\n".join(layout.notes), fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
-    axis.set_title(title, fontsize=11)
-    figure.subplots_adjust(left=0.01, right=0.99, top=0.95, bottom=0.07)
+    axis.set_title(layout.title, fontsize=11)
     write_figure(figure, path, 120)
 
 
-def add_lines(axis, xy, pairs, colour, width):
-    """Straight edges, as one collection."""
-    lines = matplotlib.collections.LineCollection(xy[pairs], colors=[colour], linewidths=width)
-    axis.add_collection(lines, autolim=False)
+def picture_of(run, obs):
+    """uint8 [height, width(, 3)], what the page shows of an observation; None: it is numbers."""
+    if run.suite == "minigrid":  # as the environment draws it
+        ((x, y),) = np.argwhere(obs[:, :, 0] == 10).tolist()  # the agent
+        grid, _ = import_module("minigrid.core.grid").Grid.decode(obs)
+        grid.set(x, y, None)
+        return grid.render(TILE, (x, y), int(obs[x, y, 2]))
+    if run.suite == "minatar":
+        shown = (obs * np.arange(1, obs.shape[2] + 1)).max(axis=2)  # of several channels the last
+        palette = [(0, 0, 0), *(colors.to_rgb(f"C{k}") for k in range(obs.shape[2]))]
+        return (255 * np.array(palette)[shown]).astype(np.uint8)
+    if run.suite == "atari":  # the newest frame below, on the right
+        return np.block([[obs[0], obs[1]], [obs[2], obs[3]]])
+    image = obs.squeeze()
+    is_image = image.ndim > 1 and image.shape[2:] in ((), (3,)) and min(image.shape[:2]) > 4
+    return image if is_image and obs.dtype == np.uint8 else None
 
 
-# --------------------------------------------------------------------------------------------------
-# The page
-# --------------------------------------------------------------------------------------------------
+def observation_text(run, state):
+    """What the page shows of a state's observation: the data URI of a PNG, or its numbers."""
+    (obs,) = run.graph.observations_of(np.array([state]))
+    picture, file = picture_of(run, obs), io.BytesIO()
+    if picture is None:
+        return np.array2string(obs, precision=4, threshold=200, max_line_width=45)
+    Image.fromarray(picture).save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def packed(array):
-    """Deflated bytes, as text."""
-    return base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 6)).decode()
-
-
-def observation_items(run, states):
-    """What the page shows of states: (items uint8 [k, bytes], which [n, per state], shape).
-
-    Items are pictures of a shape [height, width, 1 or 3], or numbers float64 where that is None.
-    The frames of a stack are items of their own, each once.
-    """
-    obs = run.graph.observations_of(states)
-    one_each, shape = np.arange(len(states))[:, None], obs.shape[1:]
-    if run.suite == "minigrid":
-        items = np.stack([grid_picture(one) for one in obs])
-    elif run.suite == "minatar":
-        colours = np.array([[0, 0, 0], *map(matplotlib.colors.to_rgb, CHANNELS)])
-        used = np.arange(1, shape[2] + 1) % len(colours)
-        items = (255 * colours[(obs * used).max(axis=3)]).astype(np.uint8)
-    elif len(shape) == 3 and shape[0] == 4 and obs.dtype == np.uint8:
-        frames, which = np.unique(obs.reshape(-1, *shape[1:]), axis=0, return_inverse=True)
-        return frames.reshape(len(frames), -1), which.reshape(-1, 4), (*shape[1:], 1)
-    elif obs.dtype == np.uint8 and shape[2:] in ((), (1,), (3,)) and min(shape[:2]) > 4 < obs.ndim:
-        items = obs.reshape(*obs.shape[:3], -1)
-    else:
-        numbers = obs.reshape(len(obs), -1).astype(np.float64)
-        return numbers.view(np.uint8), one_each, None
-    return items.reshape(len(items), -1), one_each, items.shape[1:]
-
-
-def grid_picture(obs):
-    """uint8 [height, width, 3] of a MiniGrid observation, as the environment draws it."""
-    from minigrid.core.grid import Grid
-
-    ((x, y),) = np.argwhere(obs[:, :, 0] == 10)  # the agent
-    grid, _ = Grid.decode(obs)
-    grid.set(int(x), int(y), None)
-    return grid.render(TILE, (int(x), int(y)), int(obs[x, y, 2]))
-
-
-def chunks_of(items):
-    """Items in compressed chunks, each item the difference to the one before it in its chunk."""
-    chunks, size = [], 0
-    for i in range(0, len(items), CHUNK):
-        part = items[i : i + CHUNK].copy()
-        part[1:] ^= items[i : i + CHUNK - 1][: len(part) - 1]
-        chunks.append(packed(part))
-        size += len(chunks[-1])
-        if size > PAGE_BYTES:
-            return chunks[:-1]
-    return chunks
-
-
-def channel_names(run):
-    """Names of MinAtar's channels, in their order."""
-    channels = import_module(f"minatar.environments.{run.task}").Env().channels
-    return sorted(channels, key=channels.get)
-
-
-def write_page(run, layout, q, args, title, path):
-    """The page: data, program and style in one file. Returns a line on what was left out, or ''."""
-    items, which, shape = observation_items(run, layout.states)
-    chunks = chunks_of(items)
-    missing = int((which >= len(chunks) * CHUNK).any(axis=1).sum())
-    line = f"observations of {missing:,} states were left out of the page" if missing else ""
-    channels = channel_names(run) if run.suite == "minatar" else ()
-    columns = {"ids": layout.states, "source": layout.edges["source"], "next": layout.edges["next"]}
-    columns |= {"spokes": layout.spokes, "count": layout.edges["count"], "which": which}
+def write_page(run, layout, q, path):
+    """The page: data, program and style in one file. q: values [n, A] or None."""
+    channels = {}
+    if run.suite == "minatar":
+        channels = import_module(f"minatar.environments.{run.task}").Env().channels
+    corner, scale = layout.xy.min(axis=0), layout.scale
     data = {
-        "title": title,
-        "notes": [text for text in (legend_of(layout), layout.left_out, line) if text],
-        "color_by": args.color_by,
-        "colours": COLOURS,
+        "title": layout.title,
+        "notes": layout.notes,
+        "scale": [f"{end:,.4g}" for end in scale.get_clim()],
+        "gradient": COLOURS[scale.cmap.name],
         "actions": run.action_names(),
-        "image": shape,
-        "legend": list(zip(channels, CHANNELS, strict=False)),
-        "chunk": CHUNK,
-        "item_bytes": items.shape[1],
-        "crosses": layout.crosses.tolist(),
-        "initial": layout.initial.tolist(),
-        "xy": packed(layout.xy),
-        "action": packed(layout.edges["action"].astype(np.int16)),
-        "reward": packed(layout.edges["reward"].astype(np.float32)),
-        "terminated": packed(layout.edges["terminated"].astype(np.uint8)),
-        "q": None if q is None else packed(q.astype(np.float32)),
-        "chunks": chunks,
-    } | {name: packed(column.astype(np.int32)) for name, column in columns.items()}
-    page = PAGE.read_text().replace("/*DATA*/null", json.dumps(data).replace("</", "<\\/"))
+        "channels": {name: colors.to_hex(f"C{k}") for name, k in channels.items()},
+        "ids": layout.states,
+        "xy": (layout.xy - corner).round(3),
+        "size": np.maximum(layout.xy.max(axis=0) - corner, 1),
+        "crosses": layout.crosses,
+        "spokes": layout.spokes,
+        "initial": layout.initial,
+        "q": None if q is None else q.astype(np.float64).round(5),
+        "observations": [observation_text(run, state) for state in layout.states[:OBSERVED]],
+    } | layout.edges
+    text = json.dumps(data, default=np.ndarray.tolist, separators=(",", ":"))
+    page = PAGE.read_text().replace("/*DATA*/null", text.replace("</", "<\\/"))
     try:
         path.write_text(page)
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}")
-    return line
-
-
-# --------------------------------------------------------------------------------------------------
-# Main
-# --------------------------------------------------------------------------------------------------
 
 
 def describe(run):
     """What one sees, in numbers: lines."""
-    graph = run.graph
-    found = measures.crossovers(graph)
+    found = measures.crossovers(run.graph)
     yield (
-        f"{graph.num_nodes:,} states, {graph.num_edges:,} distinct of {graph.num_transitions:,} "
-        f"transitions, novel state ratio {graph.novel_state_ratio:.3f}; "
-        f"{len(run.initial_states):,} initial states"
-    )
-    yield (
-        f"{found['crossed']:.1%} of the states have more than one predecessor; "
+        f"novel state ratio {found['novel_state_ratio']:.3f}; {len(run.initial_states):,} initial "
+        f"states; {found['crossed']:.1%} of the states have more than one predecessor; "
         f"{found['self_loops']:.1%} of the transitions are self-loops"
     )
     for low, high, number, share in measures.crossed_by_distance(run):
         yield f"  {low} to {high} steps from the start: {share:.1%} of {number:,} states"
-    parts = measures.groups(run)
-    sizes = ", ".join(f"{size:,} states from {starts} initial ones" for starts, size in parts[:4])
-    yield (
-        f"{len(parts):,} groups of trajectories that nothing joins but the centre: {sizes}"
-        + (", ..." if len(parts) > 4 else "")
-    )
 
 
 def main():
     args = tyro.cli(Args)
-    if args.max_states < 1 or args.rings < 0:
-        fail("require --max-states >= 1 and --rings >= 0")
+    if args.max_states < 1:
+        fail(f"--max-states must be >= 1, got {args.max_states}")
     for path in args.out:
         if path.suffix not in SUFFIXES:
             fail(f"--out must end in one of {', '.join(SUFFIXES)}, got {path}")
-    begin = time.perf_counter()
-    run = recorded.read(args.run)
+    run, q = recorded.read(args.run), None
     folder = args.run if args.run.is_dir() else args.run.parent
     outs = args.out or (folder / "graph.png", folder / "graph.html")
-    is_page = [path.suffix == ".html" for path in outs]
+    pages = [path for path in outs if path.suffix == ".html"]
     if args.color_by == "value" and run.missing:
         fail(f"--color-by value needs a network: {run.missing}")
     layout = lay_out(run, args.max_states, args.layout)
-    q = None
-    if args.color_by == "value" or (any(is_page) and not run.missing):
+    if args.color_by == "value" or (pages and not run.missing):
         q = run.q_values(layout.states)
-    values = None if q is None else q.max(axis=1)
-    title = title_of(run, layout)
-    for line in describe(run):
-        print(line)
-    for path, page in zip(outs, is_page, strict=True):
-        if page:
-            note = write_page(run, layout, q, args, title, path)
-            if note:
-                print(note)
+    paint(layout, args.color_by, q)
+    for path in outs:
+        if path in pages:
+            write_page(run, layout, q, path)
         else:
-            draw_picture(layout, values, args, title, path)
-    if layout.left_out:
-        print(layout.left_out)
-    if any(is_page) and run.missing:
+            draw_picture(layout, path)
+    print("\n".join([layout.title, *describe(run), *layout.notes[2:]]))
+    if pages and run.missing:
         print(f"the page has no values: {run.missing}")
-    if args.rings and not all(is_page):
-        outside = np.hypot(*layout.xy.T) > args.rings + 0.5
-        print(f"beyond the edge of the picture: {outside.sum():,} of {len(outside) - 1:,} states")
-    print(f"{', '.join(map(str, outs))}: {time.perf_counter() - begin:.1f} s", file=sys.stderr)
+    print(f"wrote {', '.join(map(str, outs))}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from typing import Annotated
 
 import numpy as np
 import recorded
-import torch
 import tyro
 from output import fail
 
@@ -27,7 +26,6 @@ class Args:
     episodes: int = 100  # episodes to play
     epsilon: float | None = None  # share of random actions; default: the run's --eval-epsilon
     seed: int = 0  # of everything that the script draws in an evaluation
-    threads: int = 1  # CPU threads for torch
     video: Path | None = None  # write one more episode as mp4
 
 
@@ -49,20 +47,14 @@ def play(run, episodes, epsilon, seed, video=None):
 
 def main():
     args = tyro.cli(Args)
-    if args.episodes < 1 or args.threads < 1 or args.seed < 0:
-        fail("require --episodes >= 1, --threads >= 1 and --seed >= 0")
+    if args.episodes < 1 or args.seed < 0:
+        fail("require --episodes >= 1 and --seed >= 0")
     if args.epsilon is not None and not 0 <= args.epsilon <= 1:
         fail(f"--epsilon must be in [0, 1], got {args.epsilon}")
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
-    torch.set_num_threads(args.threads)
     run = recorded.read(args.run)
-    try:
-        returns, lengths = play(run, args.episodes, args.epsilon, args.seed, args.video)
-    except OSError:
-        if args.video is None:  # nothing was to be written
-            raise
-        fail(f"cannot write {args.video}")
+    returns, lengths = play(run, args.episodes, args.epsilon, args.seed, args.video)
     error = np.std(returns, ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
     print(
         f"{run.task} {run.config['backup']} seed {run.config['seed']}: "

@@ -2,35 +2,27 @@
 
 import numpy as np
 import recorded
-from scipy import sparse
 
 from gbcore import q_targets, trajectory_subgraphs
 
 
 def crossovers(graph):
-    """How trajectories cross: a dict of shares.
+    """What a graph is like, and how trajectories cross in it: a dict of numbers and shares.
 
-    crossed: states with more than one predecessor, of all states; a state is no predecessor of
-    itself. self_loops: transitions that lead back to their own state, of all transitions counted.
-    mixed_loops: pairs (s, a) that have led both back to s and away from it, of the pairs that have
-    led back to s and were seen more than once. several_outcomes: pairs with more than one outcome,
-    of the pairs seen more than once. contradictions: triples (s, a, s') with more than one reward
-    or both terminated and not, of all triples. Shares of nothing are None.
+    rewarded: distinct transitions with a reward. crossed: states with more than one predecessor; a
+    state is no predecessor of itself. self_loops: transitions that lead back to their own state, of
+    all transitions counted.
     """
     edges = graph.edges()
-    source, target, count = edges["source"], edges["next"], edges["count"]
-    loop = source == target
-    _, pair = np.unique(source * graph.num_actions + edges["action"], return_inverse=True)
-    triples, times = np.unique(np.stack([pair, target], 1), axis=0, return_counts=True)
-    again = np.bincount(pair, count) > 1
-    looped, away = np.bincount(pair, loop) > 0, np.bincount(pair, ~loop) > 0
-    num_states = len(np.unique(np.concatenate([source, target])))
+    loop = edges["source"] == edges["next"]
     return {
-        "crossed": share((predecessors(graph) > 1).sum(), num_states),
-        "self_loops": share(count[loop].sum(), count.sum()),
-        "mixed_loops": share((looped & away).sum(), (looped & again).sum()),
-        "several_outcomes": share((np.bincount(triples[:, 0])[again] > 1).sum(), again.sum()),
-        "contradictions": share((times > 1).sum(), len(times)),
+        "states": graph.num_nodes,
+        "transitions": graph.num_transitions,
+        "novel_state_ratio": graph.novel_state_ratio,
+        "real_numbers": graph.obs_dtype.kind == "f",
+        "rewarded": float((edges["reward"] != 0).mean()),
+        "crossed": float((predecessors(graph) > 1).sum() / graph.num_nodes),
+        "self_loops": float(edges["count"][loop].sum() / edges["count"].sum()),
     }
 
 
@@ -45,7 +37,7 @@ def predecessors(graph):
 def crossed_by_distance(run):
     """Share of states with more than one predecessor, from the nearest to the farthest states.
 
-    Returns rows (least distance, greatest distance, states, share); quarters of the states, except
+    Yields rows (least distance, greatest distance, states, share) of quarters of the states, except
     that no distance is divided between two.
     """
     graph = run.graph
@@ -54,29 +46,10 @@ def crossed_by_distance(run):
     reached = np.flatnonzero(distance >= 0)
     distance, crossed = distance[reached], predecessors(graph)[reached] > 1
     limits = np.unique(np.quantile(distance, [0.25, 0.5, 0.75, 1], method="lower"))
-    rows, low = [], -1
-    for high in limits.tolist():
-        inside = (distance > low) & (distance <= high)
-        if inside.any():
-            mean = float(crossed[inside].mean())
-            rows.append((int(low) + 1, int(high), int(inside.sum()), mean))
-        low = high
-    return rows
-
-
-def groups(run):
-    """Groups of trajectories that nothing joins but their start: a list, the largest first.
-
-    Each is (initial states, states) of one weakly connected part of the graph.
-    """
-    edges = run.graph.edges()
-    ends, size = (edges["source"], edges["next"]), run.graph.num_ids
-    matrix = sparse.coo_array((np.ones(len(ends[0])), ends), shape=(size, size))
-    _, part = sparse.csgraph.connected_components(matrix, directed=False)
-    starts = part[run.initial_states]
-    numbers, sizes = np.unique(part[np.unique(np.concatenate(ends))], return_counts=True)
-    found = [((starts == k).sum().item(), n) for k, n in zip(numbers, sizes.tolist(), strict=True)]
-    return sorted(found, key=lambda group: -group[1])
+    quarter = np.searchsorted(limits, distance)
+    for k, high in enumerate(limits):
+        inside = quarter == k
+        yield distance[inside].min(), high, inside.sum(), crossed[inside].mean()
 
 
 def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_rows=2_000):
@@ -134,8 +107,6 @@ def memory(replay, rng, num_permutations=200):
     """
     moved = replay["node"][1:] != replay["node"][:-1]
     follows = np.flatnonzero(~replay["cut"][:-1] & moved) + 1
-    if not len(follows):
-        return {"explained": None, "p": None, "rows": 0}
 
     def code(*columns):
         return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
@@ -170,8 +141,3 @@ def memory(replay, rng, num_permutations=200):
         "p": float((1 + (chance >= observed - 1e-9).sum()) / (1 + num_permutations)),
         "rows": len(pair),
     }
-
-
-def share(part, whole):
-    """part / whole, None where whole is 0."""
-    return float(part / whole) if whole else None

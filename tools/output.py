@@ -22,6 +22,12 @@ def pyplot():
     return pyplot
 
 
+def draw_arrow(axis, start, end, colour, width, **style):
+    """An arrow between two marks of a picture."""
+    style |= {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 8, "shrinkB": 8}
+    axis.annotate("", end, start, arrowprops=style)
+
+
 def write_figure(figure, path, dpi=110):
     """Write a matplotlib figure; the suffix of path says in which format."""
     try:

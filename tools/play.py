@@ -4,6 +4,8 @@ Each stream yields (obs, action, reward, next_obs, terminated, starts_episode) w
 are those that the scripts train on; of other environments, their own.
 """
 
+import itertools
+
 import ale_py
 import gymnasium
 import numpy as np
@@ -29,20 +31,16 @@ def plain(name):
 
 def suite_of(env_id):
     """The suite of a task, and the task's name there, from any spelling that people use."""
-    for prefix, suite in PREFIXES.items():
-        if env_id.strip().lower().startswith(prefix):
-            return suite, script_of(suite).task_of(env_id)
+    names = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
     script_of("minigrid")  # registers its tasks
-    if env_id in gymnasium.registry:
-        return "gymnasium", env_id
-    games = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
-    found = [suite for suite, names in games.items() if plain(env_id) in map(plain, names)]
+    names["minigrid"] = [name[9:] for name in gymnasium.registry if name.startswith("MiniGrid-")]
+    lower = env_id.strip().lower()
+    found = [suite for prefix, suite in PREFIXES.items() if lower.startswith(prefix)]
+    if not found and env_id not in gymnasium.registry:
+        found = [suite for suite in names if plain(env_id) in map(plain, names[suite])]
     if len(found) > 1:
         fail(f"{env_id} is a MinAtar game and an Atari game; say MinAtar/{env_id} or ALE/{env_id}")
-    if found:
-        return found[0], script_of(found[0]).task_of(env_id)
-    grids = [plain(name[9:]) for name in gymnasium.registry if name.startswith("MiniGrid-")]
-    suite = "minigrid" if plain(env_id) in grids else "gymnasium"
+    suite = found[0] if found else "gymnasium"
     return suite, script_of(suite).task_of(env_id)
 
 
@@ -51,27 +49,17 @@ def script_of(suite):
     return recorded.load_script(SUITES[suite][0])
 
 
-def stream(suite, task, rng, policy=None, seed=1, run=None):
-    """Number of actions, and rows of a task without end.
+def stream(suite, task, rng, seed=1):
+    """Number of actions, and rows of a task under random actions without end.
 
-    Args:
-        policy: function of (observation, rng) that returns an action; None: uniformly random.
-        seed: of the environment.
-        run: `Recorded`, to play its task on, by its script and its flags.
+    seed: of the environment.
     """
-    reward_of = SUITES[suite][1] if suite in SUITES else float  # a run of another's script
-    script = run.module if run else script_of(suite)
-    args = recorded.args_of(script, run.config) if run else script.Args(seed=seed)
-    env = script.make_env(args, task, np.random.default_rng(seed))
-    if policy is None:
-
-        def policy(obs, rng):
-            return int(rng.integers(env.num_actions))
-
-    return env.num_actions, rows_of(env, policy, reward_of, rng, lives=suite == "atari")
+    script = script_of(suite)
+    env = script.make_env(script.Args(seed=seed), task, np.random.default_rng(seed))
+    return env.num_actions, rows_of(env, SUITES[suite][1], rng, lives=suite == "atari")
 
 
-def rows_of(env, policy, reward_of, rng, lives):
+def rows_of(env, reward_of, rng, lives):
     """Rows of an environment with the reset and step of the scripts' own.
 
     lives: to lose one terminates, and the game goes on until a step is ignored.
@@ -79,7 +67,7 @@ def rows_of(env, policy, reward_of, rng, lives):
     while True:
         obs, starts_episode, over = env.reset(), True, False
         while not over:
-            action = policy(obs, rng)
+            action = int(rng.integers(env.num_actions))
             moved = env.step(action)
             if moved is None:
                 break
@@ -89,38 +77,26 @@ def rows_of(env, policy, reward_of, rng, lives):
             obs, starts_episode = next_obs, False
 
 
-def record(num_actions, rows, steps, name):
-    """`recorded.Recorded` of the first rows of a stream, without networks."""
-    return record_by_keys(num_actions, rows, steps, name, {"": lambda obs, action: obs})[""]
-
-
 def record_by_keys(num_actions, rows, steps, name, keys):
     """`Recorded` of the same rows for every key: two observations of one key are one state.
 
     keys: name -> function of (observation, action before it or -1) to an array.
     """
-    graphs, nodes = {}, {key: [] for key in keys}
-    others, before = [], -1
-    for step, (obs, action, reward, next_obs, terminated, starts) in enumerate(rows):
-        if step == steps:
-            break
-        for key, key_of in keys.items():
-            pair = key_of(obs, -1 if starts else before), key_of(next_obs, action)
-            if key not in graphs:
+    found = {key: recorded.Recorded(name, None, [], steps) for key in keys}
+    before = -1
+    for obs, action, reward, next_obs, terminated, starts in itertools.islice(rows, steps):
+        for key, run in found.items():
+            pair = keys[key](obs, -1 if starts else before), keys[key](next_obs, action)
+            if run.graph is None:
                 shape, dtype = pair[0].shape, pair[0].dtype
                 stack = shape == (4, 84, 84)
-                graphs[key] = TransitionGraph(num_actions, shape, dtype, stack, steps + 2)
-            node, next_node = (graphs[key].node(one) for one in pair)
-            graphs[key].add(node, action, reward, next_node, terminated)
-            nodes[key].append((node, next_node))
-        others.append((action, reward, terminated, starts))
+                run.graph = TransitionGraph(num_actions, shape, dtype, stack, steps + 2)
+            node, next_node = (run.graph.node(one) for one in pair)
+            run.graph.add(node, action, reward, next_node, terminated)
+            run.replay.append((node, action, reward, next_node, terminated, starts))
         before = action
-    action, reward, terminated, starts = map(np.array, zip(*others, strict=True))
-    cut = np.append(starts[1:], True)
-    found = {}
-    for key, graph in graphs.items():
-        node, next_node = np.array(nodes[key]).T
-        columns = (node, action, reward, next_node, terminated, cut)
-        replay = dict(zip(recorded.COLUMNS, columns, strict=True))
-        found[key] = recorded.Recorded(name, graph, replay, len(others))
+    for run in found.values():
+        columns = [np.array(column) for column in zip(*run.replay, strict=True)]
+        columns[-1] = np.append(columns[-1][1:], True)  # what starts an episode follows a cut
+        run.replay = dict(zip(recorded.COLUMNS, columns, strict=True))
     return found

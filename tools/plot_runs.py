@@ -13,27 +13,25 @@ import aggregate
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
-from matplotlib.backend_bases import FigureCanvasBase
 from output import fail, write_figure
 from run_records import WITHOUT_EFFECT, read_returns, run_folders
-
-FORMATS = ", ".join(sorted(FigureCanvasBase.get_supported_filetypes()))
 
 
 @dataclass
 class Args:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """folders of runs, or folders that hold some"""
-    out: Annotated[Path, tyro.conf.arg(help=f"the picture; its suffix is one of {FORMATS}")]
-    window: int = 1
-    """evaluations that a point is the mean of, this one and earlier ones"""
-    random_score: float | None = None
-    """score of random actions, drawn as a line"""
+    out: Path  # the picture: .png, .svg, .pdf or what else matplotlib writes
+    window: int = 1  # evaluations that a point is the mean of, this one and earlier ones
+    random_score: float | None = None  # score of random actions, drawn as a line
 
 
 def read_settings(paths):
     """[(flags, {seed: step -> returns})], a setting each: all flags that matter but the seed."""
-    folders = [f for path in paths for f in ([path] if is_run(path) else run_folders(path))]
+    folders = [
+        folder for path in paths
+        for folder in ([path] if (path / "config.json").exists() else run_folders(path))
+    ]  # fmt: skip
     found = {}
     for folder in dict.fromkeys(folders):
         try:
@@ -48,10 +46,6 @@ def read_settings(paths):
     if not found:
         fail(f"no run with an evaluation in {', '.join(map(str, paths))}")
     return list(found.values())
-
-
-def is_run(path):
-    return (path / "config.json").exists()
 
 
 def labels(settings):

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import ale_py
 import numpy as np
 import torch
 from output import fail
+from scipy import sparse
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -44,8 +46,7 @@ class Recorded:
     replay: dict | None = None  # COLUMNS -> arrays [N] in time order, the last row cut
     steps: int | None = None  # environment steps of the run
     config: dict | None = None
-    script: str | None = None  # the name of what made it, without .py
-    path: Path | None = None  # and where that is now
+    script: Path | None = None  # what made it, where that is now
     networks: dict | None = None  # "online" and "target" -> name -> array
     missing: str = ""  # why there are no networks, or no script
 
@@ -55,12 +56,9 @@ class Recorded:
         if self.replay is not None and len(self.replay["node"]):
             starts = np.append(True, self.replay["cut"][:-1])
             return np.unique(self.replay["node"][starts])
-        edges = self.graph.edges()
-        source, target = edges["source"], edges["next"]
-        entered = np.zeros(self.graph.num_ids, np.bool_)
-        entered[target[source != target]] = True
+        source, target = (self.graph.edges()[name] for name in ("source", "next"))
         states = np.unique(np.concatenate([source, target]))
-        starts = states[~entered[states]]
+        starts = np.setdiff1d(states, target[source != target])
         while (far := distances(self.graph.num_ids, source, target, starts)[states] < 0).any():
             starts = np.append(starts, states[far.argmax()])
         return np.sort(starts)
@@ -68,28 +66,32 @@ class Recorded:
     @cached_property
     def module(self):
         """The script; where it cannot be had, the program ends."""
-        return load_script(self.path) if self.path else fail(self.missing)
+        return load_script(self.script) if self.script else fail(self.missing)
 
     @cached_property
     def task(self):
-        """The task's name, as its script writes it; without one, as it was typed."""
-        if self.config is None:
-            return None
-        return self.module.task_of(self.config["env_id"]) if self.path else self.config["env_id"]
+        """The task's name, as its script writes it; without one, as it was typed, or ""."""
+        typed = self.config["env_id"] if self.config else ""
+        return self.module.task_of(typed) if self.script else typed
 
     @property
     def suite(self):
         """minigrid, minatar, atari or "": by the task, so that copies of a script are known too."""
         shape = self.graph.obs_shape
-        if self.task is None:
-            return ""
         if self.task.startswith(("MiniGrid-", "BabyAI-")):
             return "minigrid"
-        return "atari" if shape == (4, 84, 84) else "minatar" if shape[:2] == (10, 10) else ""
+        if self.task and shape == (4, 84, 84):
+            return "atari"
+        return "minatar" if self.task and shape[:2] == (10, 10) else ""
 
     def action_names(self):
         """Names of the actions, where the task has any, else their numbers."""
-        names = atari_actions(self.task) if self.suite == "atari" else ACTIONS.get(self.suite, ())
+        names = ACTIONS.get(self.suite, ())
+        if self.suite == "atari" and self.task in ale_py.roms.get_all_rom_ids():
+            ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+            ale = ale_py.ALEInterface()
+            ale.loadROM(ale_py.roms.get_rom_path(self.task))
+            names = [action.name.lower() for action in ale.getMinimalActionSet()]
         numbers = map(str, range(len(names), self.graph.num_actions))
         return [*names, *numbers][: self.graph.num_actions]
 
@@ -108,7 +110,7 @@ class Recorded:
                 {name: torch.as_tensor(array) for name, array in self.networks[which].items()}
             )
         except RuntimeError:
-            fail(f"the network of {self.name} is not that of {self.path} as it is now")
+            fail(f"the network of {self.name} is not that of {self.script} as it is now")
 
         @torch.inference_mode()
         def values(obs):
@@ -128,25 +130,20 @@ class Recorded:
 def read(path):
     """`Recorded` of a run folder or a graph file; what cannot be read ends the program."""
     path = Path(path)
-    if not path.exists():
-        fail(f"no run and no graph file: {path}")
     if path.is_file():
         return Recorded(path.stem, load_graph(path), missing=f"{path} is a graph without a network")
     if not (path / "config.json").exists():
-        fail(f"{path} is no run: it has no config.json")
+        fail(f"no run and no graph file: {path}" + " has no config.json" * path.exists())
     try:
         config = json.loads((path / "config.json").read_text())
-        script = Path(config.pop("script", "") or older_script(path))
-    except ValueError as error:
-        fail(f"{path}: config.json or result.json is corrupt: {error}")
+        script = Path(config.pop("script"))
+    except (ValueError, KeyError) as error:
+        fail(f"{path}: config.json is corrupt, or names no script: {error!r}")
     places = (script, ROOT / script.name, ROOT / "examples" / script.name)
-    found = next((place for place in places if place.is_file()), None)
-    missing = ""
-    if script.name == "":
-        found, missing = None, f"{path} does not say which script made it"
-    elif found is None:
-        missing = f"the script that made {path} is gone: {script}"
-    run = Recorded(path.name, None, None, None, config, script.stem or None, found, None, missing)
+    run = Recorded(path.name, None, config=config)
+    run.script = next((place for place in places if place.is_file()), None)
+    if run.script is None:
+        run.missing = f"the script that made {path} is gone: {script}"
     try:
         tree = load_checkpoint(path)
     except FileNotFoundError:
@@ -155,15 +152,12 @@ def read(path):
                 f"{path} has no graph: a running run needs --checkpoint-frequency, "
                 "a sweep --keep-checkpoints"
             )
-        run.graph, run.steps = load_graph(path / "graph.npz"), config.get("total_timesteps")
+        run.graph, run.steps = load_graph(path / "graph.npz"), config["total_timesteps"]
         try:  # no code in the file is run
             model = torch.load(path / "model.pt", weights_only=True, map_location="cpu")
-            run.networks = {"online": model, "target": model}
-        except FileNotFoundError:
-            reason = "no network: it was made with --no-save-model and no checkpoint"
-            run.missing = run.missing or f"{path} has {reason}"
         except Exception as error:  # torch raises whatever the broken part raises
             fail(f"cannot read the networks in {path / 'model.pt'}: {error}")
+        run.networks = {"online": model, "target": model}
         return run
     except (OSError, ValueError) as error:
         fail(error)
@@ -180,22 +174,12 @@ def read(path):
 def load_graph(path):
     """A graph file; what is no graph ends the program."""
     try:
-        if path.stat().st_size == 0:
-            fail(f"{path} is empty")
         graph = TransitionGraph.load(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         fail(f"{path} is no graph, or a corrupt one: {error}")
     if graph.num_edges == 0:
         fail(f"the graph in {path} has no transitions")
     return graph
-
-
-def older_script(path):
-    """The script of a run whose config.json does not name it: by result.json or the folder."""
-    result, parts = path / "result.json", path.resolve().name.split("__")
-    found = json.loads(result.read_text()) if result.exists() else {}
-    name = found.get("script", parts[1] if len(parts) == 5 else "")
-    return f"{name}.py" if name else ""
 
 
 def load_script(script):
@@ -225,28 +209,14 @@ def args_of(module, config):
         fail(f"config.json has other flags than {module.__file__}: {error}")
 
 
-def atari_actions(game):
-    """Names of a game's minimal action set."""
-    import ale_py
-
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    ale = ale_py.ALEInterface()
-    if game not in ale_py.roms.get_all_rom_ids():
-        return ()
-    ale.loadROM(ale_py.roms.get_rom_path(game))
-    return [action.name.lower() for action in ale.getMinimalActionSet()]
-
-
-def distances(num_ids, source, target, starts, limit=np.inf):
+def distances(num_ids, source, target, starts):
     """Transitions from the nearest of some states to each: int64 [num_ids], -1 if there is no way.
 
-    source, target: int64 [E]; limit: states farther away than this are -1 as well.
+    source, target: int64 [E].
     """
-    from scipy import sparse
-
     # One more vertex leads to the starts: as many as they may be, also none.
     extra = np.full(len(starts), num_ids)
     links = np.append(source, extra), np.append(target, starts)
     links = sparse.csr_array((np.ones(len(links[0])), links), shape=(num_ids + 1,) * 2)
-    steps = sparse.csgraph.dijkstra(links, indices=num_ids, unweighted=True, limit=limit + 1)[:-1]
+    steps = sparse.csgraph.dijkstra(links, indices=num_ids, unweighted=True)[:-1]
     return np.where(np.isfinite(steps), steps - 1, -1).astype(np.int64)

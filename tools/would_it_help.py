@@ -3,7 +3,6 @@
     python tools/would_it_help.py CartPole-v1
     python tools/would_it_help.py MinAtar/freeway --steps 50000 --out verdict.png
     python tools/would_it_help.py runs/RUN                       # the graph that a run recorded
-    python tools/would_it_help.py runs/RUN --actions trained     # its network plays on
 
 Graph Backup (Jiang et al. 2022) assumes that trajectories cross and that observations are Markovian
 states. Where they never cross it is tree backup; where an observation hides something it averages
@@ -17,7 +16,7 @@ the gain.
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import measures
 import numpy as np
@@ -31,15 +30,10 @@ from output import fail, pyplot, write_figure
 class Args:
     task: Annotated[str, tyro.conf.Positional]
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
-    steps: int = 20_000  # environment steps to play
-    actions: Literal["auto", "recorded", "random", "trained"] = "auto"
-    """recorded: no play, the run's own graph (a run's default); random (a task's default);
-    trained: the run's network"""
-    epsilon: float = 0.02  # share of random actions among trained ones
+    steps: int = 20_000  # random actions to play; of a run's folder none
     depth: int = 0  # nested backups per target; 0 = the run's or its script's, else 5
     breadth: int = -1
     """transitions followed per level; 0 = all; -1 = the run's or its script's, else 20"""
-    gamma: float = 0.99  # the discount of the targets compared
     sampled: int = 2_000  # targets compared
     seed: int = 1  # seed of the environment and of all sampling
     out: Path | None = None  # a picture of the verdict, .png or .svg
@@ -48,6 +42,7 @@ class Args:
 PLAIN = "the observation"
 FEW = 0.05  # share of targets unlike tree backup's below which there is nothing to gain
 MANY = 0.3
+GAMMA = 0.99  # of the targets compared
 HIDDEN = 0.01  # share of the uncertainty that the step before may explain
 
 
@@ -79,66 +74,30 @@ def shrunk(image, side):
 def collect(args, rng):
     """By key what was recorded or played, and the script's own depth and breadth."""
     path = Path(args.task)
-    is_run = path.exists() or path.parts[:1] == ("runs",) or path.suffix == ".npz"
-    actions = args.actions
-    if actions == "auto":
-        actions = "recorded" if is_run else "random"
-    run, policy = None, None
-    if is_run:
+    if path.exists() or path.parts[:1] == ("runs",) or path.suffix == ".npz":
         run = recorded.read(path)
-        if actions == "recorded":
-            return {PLAIN: run}, run.config or {}
-        suite, task = run.suite, run.task
-        if run.path is None or (actions == "trained" and run.missing):
-            fail(f"--actions {actions}: {run.missing}")
-        if actions == "trained":
-            policy = greedy(run, args.epsilon)
-    elif actions != "random":
-        fail(f"--actions {actions} needs a run's folder, got {args.task!r}")
-    else:
-        suite, task = play.suite_of(args.task)
-    num_actions, rows = play.stream(suite, task, rng, policy, args.seed, run)
+        return {PLAIN: run}, run.config or {}
+    suite, task = play.suite_of(args.task)
+    num_actions, rows = play.stream(suite, task, rng, args.seed)
     first = next(rows)
     rows, keys = itertools.chain([first], rows), keys_for(first[0])
     found = play.record_by_keys(num_actions, rows, args.steps, task, keys)
-    return found, run.config if run else vars(play.script_of(suite).Args())
+    return found, vars(play.script_of(suite).Args())
 
 
-def greedy(run, epsilon):
-    """The run's network as a policy."""
-    network = run.network()
-
-    def policy(obs, rng):
-        if rng.random() < epsilon:
-            return int(rng.integers(run.graph.num_actions))
-        return int(network(obs[None])[0].argmax())
-
-    return policy
-
-
-def measure(run, depth, breadth, gamma, sampled, rng):
+def measure(run, depth, breadth, sampled, rng):
     """Everything that the verdict is made from."""
-    graph = run.graph
-    found = {
-        "states": graph.num_nodes,
-        "transitions": graph.num_transitions,
-        "novel_state_ratio": graph.novel_state_ratio,
-        "obs_dtype": graph.obs_dtype.name,
-        "rewarded": float((graph.edges()["reward"] != 0).mean()),
-        "depth": depth,
-    }
-    found |= measures.crossovers(graph)
-    if run.replay is not None:
-        few = graph.num_ids == graph.num_nodes and np.prod(graph.obs_shape) * graph.num_ids < 1e8
-        known = run.networks and not run.missing and few
-        leaf_q = run.q_values(np.arange(graph.num_ids), "target") if known else None
-        changes = measures.target_changes(
-            graph, run.replay, depth, breadth, gamma, rng, leaf_q, sampled
-        )
-        found |= {f"targets_{name}": value for name, value in changes.items()}
-        found["leaf_values"] = "random" if leaf_q is None else "of the run's network"
-        found |= {f"memory_{name}": v for name, v in measures.memory(run.replay, rng).items()}
-    return found
+    graph, replay = run.graph, run.replay
+    found = measures.crossovers(graph) | {"depth": depth}
+    if replay is None:
+        return found
+    few = graph.num_ids == graph.num_nodes and np.prod(graph.obs_shape) * graph.num_ids < 1e8
+    known = run.networks and not run.missing and few
+    leaf_q = run.q_values(np.arange(graph.num_ids), "target") if known else None
+    found["leaf_values"] = "random" if leaf_q is None else "of the run's network"
+    changes = measures.target_changes(graph, replay, depth, breadth, GAMMA, rng, leaf_q, sampled)
+    found |= {f"targets_{name}": value for name, value in changes.items()}
+    return found | {f"memory_{name}": v for name, v in measures.memory(replay, rng).items()}
 
 
 def hides_something(found):
@@ -154,10 +113,10 @@ def coarsest(by_key):
 
 
 def judge(found):
-    """Which assumptions fail, what else is odd, and the verdict: sentences."""
-    failing, doubts = [], []
+    """Which assumptions fail, and the verdict: sentences."""
+    failing = []
     ratio, changed = found["novel_state_ratio"], found.get("targets_read")
-    if found["obs_dtype"].startswith("float") and ratio > 0.9:
+    if found["real_numbers"] and ratio > 0.9:
         failing.append(
             "Crossovers: observations are real numbers that hardly ever come again (novel state "
             f"ratio {ratio:.3f}). Without a coarser key there is no graph."
@@ -172,20 +131,10 @@ def judge(found):
             f"uncertain about an outcome (p {found['memory_p']:.3f}), so the state hides "
             "something: a velocity, a timer, the last action where actions stick."
         )
-    if (found["mixed_loops"] or 0) > 0.1:
-        doubts.append(
-            f"{found['mixed_loops']:.0%} of the repeated pairs that leave a state as it is also "
-            "lead elsewhere: chance, or a clock that the observation does not show."
-        )
-    if (found["contradictions"] or 0) > 0.001:
-        doubts.append(
-            f"{found['contradictions']:.1%} of the triples (s, a, s') come with different rewards "
-            "or ends, which something decides that is not observed (a time limit, say)."
-        )
     if changed is None:
-        return failing, doubts, "No verdict: tree backup needs the replay, which is not here."
+        return failing, "No verdict: tree backup needs the replay, which is not here."
     if changed < FEW:
-        return failing, doubts, "No: at this depth Graph Backup is tree backup here, and slower."
+        return failing, "No: at this depth Graph Backup is tree backup here, and slower."
     verdict = f"{changed:.0%} of the targets are not tree backup's"
     if changed < MANY:
         verdict = f"Perhaps, a little: {verdict}. Expect its score, or slightly more."
@@ -201,7 +150,7 @@ def judge(found):
         verdict += " But states that hide something are averaged over: compare with tree backup."
     if found["rewarded"] == 0:
         verdict += " First of all, exploration has to find a reward: none was met."
-    return failing, doubts, verdict
+    return failing, verdict
 
 
 def percent(value):
@@ -209,100 +158,91 @@ def percent(value):
 
 
 def report(name, by_key):
-    """The measures and the verdict as text."""
+    """The measures and the verdict as text: lines."""
     found = by_key[PLAIN]
+    failing, verdict = judge(found)
     rows = {
         "states / transitions": f"{found['states']:,} / {found['transitions']:,}",
         "novel state ratio": f"{found['novel_state_ratio']:.3f}   (paper's averages: MiniGrid "
         "0.006, MinAtar 0.298, Atari 0.927)",
         "states with several predecessors": percent(found["crossed"]),
-        "rewarded transitions": percent(found["rewarded"]),
+        "self-loops, rewarded transitions": f"{found['self_loops']:.1%}, {found['rewarded']:.1%}",
     }
     if "targets_read" in found:
+        read, value, zero = (
+            f"{found[f'targets_{name}']:.1%}" for name in ("read", "value", "zero")
+        )
         rows |= {
-            f"targets of depth {found['depth']} unlike tree backup's": percent(
-                found["targets_read"]
-            ) + f"   (what is read); {percent(found['targets_value'])} (the value, leaf values "
-            f"{found['leaf_values']})",
-            "  higher by rewards that tree backup misses": percent(found["targets_zero"]),
+            f"targets of depth {found['depth']} unlike tree backup's": f"{read}   (what is read); "
+            f"{value} (the value, leaf values {found['leaf_values']})",
+            "  higher by rewards that tree backup misses": zero,
             "transitions per target": f"{found['targets_mean_size']:.1f} on average, "
             f"{found['targets_max_size']} at most",
-        }  # fmt: skip
-    rows |= {
-        "self-loops": f"{percent(found['self_loops'])} of the transitions; "
-        f"{percent(found['mixed_loops'])} of the repeated looping pairs also lead elsewhere",
-        "repeated pairs (s, a) with several outcomes": percent(found["several_outcomes"]),
-        "(s, a, s') with different rewards or ends": percent(found["contradictions"]),
-        "uncertainty that the step before explains": percent(found.get("memory_explained")),
-    }
-    failing, doubts, verdict = judge(found)
-    lines = [name, *(f"  {label:<46} {value}" for label, value in rows.items())]
-    lines += [f"fails: {line}" for line in failing or ["no assumption that can be seen here"]]
-    lines += [f"note: {line}" for line in doubts]
-    lines.append(f"verdict: {verdict}")
+            "uncertainty that the step before explains": percent(found["memory_explained"]),
+        }
+    yield name
+    yield from (f"  {label:<46} {value}" for label, value in rows.items())
+    yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
+    yield f"verdict: {verdict}"
     if len(by_key) == 1:
-        return "\n".join(lines)
+        return
     head = "states   unlike tree backup's   explained by the step before"
-    lines.append(f"  {'what makes a state':<36} {head}")
+    yield f"  {'what makes a state':<36} {head}"
     for key, one in by_key.items():
         shares = percent(one["targets_read"]), percent(one["memory_explained"])
         mark = " (not Markovian)" if hides_something(one) else ""
-        lines.append(f"  {key:<36} {one['states']:>6,} {shares[0]:>14} {shares[1]:>22}{mark}")
+        yield f"  {key:<36} {one['states']:>6,} {shares[0]:>14} {shares[1]:>22}{mark}"
     best = coarsest(by_key)
     passed = f"{best}: of those that pass for Markovian it has the fewest states"
-    lines.append(f"key: {passed if best else 'none of these is Markovian by this test'}")
+    yield f"key: {passed if best else 'none of these is Markovian by this test'}"
     if best not in (None, PLAIN):
-        lines.append(f"verdict with that key: {judge(by_key[best])[2]}")
-    return "\n".join(lines)
+        yield f"verdict with that key: {judge(by_key[best])[1]}"
 
 
 def draw(name, by_key, path):
     """Bars of what the two assumptions come to, for every key."""
-    plt = pyplot()
-    panels = (
-        ("targets_read", "Do trajectories cross?\ntargets unlike tree backup's", (FEW, MANY)),
-        ("memory_explained", "Is a state all there is?\nexplained by the step before", (HIDDEN,)),
+    figure, axes = pyplot().subplots(
+        1, 2, sharey=True, figsize=(9, 2 + 0.4 * len(by_key)), layout="constrained"
     )
-    figure, axes = plt.subplots(1, 2, sharey=True, figsize=(9, 2 + 0.4 * len(by_key)))
-    for axis, (column, title, limits) in zip(axes, panels, strict=True):
-        values = [100 * max(found[column] or 0, 0) for found in by_key.values()]
-        bad = [hides_something(f) if column[0] == "m" else f[column] < FEW for f in by_key.values()]
-        colours = ["#d9480f" if one else "#2b8a3e" for one in bad]
+    crossing = [found["targets_read"] for found in by_key.values()]
+    hiding = [max(found["memory_explained"] or 0, 0) for found in by_key.values()]
+    panels = (
+        ("Do trajectories cross?\ntargets unlike tree backup's", crossing, (FEW, MANY),
+         [share < FEW for share in crossing]),
+        ("Is a state all there is?\nexplained by the step before", hiding, (HIDDEN,),
+         [hides_something(found) for found in by_key.values()]),
+    )  # fmt: skip
+    for axis, (title, values, limits, is_bad) in zip(axes, panels, strict=True):
+        colours = ["#d9480f" if bad else "#2b8a3e" for bad in is_bad]
         bars = axis.barh(list(by_key), values, color=colours, height=0.6)
-        axis.bar_label(bars, [f"{value:.1f}%" for value in values], padding=3, fontsize=8)
+        axis.bar_label(bars, map(percent, values), padding=3, fontsize=8)
         for limit in limits:
-            axis.axvline(100 * limit, color="#868e96", linestyle=":")
+            axis.axvline(limit, color="#868e96", linestyle=":")
         axis.set_title(title, fontsize=10)
-        axis.set_xlabel("%; dotted: where the verdict changes", fontsize=8)
-        axis.set_xlim(0, 1.18 * max(*values, 200 * limits[0]))
+        axis.set_xlabel("dotted: where the verdict changes", fontsize=8)
+        axis.set_xlim(0, 1.18 * max(*values, 2 * limits[0]))
+        axis.xaxis.set_major_formatter("{x:.1%}")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
-    verdict = judge(by_key[PLAIN])[2].partition(": ")[0]
     best = coarsest(by_key)
-    with_key = f"; {best}: {judge(by_key[best])[2].partition(': ')[0]}" if best else ""
-    figure.suptitle(f"{name}: {verdict}{with_key if best != PLAIN else ''}", fontsize=11)
-    figure.tight_layout()
+    verdicts = {key: judge(by_key[key])[1].partition(": ")[0] for key in (PLAIN, best) if key}
+    title = "; ".join([f"{name}: {verdicts.pop(PLAIN)}", *map(": ".join, verdicts.items())])
+    figure.suptitle(title, fontsize=11)
     write_figure(figure, path)
 
 
 def main():
     args = tyro.cli(Args)
-    for name, least in (("steps", 1), ("sampled", 1), ("seed", 0), ("depth", 0), ("breadth", -1)):
-        if getattr(args, name) < least:
-            fail(f"--{name} must be >= {least}, got {getattr(args, name)}")
-    if not 0 <= args.gamma <= 1 or not 0 <= args.epsilon <= 1:
-        fail("--gamma and --epsilon must be in [0, 1]")
+    if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
+        fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         fail(f"--out must end in .png or .svg, got {args.out}")
     rng = np.random.default_rng(args.seed)
     runs, flags = collect(args, rng)
     depth = args.depth or flags.get("depth", 5)
     breadth = flags.get("breadth", 20) if args.breadth < 0 else args.breadth
-    by_key = {
-        key: measure(run, depth, breadth, args.gamma, args.sampled, rng)
-        for key, run in runs.items()
-    }
-    print(report(runs[PLAIN].name, by_key))
+    by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
+    print("\n".join(report(runs[PLAIN].name, by_key)))
     if args.out is not None:
         if "targets_read" not in by_key[PLAIN]:
             fail("no picture: a graph without its replay cannot be compared with tree backup")
