@@ -240,10 +240,10 @@ def describe(run):
     """What one sees, in numbers: lines."""
     found = measures.crossovers(run.graph)
     yield (
-        f"novel state ratio {found['novel_state_ratio']:.3f}; {len(run.initial_states):,} initial "
-        f"states; {found['crossed']:.1%} of the states have more than one predecessor; "
-        f"{found['self_loops']:.1%} of the transitions are self-loops"
+        f"novel state ratio {found['novel_state_ratio']:.3f}; initial states: "
+        f"{len(run.initial_states):,}; {found['self_loops']:.1%} of the transitions are self-loops"
     )
+    yield f"{found['crossed']:.1%} of the states have more than one predecessor:"
     for low, high, number, share in measures.crossed_by_distance(run):
         yield f"  {low} to {high} steps from the start: {share:.1%} of {number:,} states"
 

@@ -10,6 +10,7 @@ printed as sums, so that it can be checked by hand. Atari runs learn distributio
 expectations are nested, without noise and clipping.
 """
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -179,6 +180,7 @@ def root_of(run, args, rng):
 
 
 def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of | head
     args = tyro.cli(Args)
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         fail(f"--out must end in .png or .svg, got {args.out}")

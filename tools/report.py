@@ -108,9 +108,10 @@ def hours(runs):
 
 def in_short(protocols, folder):
     """What the README shows, too: a picture and bullets, in parts."""
-    shown = [p for p in protocols if p.paper and p.suite != ATARI]
-    if shown:
-        report_figures.draw_summary(folder / "report_summary.png", list(map(panel, shown)))
+    panels = [panel(p) for p in protocols if p.paper and p.suite != ATARI]
+    panels = [(title, label, bars) for title, label, bars in panels if bars]
+    if panels:
+        report_figures.draw_summary(folder / "report_summary.png", panels)
         yield "![Mean scores of every backup, ours and the paper's](report_summary.png)"
         yield (
             "Bars: mean of the tasks with its 95% interval, pale of fewer than "
@@ -157,9 +158,11 @@ def claims_table(protocol):
 
 
 def verdicts_text(protocol):
-    """How many cells of the paper's table agree; "" where it has none."""
+    """How many cells of the paper's table agree; "" where nothing can be compared."""
     found = [protocol.verdict(b, task) for b in OF_THE_PAPER for task in protocol.tasks]
-    return protocol.paper and (
+    if not any(found):
+        return ""
+    return (
         f"Of {len(found) - found.count('')} means, {found.count('inside')} lie inside the "
         f"paper's mean ± std, {found.count('above')} above and {found.count('below')} below."
     )
@@ -211,8 +214,8 @@ def section(protocol, folder):
     """Tables and pictures of one protocol."""
     is_atari = protocol.suite == ATARI
     yield f"## {protocol.title}"
-    if protocol.paper:
-        yield verdicts_text(protocol)
+    if verdicts := verdicts_text(protocol):
+        yield verdicts
     yield games_table(protocol) if is_atari else score_table(protocol)
     curves = protocol.curves(protocol.settings())
     if curves:

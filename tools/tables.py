@@ -49,9 +49,7 @@ class Protocol:
     def settings(self):
         """Those of the paper first, then by name."""
         found = {setting for setting, _ in self.runs}
-        return [name for name in OF_THE_PAPER if self.paper or name in found] + sorted(
-            found - set(OF_THE_PAPER)
-        )
+        return [n for n in OF_THE_PAPER if n in found] + sorted(found - set(OF_THE_PAPER))
 
     def of(self, setting, task):
         """Runs, in the order of their seeds."""
