@@ -78,7 +78,7 @@ def arrays():
 
     def singly(method, *columns):
         columns = (column.tolist() if column.ndim == 1 else column for column in columns)
-        return np.array([method(*row) for row in zip(*columns, strict=True)])
+        return [method(*row) for row in zip(*columns, strict=True)]
 
     def at_once(method, *columns):
         return method(*columns)
@@ -89,6 +89,7 @@ def arrays():
         for some in np.split(obs, len(obs) // n):
             node = graph.node if call is singly else graph.nodes
             found, nodes = seconds(call, node, some, clock=time.process_time)
+            nodes = np.array(nodes)
             columns = nodes, nodes % 4, nodes / 7, np.roll(nodes, 1), nodes < 0
             times.append([found] + [
                 seconds(call, method, *columns, clock=time.process_time)[0]
