@@ -7,7 +7,10 @@ writing of a checkpoint; every second one hits a run with frontier exploration. 
 anything that the two runs leave behind differs.
 """
 
+import contextlib
 import json
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +41,7 @@ FLAGS = {
     "gb_dqn_minatar": f"--env-id asterix --buffer-size 2000 {DQN}",
     "gb_rainbow_atari": "--env-id Breakout --buffer-size 500 --total-timesteps 1500 "
     "--learning-starts 100 --train-frequency 5 --eval-frequency 1000 --eval-episodes 1 "
-    f"--eval-epsilon 1 --checkpoint-frequency 40 {SMALL}",
+    f"--curve-episodes 1 --eval-epsilon 1 --checkpoint-frequency 40 {SMALL}",
 }
 EXPLORATIONS = ("epsilon-greedy", "frontier")
 MOMENTS = ["start"] * 3 + ["training"] * 9 + ["checkpoint"] * 8
@@ -86,105 +89,80 @@ def as_bytes(part):
     return (part.dtype, part.shape, part.tobytes()) if isinstance(part, np.ndarray) else part
 
 
-def run_in(folder):
-    """The folder of the only run in a folder, or None."""
-    runs = list(folder.iterdir()) if folder.exists() else []
-    return runs[0] if runs else None
+def path_in(folder, name):
+    """A file of the only run in a folder; nowhere before there is a run."""
+    return next(folder.glob("*"), folder / "none") / name
 
 
-class Process:
-    """One start of a script: a new run in an empty folder, or the one that is there, resumed."""
+def written(folder, name):
+    """When a file of the run was written; None where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return path_in(folder, name).stat().st_mtime_ns
 
-    def __init__(self, script, flags, folder):
-        run = run_in(folder)
-        flags = ["--resume", str(run)] if run else [*flags, "--run-dir", str(folder)]
-        self.folder, self.begin = folder, time.time_ns()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        self.log = folder.with_name("log")
-        with self.log.open("w") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, str(ROOT / f"{script}.py"), *flags],
-                stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
 
-    def wait_until(self, holds):
-        """Until something holds. False if the script ended before."""
+def start(script, flags, folder):
+    """A process: of a new run in an empty folder, or of the run that is there, resumed."""
+    run = path_in(folder, "config.json").parent
+    flags = ["--resume", run] if run.exists() else [*flags, "--run-dir", folder]
+    with open(f"{folder}.log", "w") as log:
+        return subprocess.Popen(
+            [sys.executable, ROOT / f"{script}.py", *flags], stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def finish(process, folder):
+    """Wait for the end, which has to be a good one; what the run left behind."""
+    if process.wait() != 0:
+        raise RuntimeError(Path(f"{folder}.log").read_text())
+    return left_behind(path_in(folder, ""))
+
+
+def kill(process, folder, moment, pause, rng):
+    """Kill it, at most `pause` seconds after a moment. False if it ended before."""
+    state, new = "checkpoint/state.json", "checkpoint.new"
+    before = written(folder, state)
+    waits = [] if moment == "start" else [lambda: written(folder, state) != before]  # it trains
+    if moment == "checkpoint":
+        number = rng.integers(1, 4)
+        waits += [lambda: not written(folder, new), lambda: written(folder, new)] * number
+    for holds in waits:
         while not holds():
-            if self.popen.poll() is not None:
+            if process.poll() is not None:
                 return False
             time.sleep(0.0005)
-        return True
-
-    def file(self, name):
-        """Where a file of the run is; nowhere before there is a run."""
-        return (run_in(self.folder) or self.folder / "none") / name
-
-    def trains(self):
-        """Has it written a checkpoint of its own?"""
-        try:
-            return self.file("checkpoint/state.json").stat().st_mtime_ns > self.begin
-        except FileNotFoundError:
-            return False
-
-    def end(self):
-        """Wait for the end, which has to be a good one."""
-        if self.popen.wait() != 0:
-            raise RuntimeError(f"{self.popen.args}:\n{self.log.read_text()}")
-
-    def kill_at(self, moment, rng, pause):
-        """Kill it. Returns what it was at, or None if it ended before.
-
-        pause: seconds, the longest wait after the moment came.
-        """
-        if moment != "start" and not self.wait_until(self.trains):
-            return None
-        if moment == "checkpoint":
-            writes = self.file("checkpoint.new").exists
-            for _ in range(rng.integers(1, 4)):
-                if not (self.wait_until(lambda: not writes()) and self.wait_until(writes)):
-                    return None
-            pause = 0.005
-        time.sleep(rng.uniform(0, pause))
-        if self.popen.poll() is not None:
-            return None
-        self.popen.kill()
-        self.popen.wait()
-        if self.file("checkpoint.old").exists():
-            return "swapping checkpoints"
-        if self.file("checkpoint.new").exists():
-            return "writing a checkpoint"
-        return "starting" if moment == "start" else "training"
+    time.sleep(rng.uniform(0, 0.005 if moment == "checkpoint" else pause))
+    process.kill()
+    return process.wait() == -signal.SIGKILL
 
 
 def kill_runs(script, flags, moments, folder, rng):
     """What differs from a run left alone; how often runs were killed at what."""
-    begin = time.perf_counter()
-    Process(script, flags, folder / "alone" / "runs").end()
+    folder.mkdir()
+    alone, begin = folder / "alone", time.perf_counter()
+    expected = finish(start(script, flags, alone), alone)
     seconds = time.perf_counter() - begin
-    alone = run_in(folder / "alone" / "runs")
-    training = json.loads((alone / "result.json").read_text())["training_seconds"]
-    expected, kills, differences, number = left_behind(alone), Counter(), [], 0
+    training = json.loads(path_in(alone, "result.json").read_text())["training_seconds"]
     print(f"{script}: left alone it takes {seconds:.0f} s, {training:.1f} s of it training")
+    kills, differences = Counter(), []
     while moments:
-        number += 1
-        runs = folder / f"killed_{number}" / "runs"
-        while True:
-            process = Process(script, flags, runs)
-            pause = 2 * training / len(MOMENTS)
-            if moments and moments[-1] == "start":
-                pause = seconds - training
-            killed_at = process.kill_at(moments[-1], rng, pause) if moments else None
-            if killed_at is None:
-                process.end()
+        runs = folder / f"killed_{len(list(folder.iterdir()))}"
+        process = start(script, flags, runs)
+        while moments:
+            pause = seconds - training if moments[-1] == "start" else 2 * training / len(MOMENTS)
+            if not kill(process, runs, moments[-1], pause, rng):
                 break
-            moments.pop()
+            killed_at = "starting" if moments.pop() == "start" else "training"
+            if written(runs, "checkpoint.new"):
+                killed_at = "writing a checkpoint"
+            if written(runs, "checkpoint.old"):
+                killed_at = "swapping checkpoints"
             kills[killed_at] += 1
             print(f"  killed while {killed_at}", flush=True)
-            if not any(process.file(f"{name}/state.json").exists()
-                       for name in ("checkpoint", "checkpoint.old")):  # fmt: skip
+            if not (written(runs, "checkpoint") or written(runs, "checkpoint.old")):
                 kills["before there was a checkpoint"] += 1
-                runs = runs.with_name(f"{runs.name}_")
-        got = left_behind(run_in(runs))
+                shutil.rmtree(runs, ignore_errors=True)
+            process = start(script, flags, runs)
+        got = finish(process, runs)
         differences += [name for name in expected if got[name] != expected[name]]
     return differences, kills
 

@@ -18,8 +18,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-ROWS = ROOT / "results" / "environments.csv"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from run_records import RESULTS, ROOT, read_returns
+
+ROWS = RESULTS / "environments.csv"
 COLUMNS = ("env_id", "backup", "key", "seed", "steps_to_score", "best", "steps", "novel_states")
 # environment: score to reach, steps at most, what "with a key" is
 TASKS = {
@@ -38,8 +41,7 @@ def evaluations(folder):
     """Mean return of each whole evaluation, by its step."""
     returns = {}
     for path in folder.glob("*/evaluations.csv"):
-        for step, _, value, _ in [*csv.reader(path.open())][1:]:
-            returns.setdefault(int(step), []).append(float(value))
+        returns = read_returns(path.parent)
     return {step: np.mean(values) for step, values in returns.items() if len(values) == 20}
 
 

@@ -4,9 +4,9 @@
 
 For pairs of the last fifth of each run's replay, of episodes that ended, it compares the target of
 each backup with the discounted return really obtained from that pair on. The leaves are those of
-the run's target network. Prints two tables: of the graph, and of the differences, which --csv keeps
-by count c(s, a) as well. The return is that of the policy of that time, epsilon included, so that a
-difference says little by itself: what says something is one backup or depth beside another.
+the run's target network. Prints the differences, which --csv keeps by count c(s, a) as well. The
+return is that of the policy of that time, epsilon included, so that a difference says little by
+itself: what says something is one backup or depth beside another.
 """
 
 import sys
@@ -20,6 +20,7 @@ import numpy as np
 import recorded
 import tyro
 from output import fail, write_rows
+from tables import markdown
 
 from gbcore import q_targets, trajectory_subgraphs
 
@@ -55,23 +56,6 @@ def returns_of(replay, gamma):
     return returns
 
 
-def shape_of(graph):
-    """What of a graph decides how a nested maximum fares: name -> number."""
-    edges = graph.edges()
-    pairs = edges["source"] * graph.num_actions + edges["action"]
-    pairs, pair, outcomes = np.unique(pairs, return_inverse=True, return_counts=True)
-    count = np.bincount(pair, edges["count"])  # c(s, a)
-    tried = np.unique(pairs // graph.num_actions, return_counts=True)[1]  # actions of each state
-    return {
-        "states": graph.num_nodes,
-        "novel state ratio": graph.novel_state_ratio,
-        "states with several actions": (tried > 1).mean(),
-        "transitions of pairs seen twice": count[count >= 2].sum() / count.sum(),
-        "ten times": count[count >= 10].sum() / count.sum(),
-        "pairs seen twice with several outcomes": (outcomes[count >= 2] > 1).mean(),
-    }
-
-
 def bias_of(run, gamma):
     """Rows for --csv, without what the run is called."""
     graph, replay = run.graph, run.replay
@@ -83,8 +67,7 @@ def bias_of(run, gamma):
     rows = np.random.default_rng(0).choice(rows, SAMPLE)
     columns = [replay[name] for name in recorded.COLUMNS]
     nodes, actions, returns = columns[0][rows], columns[1][rows], returns[rows]
-    counts = graph.expand(nodes, actions, 1).pair_count
-    level = np.searchsorted(COUNTS, counts, side="right") - 1
+    level = np.searchsorted(COUNTS, graph.expand(nodes, actions, 1).pair_count, side="right") - 1
     classes = {"all": level >= 0} | {f"from {c}": level == i for i, c in enumerate(COUNTS)}
     table = []
     for depth in DEPTHS:
@@ -103,26 +86,21 @@ def bias_of(run, gamma):
 
 def main():
     args = tyro.cli(Args)
-    kept, shapes, biases = [], [], []
+    kept, biases = [], []
     for path in args.runs:
         run = recorded.read(path)
         if run.replay is None or run.networks is None:
             fail(f"{path} has no checkpoint")
         called = {"task": run.task, "agent": run.config["backup"], "seed": run.config["seed"]}
-        head = "| " + " | ".join(str(value) for value in called.values())
-        shape = shape_of(run.graph)
-        shapes.append(f"{head} | {' | '.join(f'{value:.3g}' for value in shape.values())} |")
+        names = [str(value) for value in called.values()]
         table = bias_of(run, run.config["gamma"])
         kept += [called | row for row in table]
         for name in BACKUPS:
             rows = [row for row in table if (row["target"], row["count"]) == (name, "all")]
             if rows:
-                gaps = " | ".join(f"{row['bias']:+.2f}" for row in rows)
-                biases.append(f"{head} | {name} | {rows[0]['return']:.2f} | {gaps} |")
-    names = ("task", "agent", "seed", *shape)
-    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|", *shapes, sep="\n")
-    names = (*COLUMNS[:4], "return", *(f"depth {depth}" for depth in DEPTHS))
-    print(f"\n| {' | '.join(names)} |\n{'|---' * len(names)}|", *biases, sep="\n")
+                gaps = [f"{row['bias']:+.2f}" for row in rows]
+                biases.append([*names, name, f"{rows[0]['return']:.2f}", *gaps])
+    print(markdown([*COLUMNS[:4], "return", *(f"depth {depth}" for depth in DEPTHS)], biases))
     if args.csv:
         write_rows(args.csv, COLUMNS, kept)
 

@@ -33,8 +33,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("deterministic")
 
 JIT = not numba.config.DISABLE_JIT
-# For tests of what is the same without compiled kernels.
+# For tests of what is the same with and without compiled kernels: each runs in one of the suites,
+# that in which it is quicker. A new process without JIT has no kernels to load.
 jitted = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
+interpreted = pytest.mark.skipif(JIT, reason="runs with the suite without JIT")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-variants", action="store_true", help="of checkpoints that are changed")
 
 
 def scaled(jitted, interpreted=None):
@@ -260,7 +266,7 @@ def raises_naming(value, kinds=(IndexError, KeyError, ValueError, TypeError)):
 
 
 def command(script, *flags):
-    """Exit status of a script, run in this process as its last lines run it."""
+    """Exit status of a script or a tool, run in this process as its last lines run it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
         try:

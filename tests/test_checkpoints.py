@@ -4,8 +4,6 @@ import copy
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -28,8 +26,9 @@ SMALL = [
 CASES = {
     "minigrid": (gb_dqn_minigrid, ["--env-id", "Empty-5x5", "--exploration", "frontier"]),
     "minatar": (gb_dqn_minatar, ["--env-id", "breakout", "--buffer-size", "60"]),
-    "atari": (gb_rainbow_atari, ["--env-id", "breakout", "--buffer-size", "60", "--n-atoms", "3"]),
-}
+    "atari": (gb_rainbow_atari, ["--env-id", "breakout", "--buffer-size", "60", "--n-atoms", "3",
+                                 "--curve-episodes", "1"]),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +141,13 @@ def variants(tree, other):
         yield branch, "a number", put(tree, branch, 3)
 
 
+@pytest.fixture
+def some(request):
+    """Function of changes: every fifth, two or three of each place; with --all-variants all."""
+    step = 1 if request.config.getoption("--all-variants") else 5
+    return lambda changes: list(changes)[step // 2 :: step]
+
+
 def is_same(a, b):
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
@@ -170,8 +176,8 @@ def may_be_accepted(place, what):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_changed_checkpoint_is_refused_or_as_good(case, run_of, monkeypatch):
-    """Every change is tried on the part of a start that takes the checkpoint."""
+def test_a_changed_checkpoint_is_refused_or_as_good(case, run_of, some, monkeypatch):
+    """Changes are tried on the part of a start that takes the checkpoint."""
     script, run = CASES[case][0], run_of(case, 1)
     tree, other = load_checkpoint(run), load_checkpoint(run_of(case, 2))
     restore, count, wrong = run_module.Run._restore, {"refused": 0, "accepted": 0}, []
@@ -187,7 +193,7 @@ def test_a_changed_checkpoint_is_refused_or_as_good(case, run_of, monkeypatch):
         fresh = {name: as_read(part.state()) for name, part in self.parts.items()}
         restore_graph, touched = self.graph.restore, []
         self.graph.restore = lambda saved: (touched.append(True), restore_graph(saved))
-        for place, what, changed in variants(tree, other):
+        for place, what, changed in some(variants(tree, other)):
             with monkeypatch.context() as patch:
                 patch.setattr(run_module, "load_checkpoint", lambda _, tree=changed: tree)
                 patch.setattr(run_module, "fail", refuse)
@@ -212,7 +218,7 @@ def test_a_changed_checkpoint_is_refused_or_as_good(case, run_of, monkeypatch):
         with pytest.raises(AllTried):
             command(script, "--resume", run)
     assert wrong == []
-    assert count["refused"] > (100 if case == "atari" else 500)
+    assert count["refused"] > (20 if case == "atari" else 100)
     print(case, count)
 
 
@@ -239,7 +245,7 @@ def test_a_start_refuses_in_one_line_or_goes_on_to_the_end(case, run_of, tmp_pat
     tree, other = load_checkpoint(run), load_checkpoint(run_of(case, 2))
     every = list(variants(tree, other))
     refused = 0
-    for place, what, changed in every[:: len(every) // (4 if case == "atari" else 12)]:
+    for place, what, changed in every[:: len(every) // (3 if case == "atari" else 6)]:
         copied = tmp_path / str(len(list(tmp_path.iterdir())))
         shutil.copytree(run, copied)
         save(copied, changed)
@@ -265,10 +271,11 @@ def test_a_start_refuses_in_one_line_or_goes_on_to_the_end(case, run_of, tmp_pat
         ("minatar", "env begin inner state pos", 2**31),
     ],
 )
-def test_what_would_break_a_kernel_breaks_no_process(case, place, value, run_of, tmp_path):
+def test_what_would_break_a_kernel_breaks_no_process(case, place, value, run_of, tmp_path, capsys):
+    """This one, if it did."""
     script, run = CASES[case][0], shutil.copytree(run_of(case, 1), tmp_path / "copy")
     save(run, put(load_checkpoint(run), place.split(), value))
-    words = [sys.executable, script.__file__, "--resume", run, "--total-timesteps", "130"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "cannot resume" in done.stderr
+    capsys.readouterr()
+    assert command(script, "--resume", run, "--total-timesteps", "130") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot resume" in line

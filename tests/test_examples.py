@@ -241,7 +241,7 @@ def test_examples_are_short(name, most):
 
 @pytest.mark.parametrize("backup", example.BACKUPS)
 def test_every_backup_leaves_a_whole_run(backup, tmp_path):
-    run = run_example(tmp_path, "--backup", backup)
+    run = run_example(tmp_path, "--backup", backup, "--train-frequency", "10")
     result = json.loads((run / "result.json").read_text())
     names = ("script", "env_id", "backup", "steps")
     assert [result[name] for name in names] == ["gb_dqn_gymnasium", "FrozenLake-v1", backup, 300]
@@ -261,7 +261,8 @@ def test_frozen_lake_is_learned(tmp_path):
 
 @pytest.mark.parametrize("space", SPACES)
 def test_a_network_for_every_space(space, tmp_path):
-    run = run_example(tmp_path, *sampled(space=space, start=2), "--train-frequency=50")
+    few = ("--total-timesteps=150", "--train-frequency=20")
+    run = run_example(tmp_path, *sampled(space=space, start=2), *few)
     assert not json.loads((run / "result.json").read_text())["interrupted"]
     network = load_checkpoint(run)["learner"]["online"]
     is_image = space in ("image", "frames", "small image")
@@ -270,7 +271,7 @@ def test_a_network_for_every_space(space, tmp_path):
 
 @pytest.mark.parametrize("flags", [(), ("--round", "1"), ("--key-last-action",)], ids=str)
 def test_the_replay_holds_the_observations_of_the_run(flags, tmp_path):
-    run = run_example(tmp_path, "--env-id", "CartPole-v1", *flags)
+    run = run_example(tmp_path, "--env-id", "CartPole-v1", "--train-frequency", "50", *flags)
     tree = load_checkpoint(run)
     rows, graph = tree["replay"]["rows"], TransitionGraph.from_state(tree["graph"])
     assert graph.num_transitions == len(rows["node"]) == 300
@@ -289,7 +290,7 @@ def test_keys_merge_states_of_the_run(tmp_path):
     ratios = {}
     for flags in ((), ("--round", "1"), ("--round", "0"), ("--round", "0", "--key-last-action")):
         folder = tmp_path / "-".join(("run", *flags))
-        run = run_example(folder, "--env-id", "CartPole-v1", *flags)
+        run = run_example(folder, "--env-id", "CartPole-v1", "--train-frequency", "50", *flags)
         ratios[flags] = json.loads((run / "result.json").read_text())["novel_state_ratio"]
     exact, fine, coarse, with_action = ratios.values()
     assert exact == 1 > fine > with_action > coarse

@@ -1,19 +1,14 @@
 """The update of a GPU, where there is none: on torch's meta device, and with captures that fail."""
 
-import subprocess
-import sys
-from pathlib import Path
-
+import check_gpu
 import numpy as np
 import pytest
 import torch
-from conftest import jitted
+from conftest import command, is_one_line, jitted
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
 from gbcore.run import captured
-
-CHECK_GPU = [sys.executable, str(Path(__file__).resolve().parents[1] / "tools" / "check_gpu.py")]
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
 
@@ -103,19 +98,17 @@ def test_a_captured_call_is_replayed(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_check_gpu_where_there_is_none():
-    done = subprocess.run(CHECK_GPU, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert "finds no CUDA device" in line
+def test_check_gpu_where_there_is_none(capsys):
+    assert command(check_gpu) == 2
+    assert is_one_line(capsys, "finds no CUDA device")
 
 
 @jitted
-def test_check_gpu_checks():
+def test_check_gpu_checks(capsys, monkeypatch):
     """On the CPU: padded against pruned updates of every backup, and the table."""
-    flags = ["--device", "cpu", "--states", "40", "--updates", "3"]
-    done = subprocess.run([*CHECK_GPU, *flags], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert command(check_gpu, "--device", "cpu", "--states", "40", "--updates", "3") == 0
+    out, _ = capsys.readouterr()
     for backup in script.BACKUPS:
-        assert f"| {backup}: GPU and CPU |" in done.stdout
-    assert "DIFFERS" not in done.stdout
+        assert f"| {backup}: GPU and CPU |" in out
+    assert "DIFFERS" not in out

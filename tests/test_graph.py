@@ -6,7 +6,7 @@ from collections import deque
 from itertools import pairwise
 from pathlib import Path
 
-import bounded_memory
+import memory
 import numpy as np
 import pytest
 import random_operations
@@ -371,15 +371,15 @@ def test_random_operations_against_dictionaries(options, monkeypatch, capsys):
     assert "no difference" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("options", [[], ["--frame-stack"]])
-def test_nothing_is_stale_in_a_replay_that_forgets(options, monkeypatch, capsys):
-    """The small version of benchmark/bounded_memory.py."""
-    command = ["--steps", str(scaled(30_000, 4_000)), "--capacity", "500", *options]
-    command += ["--report-frequency", "2000"]
-    monkeypatch.setattr(sys, "argv", ["bounded_memory.py", *command])
+@pytest.mark.parametrize("frame_stack", [False, True])
+def test_nothing_is_stale_in_a_replay_that_forgets(frame_stack, capsys):
+    """The small version of benchmark/memory.py."""
+    steps = scaled(30_000, 1_500)
     with pytest.raises(SystemExit) as end:
-        bounded_memory.main()
-    assert not end.value.code, capsys.readouterr().out
+        memory.forgetting(steps, capacity=500, report_frequency=steps // 2, frame_stack=frame_stack)
+    out, _ = capsys.readouterr()
+    assert not end.value.code, out
+    assert out.count("stale_leaf_values 0, problems 0") == 2
 
 
 @pytest.mark.parametrize("frame_stack", [False, True])

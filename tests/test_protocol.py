@@ -161,7 +161,7 @@ def test_when_rainbow_acts_learns_and_evaluates(tmp_path, monkeypatch):
         script, tmp_path, evaluate, env_id="pong", total_timesteps=40, learning_starts=20,
         train_frequency=5, updates_per_train=3, batch_size=4, exploration_steps=10, start_e=0.5,
         end_e=0.1, importance_exponent=0.2, learning_rate=0.03, adam_eps=0.2, eval_frequency=25,
-        eval_episodes=1, eval_epsilon=0.25, backup="one-step", save_model=False,
+        eval_episodes=1, curve_episodes=2, eval_epsilon=0.25, backup="one-step", save_model=False,
     )  # fmt: skip
     (group,) = learner.optimizer.param_groups
     assert (group["lr"], group["eps"]) == (0.03, 0.2)
@@ -172,7 +172,7 @@ def test_when_rainbow_acts_learns_and_evaluates(tmp_path, monkeypatch):
     for (rows, of_update), (given_rows, given) in zip(errors, priorities, strict=True):
         assert rows is given_rows
         np.testing.assert_array_equal(of_update, given)
-    assert evaluations == [(25, 1, 0.25), (40, 1, 0.25)]
+    assert evaluations == [(25, 2, 0.25), (40, 1, 0.25)]
     assert acted.count(False) == 2, "evaluations act without noise"
     assert acted.count(True) > 20, "training acts with noise"
     epsilons = [float(row["charts/epsilon"]) for row in read_metrics(run)]

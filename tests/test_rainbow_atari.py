@@ -14,7 +14,7 @@ from gbcore import PrioritizedReplay, TransitionGraph, categorical_targets
 pytestmark = pytest.mark.usefixtures("torch_settings")
 SMALL = [
     "--threads", "1", "--learning-starts", "20", "--batch-size", "4", "--eval-episodes", "1",
-    "--exploration-steps", "20", "--log-frequency", "10", "--no-cuda",
+    "--exploration-steps", "20", "--log-frequency", "10", "--no-cuda", "--curve-episodes", "1",
 ]  # fmt: skip
 
 
@@ -37,6 +37,7 @@ def learner_of(tmp_path, game, steps, **flags):
 # --------------------------------------------------------------------------------------------------
 
 
+@jitted
 def test_no_transition_crosses_a_reset_and_a_lost_life_ends_no_game(tmp_path):
     steps = 900
     learner = learner_of(tmp_path, "breakout", steps)
@@ -62,6 +63,7 @@ def test_no_transition_crosses_a_reset_and_a_lost_life_ends_no_game(tmp_path):
         assert not replay.cut[first + ends[:-1]].any()
 
 
+@jitted
 def test_a_game_that_is_cut_short_is_no_termination(tmp_path, monkeypatch):
     """As at 108,000 frames, but sooner: pong has no score to end a game by then."""
     make_envs = script.make_envs
@@ -78,6 +80,7 @@ def test_a_game_that_is_cut_short_is_no_termination(tmp_path, monkeypatch):
     assert (starts[:, :3] == 0).all(), "a game starts from an empty stack"
 
 
+@jitted
 def test_game_without_lives_ends_once(tmp_path):
     learner = learner_of(tmp_path, "pong", 1000)
     replay = learner.replay
@@ -86,6 +89,7 @@ def test_game_without_lives_ends_once(tmp_path):
     assert (replay.reward == -1).any()
 
 
+@jitted
 def test_rewards_are_clipped_for_training_but_reported_raw(tmp_path):
     learner = learner_of(tmp_path, "alien", 400)  # a dot is worth 10 points
     assert learner.replay.reward.max() == 1.0
@@ -234,6 +238,7 @@ def test_captured_updates_are_the_updates(filled):
     torch.testing.assert_close(results[:12], results[12:], rtol=1e-4, atol=1e-5)
 
 
+@jitted
 def test_frames_on_the_device_follow_the_graph(tmp_path):
     """Also where ids are freed and used again: the replay holds 60 of 200 transitions."""
     learner = learner_of(tmp_path, "breakout", 200, buffer_size=60, padded=True)
@@ -366,6 +371,7 @@ RUN = [
 ]  # fmt: skip
 
 
+@jitted
 @pytest.mark.parametrize("backup", script.BACKUPS)
 def test_same_seed_same_metrics(backup, tmp_path):
     runs = []

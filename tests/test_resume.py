@@ -14,6 +14,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import kill_and_resume
 import numpy as np
 import pytest
 import torch
@@ -38,6 +39,7 @@ ATARI = [
     "--total-timesteps", "240", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
     "--train-frequency", "6", "--log-frequency", "30", "--eval-frequency", "100", "--threads", "1",
     "--eval-episodes", "1", "--eval-epsilon", "1", "--exploration-steps", "1000", "--no-cuda",
+    "--curve-episodes", "1", "--updates-per-train", "1",
 ]  # fmt: skip
 FRONTIER = ["--exploration", "frontier", "--frontier-share", "0.9"]
 CASES = {
@@ -211,14 +213,14 @@ def test_a_restored_environment_goes_on_the_same(case, name):
         assert moved[1:] == again[1:]
 
 
-def test_killed_and_resumed():
-    """The small version of benchmark/kill_and_resume.py."""
-    command = [sys.executable, "benchmark/kill_and_resume.py", "--kills", "2", "--steps", "500"]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 kills" in done.stdout
+def test_killed_and_resumed(capsys):
+    """The small version of benchmark/kill_and_resume.py: one run left alone, and one that is
+    killed while it trains.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kill_and_resume, "MOMENTS", ["training"] * 20)
+        assert command(kill_and_resume, "--kills", "1", "--steps", "500") == 0
+    assert "1 kills (1 " in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------------------------

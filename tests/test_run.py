@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import command, is_one_line, jitted, only_run, read_metrics, run_process
+from conftest import command, interpreted, is_one_line, jitted, only_run, read_metrics, run_process
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
@@ -222,6 +222,7 @@ def test_ctrl_c_while_kernels_compile(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@interpreted
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_and_the_folder_gbcore_are_all_there_is(script, tmp_path):
     """Copied and renamed, they run from another folder, and the run names the copy."""
@@ -232,9 +233,8 @@ def test_a_script_and_the_folder_gbcore_are_all_there_is(script, tmp_path):
     for path in (root / "gbcore").rglob("__init__.py"):
         shutil.copy(path, copy.parent / path.relative_to(root))
     flags = [*SMALL, "--env-id", "Empty-5x5"] if script is gb_dqn_minigrid else SMALL
-    environment = {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": ""}
     flags = [*flags, "--eval-epsilon", "1", "--threads", "1", "--no-cuda"]
-    run_process(copy, *flags, "--run-dir", tmp_path / "runs", **environment)
+    run_process(copy, *flags, "--run-dir", tmp_path / "runs", PYTHONPATH="")
     run = only_run(tmp_path / "runs")
     assert "__mine__" in run.name
     assert json.loads((run / "config.json").read_text())["script"] == str(copy)

@@ -2,20 +2,21 @@
 
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import atari_memory
 import draw_backups
-import frontier_cost
+import memory
 import numpy as np
 import plot_runs
 import pytest
 import released_n_step
+import timings
 from conftest import jitted
 from output import read_rows
 from run_records import RESULTS, SUITES
 
-from gbcore import Replay, TransitionGraph
+from gbcore import FrontierPlanner, Replay, TransitionGraph
 
 
 @pytest.fixture
@@ -89,15 +90,14 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
 
 @jitted
 def test_slices_of_planning_on_a_large_graph():
-    args = frontier_cost.Args(states=400, slices=50)
-    times, first, graph, planner = frontier_cost.slice_cost(args)
-    assert len(times) == 50
-    assert first > 0
+    times, graph, planner = timings.plan_slices(400, slices=50, budget=2_000)
+    assert len(times) == 51
+    assert min(times) >= 0
     assert graph.num_nodes == 400
     assert planner.check_valid() == []
     # The corner's one untried pair is all that is wanted: nearer is better.
-    graph = frontier_cost.large_graph(400, np.random.default_rng(0))
-    planner = frontier_cost.FrontierPlanner(graph)
+    graph = timings.large_graph(400, np.random.default_rng(0))
+    planner = FrontierPlanner(graph)
     planner.plan()
     values = planner.values.reshape(20, 20)
     assert values.argmax() == 0
@@ -106,16 +106,24 @@ def test_slices_of_planning_on_a_large_graph():
 
 
 @jitted
-def test_memory_and_checkpoint_of_atari_transitions(type_command, tmp_path, capsys):
-    text = type_command(atari_memory, "--steps", 60, "--folder", tmp_path)
-    written, read, memory = text.splitlines()
-    assert re.match(r"60 transitions: a checkpoint of \d+ MB written in \d+\.\d s with ", written)
+def test_memory_and_checkpoint_of_atari_transitions(capsys):
+    memory.atari(steps=60)
+    held, written, read = capsys.readouterr().out.splitlines()
+    assert re.match(r"\d+ states, \d+ frames: -?\d+ bytes per transition", held)
+    assert re.match(r"a checkpoint of \d+ MB: written in \d+\.\d s with -?\d+ MB more", written)
     assert re.match(r"read and checked in \d+\.\d s", read)
-    assert re.match(r"\d+ states, \d+ frames: -?\d+ bytes per transition", memory)
-    assert list(tmp_path.iterdir()) == []
     with pytest.raises(SystemExit):
-        type_command(atari_memory, "--steps", 0)
+        memory.atari(steps=0)
     assert "--steps must be >= 1, got 0" in capsys.readouterr().err
+
+
+@jitted
+def test_every_kernel_is_timed(capsys):
+    timings.targets(transitions=200, batches=20)
+    timings.arrays()
+    timings.frontier(states=100, slices=3)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == (1 + 5) + (1 + 3) + (1 + 1)
 
 
 def test_a_released_return_goes_on_across_a_time_limit_to_its_last_row():
@@ -125,13 +133,14 @@ def test_a_released_return_goes_on_across_a_time_limit_to_its_last_row():
         cut=np.isin(np.arange(8), [1, 4, 6, 7]),
         size=7,
     )
-    read = released_n_step.trajectories_of(replay, time_limit_is_terminal=False)
-    assert np.flatnonzero(read.time_limit).tolist() == [4]
-    returns, last = released_n_step.released_returns(read, np.array([0, 2, 3, 5]), 3, 0.5)
+    terminal, time_limit = released_n_step.ends_of(replay, time_limit_is_terminal=False)
+    assert np.flatnonzero(time_limit).tolist() == [4]
+    rows = np.array([0, 2, 3, 5])
+    returns, last = released_n_step.released_returns(replay, terminal, rows, 3, 0.5)
     assert last.tolist() == [1, 4, 5, 6]
     assert returns.tolist() == [1 + 1, 4 + 4 + 4, 8 + 8 + 8, 32 + 32]
-    read = released_n_step.trajectories_of(replay, time_limit_is_terminal=True)
-    returns, last = released_n_step.released_returns(read, np.array([3]), 3, 0.5)
+    terminal, _ = released_n_step.ends_of(replay, time_limit_is_terminal=True)
+    returns, last = released_n_step.released_returns(replay, terminal, np.array([3]), 3, 0.5)
     assert (last.tolist(), returns.tolist()) == ([4], [8 + 8])
 
 
@@ -147,22 +156,26 @@ def test_the_released_update_moves_the_last_pair():
         leaves=SimpleNamespace(values=lambda nodes: np.stack([nodes, 2.0 * nodes], axis=1)),
     )  # fmt: skip
     sampled = replay.batch_of(np.array([0, 1, 3]))
-    moved, targets = released_n_step.released_update(learner, sampled, "gb_dqn_minigrid.py")
+    moved, targets = released_n_step.released_update(learner, sampled, False)
     assert [column.tolist() for column in moved[:3]] == [[1, 2, 4], [1, 2, 4], [1, 0, 0]]
     # From state 2; from the highest value, of state 4; of the end.
     assert targets.tolist() == [1 + 0.25 * 4, 0.25 * 8, 0.5 * 4]
 
 
 @jitted
-def test_copies_of_the_scripts_run_with_the_released_update(monkeypatch):
+@pytest.mark.usefixtures("torch_settings")
+def test_a_script_runs_with_the_released_update(monkeypatch):
     short = {name: suite._replace(total_timesteps=2_000) for name, suite in SUITES.items()}
     monkeypatch.setattr(released_n_step, "SUITES", short)
+    moved, update = [], released_n_step.released_update
+    monkeypatch.setattr(
+        released_n_step, "released_update", lambda *args: moved.append(args) or update(*args)
+    )
     row = released_n_step.measure("minatar", "freeway", 5, 1)
     assert list(released_n_step.COLUMNS) == sorted(row, key=released_n_step.COLUMNS.index)
     assert (row["task"], row["episode_seed"], row["update"]) == ("freeway", "fixed", "released")
-    for script in ("gb_dqn_minigrid", "gb_dqn_minatar"):  # each line was found, once
-        text = released_n_step.changed_script(script)
-        assert text.count("released_update") == 2
+    assert len(moved) == 100  # every fourth step from 1,600 on
+    assert {args[2] for args in moved} == {True}
 
 
 def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
@@ -174,7 +187,10 @@ def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
 
     made, out = [], tmp_path / "rows.csv"
     monkeypatch.setattr(released_n_step, "measure", measure)
-    words = ("--suites", "minatar", "--tasks", "freeway", "--out", out, "--seeds")
+    monkeypatch.setattr(released_n_step, "ProcessPoolExecutor", ThreadPoolExecutor)
+    one_task = {"minatar": SUITES["minatar"]._replace(tasks=("freeway",))}
+    monkeypatch.setattr(released_n_step, "SUITES", one_task)
+    words = ("--suites", "minatar", "--out", out, "--seeds")
     type_command(released_n_step, *words, 1, 2)
     type_command(released_n_step, *words, 2, 3)
     type_command(released_n_step, *words, 3, "--depth", 10)

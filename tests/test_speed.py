@@ -1,45 +1,46 @@
 """tools/speed.py: it runs scripts by their command line, and its file and its tables agree."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import speed
-from conftest import JIT, jitted
+from conftest import command, is_one_line, jitted
 from output import read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def command(*words):
-    return subprocess.run(
-        [sys.executable, ROOT / "tools" / "speed.py", *map(str, words)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
-@pytest.mark.skipif(not JIT, reason="times compiled code")
-def test_a_script_and_its_copy_take_turns(tmp_path):
+@jitted
+def test_a_copy_of_a_script_is_timed(tmp_path, capsys):
     copy = shutil.copy(ROOT / "gb_dqn_minigrid.py", tmp_path)
     (tmp_path / "gbcore").symlink_to(ROOT / "gbcore")
     out = tmp_path / "speed.csv"
-    done = command(
-        "--scripts", "gb_dqn_minigrid", copy, "--env-ids", "Empty-5x5", "--backups", "graph",
-        "--variants", "learning_starts=40", "--turns", "2", "--warm-up-steps", "10",
-        "--steps", "16", "--out", out,
+    words = (
+        "--scripts", copy, "--env-ids", "Empty-5x5", "--backups", "graph", "--variants",
+        "learning_starts=40", "--turns", "1", "--warm-up-steps", "10", "--steps", "16",
+        "--out", out,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = read_rows(out)
-    assert [(row["script"], row["turn"]) for row in rows] == [
-        ("gb_dqn_minigrid", "0"), (str(copy), "0"), ("gb_dqn_minigrid", "1"), (str(copy), "1"),
-    ]  # fmt: skip
-    assert {(row["task"], row["threads"]) for row in rows} == {("MiniGrid-Empty-5x5-v0", "1")}
-    assert all(float(row["steps_per_second"]) > 0 for row in rows)
+    assert command(speed, *words) == 0
+    (row,) = read_rows(out)
+    assert (row["script"], row["backup"], row["turn"]) == (str(copy), "graph", "0")
+    assert (row["task"], row["threads"]) == ("MiniGrid-Empty-5x5-v0", "1")
+    assert float(row["steps_per_second"]) > 0
     # 16 steps are eight rows of two; the clock starts with the first row that begins after 50.
-    assert {int(row["steps"]) for row in rows} == {16}
-    assert speed.tables(rows) in done.stdout
+    assert int(row["steps"]) == 16
+    assert speed.tables([row]) in capsys.readouterr().out
+
+
+def test_scripts_and_backups_take_turns(monkeypatch):
+    made, row = [], dict.fromkeys(speed.COLUMNS, 1)
+
+    def timed(args, *contestant):
+        made.append(contestant)
+        return row | dict(zip(("script", "task", "backup", "variant"), contestant, strict=True))
+
+    monkeypatch.setattr(speed, "timed", timed)
+    assert command(speed, "--scripts", "a", "b", "--backups", "x", "y", "--turns", "2") == 0
+    assert made == [(s, "", b, "default") for _ in range(2) for s in "ab" for b in "xy"]
 
 
 def test_rates_count_from_a_step_on(tmp_path):
@@ -79,8 +80,6 @@ def test_ratios_are_those_within_turns():
         (("--scripts", "gb_dqn_minigrid", "--env-ids", "Emty-5x5"), "unknown task 'Emty-5x5'"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(words, named):
-    done = command(*words)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert named in done.stderr
+def test_bad_input_is_one_line_and_status_2(words, named, capsys):
+    assert command(speed, *words) == 2
+    assert is_one_line(capsys, named)

@@ -59,15 +59,7 @@ def test_the_network_error_is_discounted_by_depth():
         assert row["bias"] == pytest.approx((first + second) / 3, abs=0.15)
 
 
-def test_the_shape_of_a_graph():
-    """0 was left 3 times by action 0, with two outcomes, and once by action 1; 1 once."""
-    outcomes = [(0, 0, 1), (0, 0, 1), (0, 0, 2), (0, 1, 1), (1, 0, 2)]
-    run = run_of([(state, action, 0.0, to, False, True) for state, action, to in outcomes])
-    shape = list(target_bias.shape_of(run.graph).values())
-    assert shape == [4, 2 / 5, 1 / 2, 3 / 5, 0.0, 1.0]
-
-
-def test_the_command_prints_two_tables_and_keeps_all_numbers(monkeypatch, capsys, tmp_path):
+def test_the_command_prints_a_table_and_keeps_all_numbers(monkeypatch, capsys, tmp_path):
     run = run_of(EPISODE * 10, np.zeros((4, 2)))
     run.task, run.config, run.networks = "chain", {"backup": "tree", "seed": 7, "gamma": GAMMA}, {}
     monkeypatch.setattr(target_bias.recorded, "read", lambda path: run)
@@ -75,7 +67,7 @@ def test_the_command_prints_two_tables_and_keeps_all_numbers(monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["target_bias.py", "runs/one", "--csv", str(file)])
     target_bias.main()
     printed = capsys.readouterr().out.splitlines()
-    assert [line[:20] for line in printed].count("| chain | tree | 7 |") == 1 + len(BACKUPS)
+    assert [line[:20] for line in printed].count("| chain | tree | 7 |") == len(BACKUPS)
     numbers = len(BACKUPS) * len(target_bias.DEPTHS) * 2  # all, and from 10
     assert len(file.read_text().splitlines()) == 1 + numbers
     run.replay = None

@@ -12,6 +12,7 @@ ratios: each is taken within a turn, and its median over the turns is shown.
 import itertools
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 import tyro
 from output import fail, read_rows, write_rows
 from recorded import load_script
+from tables import markdown
 
 # Script -> task, steps of learning before the clock starts, steps on the clock.
 DEFAULTS = {
@@ -56,14 +59,12 @@ class Args:
 
 def rate(run, first_step):
     """Steps per second of a finished run from some step on, and how many steps these are."""
-    steps, seconds, last = 0, 0.0, 0
-    for row in read_rows(run / "metrics.csv"):
-        step = int(row["global_step"])
-        if last >= first_step:
-            steps += step - last
-            seconds += (step - last) / float(row["charts/SPS"])
-        last = step
-    return steps / seconds, steps
+    rows = read_rows(run / "metrics.csv")
+    ends = np.array([0] + [int(row["global_step"]) for row in rows])
+    rates = np.array([float(row["charts/SPS"]) for row in rows])
+    counted = ends[:-1] >= first_step
+    steps = np.diff(ends)[counted]
+    return steps.sum() / (steps / rates[counted]).sum(), int(steps.sum())
 
 
 def flags_of(variant):
@@ -93,31 +94,25 @@ def timed(args, script, env_id, backup, variant):
         "--eval-episodes", "1", "--no-save-model", "--log-frequency", str(max(steps // LOGGED, 1)),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        commands = [
-            [sys.executable, module.__file__, *words, "--seed", str(seed), "--run-dir", folder]
-            for seed in range(1, args.parallel + 1)
-        ]
+        command = [sys.executable, module.__file__, *words, "--run-dir", folder, "--seed"]
         started = [
-            subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            for words in commands
+            subprocess.Popen(
+                [*command, str(seed)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            for seed in range(1, args.parallel + 1)
         ]
         for process in started:
             error = process.communicate()[1]
             if process.returncode:
                 fail(f"{stem} {' '.join(words)}: {(error.strip() or 'failed').splitlines()[-1]}")
-        found = [rate(run, first_step) for run in Path(folder).iterdir()]
-    return {
-        "hardware": hardware(getattr(known, "cuda", False)),
-        "torch": torch.__version__,
-        "threads": known.threads,
-        "script": script,
-        "task": module.task_of(known.env_id),
-        "backup": backup,
-        "variant": variant,
-        "processes": args.parallel,
-        "steps": min(counted for _, counted in found),
-        "steps_per_second": sum(rate for rate, _ in found),
-    }
+        rates, counted = zip(
+            *(rate(run, first_step) for run in Path(folder).iterdir()), strict=True
+        )
+    values = (
+        hardware(getattr(known, "cuda", False)), torch.__version__, known.threads, script,
+        module.task_of(known.env_id), backup, variant, args.parallel, min(counted), sum(rates),
+    )  # fmt: skip
+    return dict(zip([name for name in COLUMNS if name != "turn"], values, strict=True))
 
 
 def hardware(cuda):
@@ -125,43 +120,41 @@ def hardware(cuda):
     if cuda and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [row.split(": ")[1] for row in info.splitlines() if row.startswith("model name")]
-    return f"{(names or [platform.machine()])[0]}, {len(os.sched_getaffinity(0))} cores"
+    names = re.findall(r"model name\s*: (.*)", info) or [platform.machine()]
+    return f"{names[0]}, {len(os.sched_getaffinity(0))} cores"
 
 
 def tables(rows):
     """Markdown of rows of COLUMNS, as a file holds them: a table for each script and task."""
-
-    def group_of(row):
-        names = ("task", "hardware", "torch", "processes", "threads")
-        return (Path(row["script"]).stem, *(str(row[name]) for name in names))
-
-    lines = []
-    for key in dict.fromkeys(map(group_of, rows)):
-        group = [row for row in rows if group_of(row) == key]
+    groups = {}
+    for row in rows:
+        about = (str(row[name]) for name in ("task", "hardware", "torch", "processes", "threads"))
+        groups.setdefault((Path(row["script"]).stem, *about), []).append(row)
+    found = []
+    for (script, task, where, version, processes, threads), group in groups.items():
         rates = {}  # name -> turn -> steps/s
         several = len({row["script"] for row in group}) > 1
         for row in group:
             name = row["backup"] + ("" if row["variant"] == "default" else f", {row['variant']}")
             name += f" ({row['script']})" * several
             rates.setdefault(name, {})[int(row["turn"])] = float(row["steps_per_second"])
-        script, task, where, version, processes, threads = key
         first = next(iter(rates))
         beside = f"{processes} processes, " if processes != "1" else ""
-        lines += [
-            f"`{script}.py`, {task}. {where}; {beside}{threads} thread(s), torch {version}.",
-            "",
-            f"| backup | steps/s (range) | of {first} (range) |",
-            "|---|---|---|",
-        ]
+        lines = []
         for name, turns in rates.items():
             ratios = [turns[t] / rates[first][t] for t in turns if t in rates[first]]
-            low, high = short(min(turns.values())), short(max(turns.values()))
-            middle = f"**{short(median(turns.values()))}** ({low} to {high})"
+            low, middle, high = map(
+                short, (min(turns.values()), median(turns.values()), max(turns.values()))
+            )
             spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            lines.append(f"| {name} | {middle} | {spread if name != first else '1'} |")
-        lines.append("")
-    return "\n".join(lines)
+            lines.append(
+                [name, f"**{middle}** ({low} to {high})", spread if name != first else "1"]
+            )
+        found += [
+            f"`{script}.py`, {task}. {where}; {beside}{threads} thread(s), torch {version}.\n",
+            markdown(["backup", "steps/s (range)", f"of {first} (range)"], lines) + "\n",
+        ]
+    return "\n".join(found)
 
 
 def short(value):
@@ -177,9 +170,8 @@ def main():
     rows = []
     for turn, script in itertools.product(range(args.turns), args.scripts):
         default = DEFAULTS.get(Path(script).stem, ("",))[0]
-        for contestant in itertools.product(
-            args.env_ids or (default,), args.backups, args.variants
-        ):
+        tasks = args.env_ids or (default,)
+        for contestant in itertools.product(tasks, args.backups, args.variants):
             rows.append(timed(args, script, *contestant) | {"turn": turn})
             print(" ".join(f"{rows[-1][name]}" for name in COLUMNS[3:]), file=sys.stderr)
             if args.out:

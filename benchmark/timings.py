@@ -1,0 +1,164 @@
+"""Time the graph and its targets on one core. Each command prints a table.
+
+python benchmark/timings.py targets     # expand and targets of a batch
+python benchmark/timings.py growth      # add and expand as the number of states grows
+python benchmark/timings.py arrays      # nodes, add and remove with arrays and in a loop
+python benchmark/timings.py frontier    # a slice of the planner on a million states
+"""
+
+import platform
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import play  # noqa: E402
+from tables import markdown  # noqa: E402
+
+from gbcore import FrontierPlanner, TransitionGraph, categorical_targets, q_targets  # noqa: E402
+
+BATCH = 32
+
+
+def seconds(function, *arguments, clock=time.perf_counter):
+    """What a call takes, and what it returns."""
+    begin = clock()
+    found = function(*arguments)
+    return clock() - begin, found
+
+
+def targets(transitions: int = 20_000, batches: int = 1_000):
+    """`expand` and targets of a batch of 32 on four graphs, Atari's of 51 atoms."""
+    rng, rows = np.random.default_rng(1), []
+    for suite, task, depth, breadth in (
+        ("minigrid", "MiniGrid-Empty-8x8-v0", 5, 50), ("minigrid", "MiniGrid-Empty-8x8-v0", 5, 0),
+        ("minatar", "freeway", 5, 20), ("minatar", "breakout", 5, 20),
+        ("atari", "freeway", 10, 10),
+    ):  # fmt: skip
+        stream = play.stream(suite, task, np.random.default_rng(0))
+        run = play.record(*stream, transitions, task)
+        graph, times = run.graph, []
+        leaf_q = rng.random((graph.num_ids, graph.num_actions), np.float32)
+        selector_q, support = torch.rand(leaf_q.shape), torch.linspace(-10, 10, 51)
+        leaf_pmf = torch.rand(*leaf_q.shape, 51).softmax(-1)
+        for _ in range(50 + batches):
+            batch = rng.integers(len(run.replay["node"]), size=BATCH)
+            roots = run.replay["node"][batch], run.replay["action"][batch]
+            expand, sub = seconds(graph.expand, *roots, depth, breadth, rng)
+            # To read the leaves is the network's part, and not timed.
+            if suite == "atari":
+                arguments = leaf_pmf[sub.nodes], support, 0.99, "double", selector_q[sub.nodes]
+                backup, _ = seconds(categorical_targets, sub, *arguments)
+            else:
+                backup, _ = seconds(q_targets, sub, leaf_q[sub.nodes], 0.99)
+            times.append((expand, backup, len(sub.outcome_pair)))
+        expand, backup, sizes = np.array(times[50:]).T
+        low, median, high = 1e3 * np.percentile(expand + backup, [25, 50, 75])
+        rows.append((
+            f"{suite} {task}", f"{graph.num_nodes:,}", str(depth), str(breadth or "all"),
+            f"{sizes.mean():.0f}",
+            f"**{median:.3f}** ({low:.3f} to {high:.3f})",
+            f"{expand.sum() / (expand + backup).sum():.0%}",
+        ))  # fmt: skip
+    names = ("graph", "states", "depth", "breadth", "transitions", "ms", "of it expand")
+    print(markdown(names, rows))
+
+
+def arrays():
+    """How many times as fast `nodes`, `add` and `remove` are with arrays of n environments as in a
+    loop of single calls. Seconds of the process, the least of five rounds.
+    """
+    rows, obs = [], np.random.default_rng(0).integers(0, 256, (1_024, 4, 84, 84), np.uint8)
+
+    def singly(method, *columns):
+        columns = (column.tolist() if column.ndim == 1 else column for column in columns)
+        return [method(*row) for row in zip(*columns, strict=True)]
+
+    def at_once(method, *columns):
+        return method(*columns)
+
+    def taken(call, n):
+        """Seconds of nodes, add and remove."""
+        graph, times = TransitionGraph(4, obs.shape[1:]), []
+        for some in np.split(obs, len(obs) // n):
+            node = graph.node if call is singly else graph.nodes
+            found, nodes = seconds(call, node, some, clock=time.process_time)
+            nodes = np.array(nodes)
+            columns = nodes, nodes % 4, nodes / 7, np.roll(nodes, 1), nodes < 0
+            times.append([found] + [
+                seconds(call, method, *columns, clock=time.process_time)[0]
+                for method in (graph.add, graph.remove)
+            ])  # fmt: skip
+        return np.sum(times, axis=0)
+
+    for n in (16, 64, 256):
+        single, at_a_time = (
+            np.min([taken(call, n) for _ in range(5)], axis=0) for call in (singly, at_once)
+        )
+        rows.append((str(n), *(f"{ratio:.1f}" for ratio in single / at_a_time)))
+    print(markdown(("n", "nodes", "add", "remove"), rows))
+
+
+def large_graph(num_states, rng):
+    """A square of rooms without doors, all but one pair tried; every tenth step slips."""
+    side = int(num_states**0.5)
+    graph = TransitionGraph(4, (1,), np.int64, capacity=side**2)
+    states = graph.nodes(np.arange(side**2)[:, None])
+    x, y = np.divmod(states, side)
+    for a, (dx, dy) in enumerate([(1, 0), (-1, 0), (0, 1), (0, -1)]):
+        to = np.clip(x + dx, 0, side - 1) * side + np.clip(y + dy, 0, side - 1)
+        slips = states[rng.random(side**2) < 0.1]
+        for source, target in ((states[a == 0 :], to[a == 0 :]), (slips, slips)):
+            zeros = np.zeros(len(source))
+            graph.add(source, zeros.astype(np.int64) + a, zeros, target, zeros > 0)
+    return graph
+
+
+def plan_slices(num_states, slices, budget):
+    """Seconds of the first plan and of each step's: an array; graph and planner."""
+    rng = np.random.default_rng(0)
+    graph = large_graph(num_states, rng)
+    planner = FrontierPlanner(graph)
+    node, times = 0, []
+    for edges in [None, *[budget] * slices]:
+        times.append(seconds(planner.plan, edges, clock=time.thread_time)[0])
+        action = planner.act(node, rng)
+        action = int(rng.integers(4)) if action is None else action
+        known = graph.expand(np.array([node]), np.array([action]), 1).nodes
+        next_node = int(known[0] if len(known) else rng.integers(graph.num_nodes))
+        graph.add(node, action, 0.0, next_node, False)
+        node = next_node
+    return np.array(times), graph, planner
+
+
+def frontier(states: int = 1_000_000, slices: int = 5_000, budget: int = 2_000):
+    """A slice of the frontier planner on a graph of which every change sets off as much planning as
+    the budget allows. Processor time of the thread, so that whatever else the machine does hardly
+    counts. What the planner costs a script is another question: `tools/speed.py --variants default
+    exploration=frontier`.
+
+    Args:
+        states: of the graph
+        slices: steps on it
+        budget: edges that the planner reads per step at most
+    """
+    (first, *times), graph, planner = plan_slices(states, slices, budget)
+    median, high, most = 1e6 * np.percentile(times, [50, 99, 100])
+    names = ("states", "edges", "first plan, s", "slice, median us", "99%", "longest",
+             "states waiting")  # fmt: skip
+    row = (f"{graph.num_nodes:,}", f"{graph.num_edges:,}", f"{first:.1f}", f"{median:.0f}",
+           f"{high:.0f}", f"{most:.0f}", f"{planner.num_waiting:,}")  # fmt: skip
+    print(markdown(names, [row]))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, one core\n")
+    commands = {"targets": targets, "arrays": arrays, "frontier": frontier}
+    tyro.extras.subcommand_cli_from_dict(commands)
