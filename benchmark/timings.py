@@ -42,7 +42,7 @@ def targets(transitions: int = 20_000, batches: int = 1_000):
         ("atari", "freeway", 10, 10),
     ):  # fmt: skip
         stream = play.stream(suite, task, np.random.default_rng(0))
-        run = play.record(*stream, transitions, task)
+        run = play.record_by_keys(*stream, transitions, task, {"": lambda obs, action: obs})[""]
         graph, times = run.graph, []
         leaf_q = rng.random((graph.num_ids, graph.num_actions), np.float32)
         selector_q, support = torch.rand(leaf_q.shape), torch.linspace(-10, 10, 51)

@@ -39,10 +39,10 @@ WAYS = list(itertools.product(("", "key"), COLOURS))
 
 def evaluations(folder):
     """Mean return of each whole evaluation, by its step."""
-    returns = {}
-    for path in folder.glob("*/evaluations.csv"):
-        returns = read_returns(path.parent)
-    return {step: np.mean(values) for step, values in returns.items() if len(values) == 20}
+    found = [read_returns(path.parent) for path in folder.glob("*/evaluations.csv")]
+    return {
+        step: np.mean(values) for of in found for step, values in of.items() if len(values) == 20
+    }
 
 
 def measure(env_id, backup, key, seed):
@@ -88,7 +88,7 @@ def report(rows):
 
 
 def main():
-    rows = [*csv.reader(ROWS.open())][1:] if ROWS.exists() else []
+    rows = [*csv.reader(ROWS.open())][1:]
     for seed, env_id, (key, backup) in itertools.product(sys.argv[1:], TASKS, WAYS):
         if [env_id, backup, key, seed] not in [row[:4] for row in rows]:
             rows.append([*map(str, measure(env_id, backup, key, seed))])

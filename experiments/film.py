@@ -6,9 +6,7 @@ One agent explores: half of its episodes go to what was never tried. Two tables 
 the same batches of its transitions, one by one-step targets and one by graph's.
 """
 
-import io
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -28,30 +26,21 @@ GAMMA = 0.95
 AGENT = script.OBJECT_TO_IDX["agent"]
 
 
-@dataclass
-class Args:
-    env_id: str = "SimpleCrossingS9N2"  # a MiniGrid task
-    steps: int = 1_000  # environment steps; each has a batch of 16 transitions
-    frames: int = 100  # pictures of the film
-    seed: int = 5  # of the layout, the exploration and the batches
-    out: Path = ROOT / "docs" / "film.webp"  # the file to write
-
-
-def play(args):
+def play(env_id, steps, frames, seed):
     """The graph of a run, its pairs of states in the order they were found, and its moments.
 
     Of a moment: the step, its picture uint8 [H, W, 3], the number of pairs, and the states' values
     float64 [num_nodes] by backup.
     """
-    rng = np.random.default_rng(args.seed)
-    env = script.Task(script.task_of(args.env_id), args.seed, "rgb_array")
+    rng = np.random.default_rng(seed)
+    env = script.Task(script.task_of(env_id), seed, "rgb_array")
     obs = env.reset()
     graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype)
-    replay, frontier = Replay(graph, args.steps), FrontierEpisodes(graph, 0.5)
-    q = {name: np.zeros((args.steps + 2, env.num_actions)) for name in ("one-step", "graph")}
-    shown = np.linspace(0, args.steps - 1, args.frames).astype(int)
+    replay, frontier = Replay(graph, steps), FrontierEpisodes(graph, 0.5)
+    q = {name: np.zeros((steps + 2, env.num_actions)) for name in ("one-step", "graph")}
+    shown = np.linspace(0, steps - 1, frames).astype(int)
     edges, moments, node, starts = {}, [], graph.node(obs), True
-    for step in range(args.steps):
+    for step in range(steps):
         action = frontier.act(node, rng, starts)
         if action is None:
             action = int(rng.integers(env.num_actions))
@@ -85,7 +74,7 @@ def heat(graph, values):
 def draw(moment, graph, edges, layout):
     """A picture, as an image of PIL."""
     step, grid, num_edges, values = moment
-    figure, axes = plt.subplots(1, 4, figsize=(11, 3.1), layout="constrained")
+    figure, axes = plt.subplots(1, 4, figsize=(11, 3.1), dpi=80, layout="constrained")
     looks = {"cmap": "inferno", "vmin": 0, "vmax": 1}
     axes[0].imshow(grid)
     known = layout[np.array(edges[:num_edges])]
@@ -100,25 +89,30 @@ def draw(moment, graph, edges, layout):
     titles = (f"step {step:,}", f"the graph: {num_nodes} states", *names)
     for ax, title in zip(axes, titles, strict=True):
         ax.set(xticks=[], yticks=[], title=title)
-    file = io.BytesIO()
-    figure.savefig(file, dpi=80)
+    figure.canvas.draw()
     plt.close(figure)
-    return Image.open(file).convert("RGB")
+    return Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
 
 
-def main():
-    args = tyro.cli(Args)
-    graph, edges, moments = play(args)
+def main(
+    env_id: str = "SimpleCrossingS9N2",
+    steps: int = 1_000,
+    frames: int = 100,
+    seed: int = 5,
+    out: Path = ROOT / "docs" / "film.webp",
+):
+    """Write the film of so many environment steps; each has a batch of 16 transitions."""
+    graph, edges, moments = play(env_id, steps, frames, seed)
     positions = networkx.kamada_kawai_layout(networkx.Graph(edges))
     layout = np.array([positions[node] for node in range(graph.num_nodes)])
     layout /= np.abs(layout).max()
     images = [draw(moment, graph, edges, layout) for moment in moments]
     lengths = [90] * (len(images) - 1) + [3_000]
     images[0].save(
-        args.out, save_all=True, append_images=images[1:], duration=lengths, loop=0, quality=70
+        out, save_all=True, append_images=images[1:], duration=lengths, loop=0, quality=70
     )
-    print(f"{args.out}: {len(images)} pictures, {args.out.stat().st_size / 1e6:.2f} MB")
+    print(f"{out}: {len(images)} pictures, {out.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

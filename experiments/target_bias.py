@@ -10,9 +10,7 @@ itself: what says something is one backup or depth beside another.
 """
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
@@ -36,14 +34,6 @@ BACKUPS = {  # name -> (along a trajectory, rule, prior)
 DEPTHS = (1, 2, 3, 5)
 COUNTS = (1, 2, 10)  # lower ends of the classes of c(s, a)
 COLUMNS = ("task", "agent", "seed", "target", "depth", "count", "pairs", "return", "bias", "rms")
-
-
-@dataclass
-class Args:
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """folders of runs"""
-    csv: Path | None = None
-    """file for all numbers"""
 
 
 def returns_of(replay, gamma):
@@ -84,10 +74,10 @@ def bias_of(run, gamma):
     return table
 
 
-def main():
-    args = tyro.cli(Args)
+def main(runs: tyro.conf.Positional[tuple[Path, ...]], csv: Path | None = None):
+    """Print the differences of these runs' targets; --csv keeps all numbers."""
     kept, biases = [], []
-    for path in args.runs:
+    for path in runs:
         run = recorded.read(path)
         if run.replay is None or run.networks is None:
             fail(f"{path} has no checkpoint")
@@ -101,9 +91,9 @@ def main():
                 gaps = [f"{row['bias']:+.2f}" for row in rows]
                 biases.append([*names, name, f"{rows[0]['return']:.2f}", *gaps])
     print(markdown([*COLUMNS[:4], "return", *(f"depth {depth}" for depth in DEPTHS)], biases))
-    if args.csv:
-        write_rows(args.csv, COLUMNS, kept)
+    if csv:
+        write_rows(csv, COLUMNS, kept)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

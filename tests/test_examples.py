@@ -692,15 +692,12 @@ def test_the_page_s_table_is_of_the_rows(monkeypatch, tmp_path):
     assert "1,234 (" in (tmp_path / "docs" / "your_own.md").read_text()
 
 
-def test_the_film_shows_the_graph_and_both_values(monkeypatch, tmp_path):
+def test_the_film_shows_the_graph_and_both_values(tmp_path):
     film = experiment("film")
-    flags = ("--steps", "90", "--frames", "3", "--env-id", "Empty-5x5", "--out", "film.webp")
-    monkeypatch.setattr(sys, "argv", ["film.py", *flags])
-    monkeypatch.chdir(tmp_path)
-    film.main()
+    film.main("Empty-5x5", steps=90, frames=3, out=tmp_path / "film.webp")
     with Image.open(tmp_path / "film.webp") as written:
         assert (written.n_frames, written.format) == (3, "WEBP")
-    graph, edges, moments = film.play(film.Args(env_id="Empty-5x5", steps=90, frames=3))
+    graph, edges, moments = film.play("Empty-5x5", steps=90, frames=3, seed=5)
     assert [moment[0] for moment in moments] == [1, 45, 90]
     _, _, num_edges, values = moments[-1]
     assert len(values["graph"]) == graph.num_nodes

@@ -16,7 +16,6 @@ import numpy as np
 import play
 import pytest
 import recorded
-import stability
 import would_it_help
 
 import gb_dqn_minigrid
@@ -547,22 +546,3 @@ def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
         assert page.inner_text("#state") == ""
         chromium.close()
     assert errors == []
-
-
-# --------------------------------------------------------------------------------------------------
-# Stability
-# --------------------------------------------------------------------------------------------------
-
-
-def test_estimates_of_exact_backups_do_not_vary_under_one_target_network():
-    replay = stability.random_data(1, 150)
-    last = {
-        variant: list(stability.estimates(replay, variant, 10**6, 60, seed=1, every=60))[-1]
-        for variant in ("one-step", "n-step", "graph, all transitions")
-    }
-    assert last["one-step"][2] < 1e-7
-    assert last["graph, all transitions"][2] < 1e-7
-    assert last["n-step"][2] > 1e-4  # the trajectory of the sample decides
-    # The end gives 1 to state 2; 1 hears of it by the other episode's action, and 0 after that.
-    graph = recorded_rows([(0, 0, 0.0, 1, False, False), (1, 0, 1.0, 2, True, True)]).graph
-    assert stability.optimum(graph, 0.5) == np.mean([0.5, 1.0])

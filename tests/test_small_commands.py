@@ -48,18 +48,18 @@ def test_the_picture_of_the_five_backups_says_what_they_read():
 def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
     krull = RESULTS / "krull_graph_1"
     ((_, seeds),) = plot_runs.read_settings([krull])
-    steps, means, errors = plot_runs.curve_of(seeds, 1)
+    steps, means, errors = plot_runs.curve_of(seeds)
     assert steps.tolist() == list(range(2000, 20_001, 2000))
     assert round(means[-1]) == 2478
     assert round(errors[-1], 1) == 64.3  # of 20 episodes: their deviation is 287.5, over 20 ** 0.5
     runs = [RESULTS / f"doorkey-6x6_graph_{seed}" for seed in (1, 2, 3)]
     ((_, seeds),) = plot_runs.read_settings(runs)
     assert sorted(seeds) == [1, 2, 3]
-    steps, means, errors = plot_runs.curve_of(seeds, 1)
+    steps, means, errors = plot_runs.curve_of(seeds)
     last = [np.mean(returns[100_000]) for returns in seeds.values()]
     assert means[-1] == pytest.approx(np.mean(last))
     assert errors[-1] == pytest.approx(np.std(last, ddof=1) / 3**0.5)
-    type_command(plot_runs, krull, *runs, "--out", tmp_path / "krull.png", "--random-score", 1584.5)
+    type_command(plot_runs, krull, *runs, "--out", tmp_path / "krull.png")
     assert (tmp_path / "krull.png").stat().st_size > 0
 
 
@@ -79,7 +79,6 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
     for words, named in (
         ((tmp_path, "--out", tmp_path / "x.png"), f"no run with an evaluation in {tmp_path}"),
         ((krull, "--out", tmp_path / "x.bmp"), "supported formats: "),
-        ((krull, "--out", tmp_path / "x.png", "--window", 0), "--window must be >= 1"),
     ):
         with pytest.raises(SystemExit) as stopped:
             type_command(plot_runs, *words)

@@ -60,17 +60,16 @@ def test_the_network_error_is_discounted_by_depth():
 
 
 def test_the_command_prints_a_table_and_keeps_all_numbers(monkeypatch, capsys, tmp_path):
-    run = run_of(EPISODE * 10, np.zeros((4, 2)))
+    run, runs = run_of(EPISODE * 10, np.zeros((4, 2))), (Path("runs/one"),)
     run.task, run.config, run.networks = "chain", {"backup": "tree", "seed": 7, "gamma": GAMMA}, {}
     monkeypatch.setattr(target_bias.recorded, "read", lambda path: run)
     file = tmp_path / "bias.csv"
-    monkeypatch.setattr(sys, "argv", ["target_bias.py", "runs/one", "--csv", str(file)])
-    target_bias.main()
+    target_bias.main(runs, file)
     printed = capsys.readouterr().out.splitlines()
     assert [line[:20] for line in printed].count("| chain | tree | 7 |") == len(BACKUPS)
     numbers = len(BACKUPS) * len(target_bias.DEPTHS) * 2  # all, and from 10
     assert len(file.read_text().splitlines()) == 1 + numbers
     run.replay = None
     with pytest.raises(SystemExit):
-        target_bias.main()
+        target_bias.main(runs)
     assert capsys.readouterr().err == "error: runs/one has no checkpoint\n"

@@ -52,22 +52,19 @@ def crossed_by_distance(run):
         yield distance[inside].min(), high, inside.sum(), crossed[inside].mean()
 
 
-def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_rows=2_000):
+def target_changes(graph, replay, depth, breadth, gamma, rng, num_rows=2_000):
     """How graph targets differ from tree targets of the same rows: a dict.
 
     num_rows rows, drawn with replacement, are backed up over their own trajectory (tree backup) and
     over the graph. read: share of rows whose two subgraphs differ in what a target reads: both are
     evaluated under the uniform policy with random leaf values and rewards kept, where every outcome
-    has its weight in the result. value: share of rows whose greedy targets differ. zero: share of
-    rows whose greedy graph target is the higher one where all leaf values are 0, that is, by
-    rewards that tree backup does not see. mean_size, max_size: transitions of a row's subgraph.
-
-    Args:
-        leaf_q: [num_ids, A], leaf values of the greedy targets; None: standard normal ones.
+    has its weight in the result. value: share of rows whose greedy targets differ, with the same
+    leaf values. zero: share of rows whose greedy graph target is the higher one where all leaf
+    values are 0, that is, by rewards that tree backup does not see. mean_size, max_size:
+    transitions of a row's subgraph.
     """
     rows = rng.integers(len(replay["node"]), size=num_rows)
     noise = rng.standard_normal((graph.num_ids, graph.num_actions))
-    values = noise if leaf_q is None else leaf_q.astype(np.float64)
     uniform = np.full(noise.shape, 1 / graph.num_actions)
     columns = [replay[name] for name in recorded.COLUMNS]
 
@@ -75,7 +72,7 @@ def target_changes(graph, replay, depth, breadth, gamma, rng, leaf_q=None, num_r
         at = sub.nodes
         return np.concatenate([
             q_targets(sub, noise[at], gamma, "policy", policy=uniform[at]),
-            q_targets(sub, values[at], gamma),
+            q_targets(sub, noise[at], gamma),
             q_targets(sub, np.zeros_like(noise[at]), gamma),
         ])  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Draw the learning curves of runs: mean and standard error over the seeds of each setting.
 
 python tools/plot_runs.py runs/* --out curves.png
-python tools/plot_runs.py results/krull_graph_1 --out krull.png --random-score 1584.5
+python tools/plot_runs.py results/krull_graph_1 --out krull.png
 """
 
 import json
@@ -22,8 +22,6 @@ class Args:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """folders of runs, or folders that hold some"""
     out: Path  # the picture: .png, .svg, .pdf or what else matplotlib writes
-    window: int = 1  # evaluations that a point is the mean of, this one and earlier ones
-    random_score: float | None = None  # score of random actions, drawn as a line
 
 
 def read_settings(paths):
@@ -63,11 +61,11 @@ def labels(settings):
         yield ", ".join(words) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
 
 
-def curve_of(seeds, window):
+def curve_of(seeds):
     """Steps, mean and error: over seeds, or of one seed over an evaluation's episodes."""
     curves = [{s: np.mean(found) for s, found in returns.items()} for returns in seeds.values()]
-    steps, mean, error, number = aggregate.band(curves, window)
-    if number == 1 and window == 1:
+    steps, mean, error, number = aggregate.band(curves, window=1)
+    if number == 1:
         (returns,) = seeds.values()
         error = [aggregate.standard_error(returns[step]) for step in steps]
     return steps, mean, np.asarray(error)
@@ -75,17 +73,13 @@ def curve_of(seeds, window):
 
 def main():
     args = tyro.cli(Args)
-    if args.window < 1:
-        fail(f"--window must be >= 1, got {args.window}")
     settings = read_settings(args.runs)
     figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
     for (_, seeds), label in zip(settings, labels(settings), strict=True):
-        steps, mean, error = curve_of(seeds, args.window)
+        steps, mean, error = curve_of(seeds)
         (line,) = axis.plot(steps, mean, marker="o" if len(steps) <= 20 else None, markersize=4)
         line.set_label(label)
         axis.fill_between(steps, mean - error, mean + error, alpha=0.2, color=line.get_color())
-    if args.random_score is not None:
-        axis.axhline(args.random_score, color="gray", linestyle="--", label="random actions")
     axis.set_xlabel("environment steps")
     axis.set_ylabel("score (mean, standard error)")
     axis.spines[["top", "right"]].set_visible(False)

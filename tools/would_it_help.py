@@ -8,9 +8,7 @@ Graph Backup (Jiang et al. 2022) assumes that trajectories cross and that observ
 states. Where they never cross it is tree backup; where an observation hides something it averages
 over what differs. This prints measures of both, says which assumption fails, and gives a verdict.
 What is played is looked at under other keys, too: what else could make two observations one state
-(see `TransitionGraph`). It tells whether targets change, not by how much a score does: the paper
-found a correlation of only -0.22 (Atari) and -0.29 (all tasks) between the novel state ratio and
-the gain.
+(see `TransitionGraph`). It tells whether targets change, not by how much a score does.
 """
 
 import itertools
@@ -91,11 +89,7 @@ def measure(run, depth, breadth, sampled, rng):
     found = measures.crossovers(graph) | {"depth": depth}
     if replay is None:
         return found
-    few = graph.num_ids == graph.num_nodes and np.prod(graph.obs_shape) * graph.num_ids < 1e8
-    known = run.networks and not run.missing and few
-    leaf_q = run.q_values(np.arange(graph.num_ids), "target") if known else None
-    found["leaf_values"] = "random" if leaf_q is None else "of the run's network"
-    changes = measures.target_changes(graph, replay, depth, breadth, GAMMA, rng, leaf_q, sampled)
+    changes = measures.target_changes(graph, replay, depth, breadth, GAMMA, rng, sampled)
     found |= {f"targets_{name}": value for name, value in changes.items()}
     return found | {f"memory_{name}": v for name, v in measures.memory(replay, rng).items()}
 
@@ -174,7 +168,7 @@ def report(name, by_key):
         )
         rows |= {
             f"targets of depth {found['depth']} unlike tree backup's": f"{read}   (what is read); "
-            f"{value} (the value, leaf values {found['leaf_values']})",
+            f"{value} (the value, where leaves are random)",
             "  higher by rewards that tree backup misses": zero,
             "transitions per target": f"{found['targets_mean_size']:.1f} on average, "
             f"{found['targets_max_size']} at most",
