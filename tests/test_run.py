@@ -185,6 +185,7 @@ def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, cap
 def test_what_is_told_away_from_a_terminal(tmp_path, monkeypatch, capsys):
     """Plain lines, the time that is left once learning goes on, and what the graph was worth."""
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "WINDOW", 3.0)  # whose rate is told, and then the next one's
     clock = iter(range(10**6))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     assert command(script, *SMALL, "--run-dir", tmp_path) == 0
