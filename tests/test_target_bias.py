@@ -1,6 +1,6 @@
 """experiments/target_bias.py on replays that can be worked by hand."""
 
-import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
