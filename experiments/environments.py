@@ -88,7 +88,7 @@ def report(rows):
 
 
 def main():
-    rows = [*csv.reader(ROWS.open())][1:]
+    rows = [*csv.reader(ROWS.open())][1:] if ROWS.exists() else []
     for seed, env_id, (key, backup) in itertools.product(sys.argv[1:], TASKS, WAYS):
         if [env_id, backup, key, seed] not in [row[:4] for row in rows]:
             rows.append([*map(str, measure(env_id, backup, key, seed))])

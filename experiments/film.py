@@ -6,6 +6,7 @@ One agent explores: half of its episodes go to what was never tried. Two tables 
 the same batches of its transitions, one by one-step targets and one by graph's.
 """
 
+import io
 import sys
 from pathlib import Path
 
@@ -89,9 +90,10 @@ def draw(moment, graph, edges, layout):
     titles = (f"step {step:,}", f"the graph: {num_nodes} states", *names)
     for ax, title in zip(axes, titles, strict=True):
         ax.set(xticks=[], yticks=[], title=title)
-    figure.canvas.draw()
+    file = io.BytesIO()
+    figure.savefig(file)
     plt.close(figure)
-    return Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+    return Image.open(file).convert("RGB")
 
 
 def main(
