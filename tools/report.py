@@ -119,7 +119,7 @@ def in_short(protocols, folder):
         )
     yield "\n".join(findings(protocols))
     games = sum(len(p.tasks) for p in protocols if p.suite == ATARI)
-    yield f"Atari 100K: {games} of 26 games have been run."
+    yield f"Atari 100K: {games} of 26 games run so far."
 
 
 def panel(protocol):
