@@ -74,7 +74,7 @@ def arrays():
     """How many times as fast `nodes`, `add` and `remove` are with arrays of n environments as in a
     loop of single calls. Seconds of the process, the least of five rounds.
     """
-    rows, obs = [], np.random.default_rng(0).integers(0, 256, (1_024, 4, 84, 84), np.uint8)
+    rows, obs = [], np.random.default_rng(0).integers(0, 256, (1_024, 10, 10, 4), np.uint8)
 
     def singly(method, *columns):
         columns = (column.tolist() if column.ndim == 1 else column for column in columns)
