@@ -22,7 +22,14 @@ from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
 from minigrid.wrappers import FullyObsWrapper
 
-from gbcore import FrontierEpisodes, LeafTable, Replay, TransitionGraph, pair_q_values
+from gbcore import (
+    FrontierEpisodes,
+    GraphValues,
+    LeafTable,
+    Replay,
+    TransitionGraph,
+    pair_q_values,
+)
 from gbcore.run import (
     ELSEWHERE,
     LearnerState,
@@ -86,11 +93,14 @@ class Args(RunFlags):
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
     depth: int = 5
-    """nested backups per target; one-step always takes 1"""
+    """nested backups per target, one-step always 1; 0 = no limit: the values of the whole graph"""
     breadth: int = 50
     """transitions followed per level of a graph backup; 0 = all"""
     prior: float = 0.0
     """observations that the network's value of a pair below the root counts as; 0: the paper's"""
+    act_on: Literal["network", "graph"] = "network"
+    """what is greedy, in training and evaluation: the network, or the values of the whole graph
+    where the state is known"""
     persist_targets: bool = False
     """write nested values into the leaf values until the target network is updated"""
 
@@ -158,6 +168,9 @@ class Learner(LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
+        self.graph_values = None
+        if args.depth == 0 or args.act_on == "graph":
+            self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
 
     @torch.inference_mode()
@@ -167,11 +180,19 @@ class Learner(LearnerState):
 
     def act(self, obs):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""
-        return self.values(self.online, obs).argmax(axis=1)
+        actions = np.full(len(obs), -1)
+        if self.args.act_on == "graph":
+            actions = self.graph_values.actions([self.graph.find(one) for one in obs])
+        unknown = actions < 0
+        if unknown.any():
+            actions[unknown] = self.values(self.online, obs[unknown]).argmax(axis=1)
+        return actions
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over what is known of the leaves."""
         args = self.args
+        if args.depth == 0:
+            return self.graph_values.targets(batch.nodes, batch.actions)
         source, rule = BACKUPS[args.backup]
         depth = 1 if args.backup == "one-step" else args.depth
         subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
@@ -185,6 +206,8 @@ class Learner(LearnerState):
 
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
+        if self.graph_values is not None:
+            self.graph_values.update()
         targets = torch.from_numpy(self.targets(batch, rng)).to(self.device)
         obs = torch.from_numpy(self.replay.observations(batch)).to(self.device)
         actions = torch.from_numpy(batch.actions).to(self.device)
@@ -201,6 +224,8 @@ class Learner(LearnerState):
         with torch.no_grad():
             torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
         self.leaves.forget_all()
+        if self.graph_values is not None:
+            self.graph_values.renew()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from gbcore.frontier import FrontierEpisodes, FrontierPlanner
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
+from gbcore.graph_values import GraphValues
 from gbcore.kernels import Subgraphs
 from gbcore.leaf_table import LeafTable
 from gbcore.replay import Batch, PrioritizedReplay, Replay
@@ -18,6 +19,7 @@ __all__ = [
     "Batch",
     "FrontierEpisodes",
     "FrontierPlanner",
+    "GraphValues",
     "LeafTable",
     "PrioritizedReplay",
     "Replay",

@@ -40,6 +40,11 @@ class LeafTable:
         self._make_room()
         return self._generation[: self.graph.num_ids] == self.graph.generations
 
+    def knows(self, nodes):
+        """Have node ids int64 [n] a value? bool [n]"""
+        self._make_room()
+        return self._generation[nodes] == self.graph.generations[nodes]
+
     def values(self, nodes):
         """float32 [n, A] of distinct node ids int64 [n]."""
         missing = self._unknown(nodes)
@@ -105,9 +110,8 @@ class LeafTable:
         self.num_evaluated = int(num_evaluated)
 
     def _unknown(self, nodes):
-        self._make_room()
         self.graph.require_nodes(nodes)
-        return nodes[self._generation[nodes] != self.graph.generations[nodes]]
+        return nodes[~self.knows(nodes)]
 
     def _make_room(self):
         old = len(self._generation)

@@ -393,6 +393,36 @@ class NaiveSumTree:
         raise AssertionError("unreachable with exact sums")
 
 
+# --- values of the whole graph ---
+
+
+def graph_values(graph, leaf_q, gamma, prior):
+    """V(s) of every state of a NaiveGraph, by sweeps over all of them until nothing moves.
+
+    Q(s, a) = (sum_T f(T) (r + gamma (1 - done) V(s')) + prior q(s, a)) / (c(s, a) + prior) of seen
+    pairs, else q(s, a); V(s) = max_a Q(s, a). gamma < 1.
+    """
+    values, moved = dict.fromkeys(graph.out, 0.0), 1.0
+    while moved > 1e-13:
+        new = {
+            state: max(graph_action_value(graph, values, leaf_q, state, action, gamma, prior)
+                       for action in range(graph.num_actions))
+            for state in graph.out
+        }  # fmt: skip
+        moved = max((abs(new[state] - values[state]) for state in new), default=0.0)
+        values = new
+    return values
+
+
+def graph_action_value(graph, values, leaf_q, state, action, gamma, prior):
+    transitions, leaf = graph.transitions(state, action), float(leaf_q[state][action])
+    if not transitions:
+        return leaf
+    seen = sum(f * (r if done else r + gamma * values[s2])
+               for (_, _, r, done, s2), f in transitions.items())  # fmt: skip
+    return (seen + prior * leaf) / (sum(transitions.values()) + prior)
+
+
 # --- the frontier planner's values ---
 
 

@@ -352,6 +352,7 @@ SMALL = [
     "flags",
     [
         *BACKUPS, "graph --persist-targets", "graph --buffer-size 20",
+        "graph --depth 0 --act-on graph --prior 0.3 --buffer-size 20", "tree --act-on graph",
         "tree --exploration frontier --buffer-size 20",
     ],
 )  # fmt: skip
@@ -419,6 +420,9 @@ BAD_INPUT = [
     (minatar_script, ["--env-id", "freewy"], ["freewy", "freeway"]),
     (minatar_script, ["--env-id", "chess"], ["chess", "space_invaders"]),
     (minatar_script, ["--episode-seed", "2"], ["--episode-seed", "fresh", "fixed"]),
+    (minatar_script, ["--backup", "tree", "--depth", "0"], ["--depth 0", "--backup graph"]),
+    (minigrid_script, ["--depth", "0", "--gamma", "1"], ["--gamma", "below 1"]),
+    (minigrid_script, ["--act-on", "graph", "--persist-targets"], ["--persist-targets", "leaf"]),
 ]
 
 

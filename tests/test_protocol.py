@@ -38,7 +38,8 @@ OF_DQN = {
     "total_timesteps": 100_000, "depth": 5, "batch_size": 32, "target_network_frequency": 8000,
     "updates_per_train": 1, "adam_eps": 1.5e-4, "start_e": 1.0, "end_e": 0.02,
     "eval_frequency": 1000, "eval_episodes": 3, "eval_epsilon": 0.001, "buffer_size": 0,
-    "persist_targets": False, "exploration": "epsilon-greedy", "backup": "graph",
+    "persist_targets": False, "act_on": "network", "prior": 0.0, "backup": "graph",
+    "exploration": "epsilon-greedy",
 }  # fmt: skip
 
 

@@ -96,6 +96,7 @@ def test_flags_that_a_backup_does_not_read_do_not_matter():
     assert key(backup="tree", breadth=0) == key(backup="tree")
     assert key(backup="tree", depth=3) != key(backup="tree")
     assert key(backup="one-step", depth=3) == key(backup="one-step")
+    assert key(depth=0, breadth=0) == key(depth=0)
 
 
 def test_the_episode_seed_of_minatar_is_part_of_the_key():

@@ -106,7 +106,7 @@ def key_of(suite, config):
     normal, config = flags_of(suite), flags_of(suite, **config)
     backup = config["backup"]
     idle = WITHOUT_EFFECT | IN_KEY
-    if script.BACKUPS[backup][0] == "trajectory":
+    if script.BACKUPS[backup][0] == "trajectory" or config["depth"] == 0:
         idle |= {"breadth"}
     if backup == "one-step":
         idle |= {"depth"}

@@ -206,7 +206,9 @@ def restore_adam(network, optimizer, saved):
 
 
 class LearnerState:
-    """State of a DQN learner, which has online, target, optimizer, leaves and num_updates."""
+    """State of a DQN learner: its online, target, optimizer, leaves, num_updates, graph_values."""
+
+    graph_values = None  # a GraphValues, where the learner has one
 
     @property
     def num_evaluated(self):
@@ -215,13 +217,16 @@ class LearnerState:
 
     def state(self):
         """What `restore` takes back."""
-        return {
+        saved = {
             "online": network_state(self.online),
             "target": network_state(self.target),
             "adam": adam_state(self.online, self.optimizer),
             "leaves": self.leaves.state(),
             "num_updates": self.num_updates,
         }
+        if self.graph_values is not None:
+            saved["graph_values"] = self.graph_values.state()
+        return saved
 
     def restore(self, state):
         """Go on from what `state` returned. ValueError for what cannot be."""
@@ -229,6 +234,8 @@ class LearnerState:
         restore_network(self.target, state["target"])
         restore_adam(self.online, self.optimizer, state["adam"])
         self.leaves.restore(state["leaves"])
+        if self.graph_values is not None:
+            self.graph_values.restore(state["graph_values"])
         self.num_updates = state["num_updates"]
 
 

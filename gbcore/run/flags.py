@@ -60,14 +60,17 @@ COUNT, AMOUNT, SHARE, SCALE = (1, 2**31 - 1), (0, 2**31 - 1), (0, 1), (1e-12, 1e
 RANGES = {
     **dict.fromkeys(
         (
-            "total_timesteps", "batch_size", "depth", "target_network_frequency",
-            "train_frequency", "updates_per_train", "exploration_steps", "eval_episodes",
+            "total_timesteps", "batch_size", "target_network_frequency", "train_frequency",
+             "updates_per_train", "exploration_steps", "eval_episodes",
             "eval_envs", "curve_episodes", "log_frequency", "time_limit",
         ),
         COUNT,
     ),
     **dict.fromkeys(
-        ("breadth", "buffer_size", "learning_starts", "eval_frequency", "checkpoint_frequency"),
+        (
+            "depth", "breadth", "buffer_size", "learning_starts", "eval_frequency",
+            "checkpoint_frequency",
+        ),
         AMOUNT,
     ),
     **dict.fromkeys(("gamma", "start_e", "end_e", "eval_epsilon", "frontier_share"), SHARE),
@@ -170,6 +173,15 @@ def check_flags(args):
         warn("--learning-starts is not below --total-timesteps: nothing is learned")
     if not args.backup.startswith("graph") and args.breadth != default.breadth:
         warn(f"--breadth does nothing with --backup {args.backup}")
+    acts_on_graph = getattr(args, "act_on", None) == "graph"
+    if args.depth == 0 and (args.backup != "graph" or not hasattr(args, "act_on")):
+        fail("--depth 0, the values of the whole graph, is for --backup graph of a DQN script")
+    if (args.depth == 0 or acts_on_graph) and args.gamma == 1:
+        fail("--gamma must be below 1 for the values of the whole graph")
+    if args.depth == 0 and (args.breadth != default.breadth or args.persist_targets):
+        warn("--breadth and --persist-targets do nothing with --depth 0")
+    if acts_on_graph and args.persist_targets:
+        fail("--persist-targets writes into the leaf values that --act-on graph reads")
     if args.backup == "one-step" and args.depth != default.depth:
         warn("--depth does nothing with --backup one-step")
     if args.cuda and not torch.cuda.is_available():

@@ -297,13 +297,13 @@ class Run:
         """One line: how often states come again, and how often a target has more than one path."""
         rng, replay = np.random.default_rng(0), self.parts["replay"]
         rows = rng.integers(max(replay.size, 1), size=256)
-        several = 0
+        several, depth = 0, self.args.depth or 5
         for node, action in zip(replay.node[rows], replay.action[rows], strict=True):
-            subgraphs = self.graph.expand([node], [action], self.args.depth)
+            subgraphs = self.graph.expand([node], [action], depth)
             several += (np.diff(subgraphs.level_outcomes) > 1).any()
         return (
             f"The graph: {1 - self.graph.novel_state_ratio:.1%} of the steps acted in a state "
-            f"seen before; {several / len(rows):.1%} of the targets of depth {self.args.depth} "
+            f"seen before; {several / len(rows):.1%} of the targets of depth {depth} "
             "have more than one path (docs/graphs.md says what that is worth)"
         )
 

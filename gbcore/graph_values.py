@@ -1,0 +1,168 @@
+"""GraphValues: the nested backup of `targets.py` over the whole graph, at no depth cut off."""
+
+import numpy as np
+
+from gbcore import kernels
+from gbcore.graph import as_indices
+from gbcore.interner import Rows, check_array
+from gbcore.kernels import FREED
+
+SWEPT = 2_000  # nodes backed up per update
+TOLERANCE = 1e-3  # largest change of a value in a sweep after which `renew` is done
+SWEEPS = 30  # of `renew` at most; what is left comes with the updates
+
+
+class GraphValues:
+    """Values of all states of a graph: the limit of the rule "greedy" as the depth grows.
+
+    With q the leaf values, c(s, a) the count of a pair and f(T) those of its transitions:
+
+        Q(s, a) = (sum_T f(T) (r + gamma (1 - done) V(s')) + prior q(s, a)) / (c(s, a) + prior)
+        V(s)    = max_a Q(s, a)                                 of pairs never seen, Q = q
+
+    This is value iteration on the data, with the network's values at its edge: every known path to
+    a reward counts, however long. A prior keeps what was seen once or twice from deciding alone.
+
+    Values are kept, and follow the graph at every `update`, in place: the states whose transitions
+    changed are backed up, and SWEPT others in turn, the newest first, since value flows from a
+    state to those that came before it. Between two updates nothing is evaluated and nothing
+    changes, so that it makes no difference when and how often values are read.
+
+    Args:
+        graph: the TransitionGraph.
+        leaves: its `LeafTable`.
+        gamma: the discount, in [0, 1).
+        prior: observations that q counts as, in [0, inf).
+
+    Raises:
+        ValueError: for a discount or prior out of range.
+    """
+
+    def __init__(self, graph, leaves, gamma, prior=0.0):
+        if not 0 <= gamma < 1:
+            raise ValueError(f"Require 0 <= gamma < 1, got {gamma}")
+        if not 0 <= prior < np.inf:
+            raise ValueError(f"Require 0 <= prior < inf, got {prior}")
+        self.graph, self.leaves, self.gamma, self.prior = graph, leaves, float(gamma), float(prior)
+        self._value = np.zeros(1024)
+        self._q = np.empty(graph.num_actions)  # scratch
+        self._next = 0  # the id that the sweeps go on below
+        self._changes = graph.watch()  # pairs of nodes, since the last time they were followed
+        self.renew()
+
+    def update(self):
+        """Follow what changed in the graph, and back up SWEPT further nodes."""
+        changed = np.array(self._changes, np.int64).reshape(-1)[::-1]  # the newest first
+        self._changes.clear()
+        changed = changed[self.graph.arrays.in_degree[changed] != FREED]
+        new = np.unique(changed[~self.leaves.knows(changed)])
+        self._make_room()
+        self._value[new] = self.leaves.values(new).max(axis=1)
+        self._sweep(changed)
+        n = self.graph.num_ids
+        if n:
+            ids = np.arange(self._next - 1, self._next - 1 - min(SWEPT, n), -1) % n
+            self._sweep(ids)
+            self._next = int(ids[-1])
+
+    def renew(self):
+        """The leaf values are others now: evaluate them all, and sweep until values stay."""
+        self._changes.clear()
+        ids = np.arange(self.graph.num_ids)[::-1]
+        self.leaves.values(ids[self.graph.arrays.in_degree[ids] != FREED])
+        self._make_room()
+        for _ in range(SWEEPS):
+            if self._sweep(ids) <= TOLERANCE:
+                break
+
+    def values(self, nodes):
+        """V(s) of node ids int64 [n], as of the last update: float64 [n].
+
+        Raises:
+            KeyError: for what is no id of a node.
+            ValueError: for a node that came after it.
+        """
+        self._require_followed(nodes := as_indices("nodes", nodes))
+        return self._value[nodes]
+
+    def targets(self, nodes, actions):
+        """Q(s, a) of pairs [B], the prior left out, as at the roots of `q_targets`: float32 [B].
+
+        Raises as `values`, and ValueError for another number of actions, or one out of range.
+        """
+        nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
+        self._require_followed(nodes)
+        if nodes.shape != actions.shape:
+            raise ValueError(f"Require an action per node, got {actions.shape} for {nodes.shape}")
+        if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
+            raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
+        targets = np.empty(len(nodes), np.float32)
+        kernels.read_pairs(
+            self.graph.arrays, self._value, self.leaves.q, nodes, actions, self.gamma, self._q,
+            targets,
+        )  # fmt: skip
+        return targets
+
+    def actions(self, nodes):
+        """argmax_a Q(s, a) of what `graph.find` returned: int64 [n].
+
+        -1 for -1, for nodes in which nothing was tried, and for those since the last update.
+        """
+        nodes = as_indices("nodes", nodes)
+        found = nodes >= 0
+        self.graph.require_nodes(nodes[found])
+        found[found] = self.leaves.knows(nodes[found])
+        actions = np.empty(len(nodes), np.int64)
+        kernels.choose_actions(
+            self.graph.arrays, self._value, self.leaves.q, np.where(found, nodes, -1),
+            self.gamma, self.prior, self._q, actions,
+        )  # fmt: skip
+        return actions
+
+    # ----------------------------------------------------------------------------------------------
+    # Storage
+    # ----------------------------------------------------------------------------------------------
+
+    def state(self):
+        """What `restore` takes back, with the same further behaviour."""
+        self._make_room()
+        waiting = np.array(self._changes, np.int64).reshape(-1, 2)
+        rows = Rows(value=self._value[: self.graph.num_ids])
+        return {"rows": rows, "waiting": Rows(pairs=waiting), "next": self._next}
+
+    def restore(self, saved):
+        """Go on with what `state` returned, of this graph or of one restored from its state.
+
+        Raises:
+            KeyError: for what is missing.
+            ValueError: for values of another graph, or not finite. Then nothing has changed.
+        """
+        n = self.graph.num_ids
+        value, pairs = saved["rows"]["value"], saved["waiting"]["pairs"]
+        check_array("value", value, np.float64, (n,))
+        check_array("pairs", pairs, np.int64, (len(pairs), 2))
+        if not np.isfinite(value).all():
+            raise ValueError("Require finite values")
+        if len(pairs) and not 0 <= pairs.min() <= pairs.max() < n:
+            raise ValueError("Require changes of the graph's nodes")
+        if not 0 <= saved["next"] < max(n, 1):
+            raise ValueError(f"Require 0 <= next < {n}, got {saved['next']}")
+        self._make_room()
+        self._value[:n], self._next = value, int(saved["next"])
+        self._changes[:] = map(tuple, pairs.tolist())
+
+    def _require_followed(self, nodes):
+        self.graph.require_nodes(nodes)
+        late = nodes[~self.leaves.knows(nodes)]
+        if len(late):
+            raise ValueError(f"Require an update since node {late[0]} was added")
+
+    def _sweep(self, nodes):
+        return kernels.sweep_nodes(
+            self.graph.arrays, self._value, self.leaves.q, nodes, self.gamma, self.prior, self._q
+        )
+
+    def _make_room(self):
+        more = len(self.graph.arrays.degree) - len(self._value)
+        if more > 0:
+            self._value = np.pad(self._value, (0, more))

@@ -1,0 +1,212 @@
+"""GraphValues: value iteration on the data, kept up to date while the graph changes."""
+
+import naive
+import numpy as np
+import pytest
+from conftest import Case, cases, raises_naming, scaled
+from hypothesis import given, settings
+
+from gbcore import GraphValues, LeafTable, Replay, TransitionGraph, q_targets
+
+
+def converged(case, gamma, prior):
+    """GraphValues of a case after many updates, and its leaf values by state."""
+    leaf_q = case.leaf_q.astype(np.float32)
+    table = LeafTable(case.graph, lambda obs: leaf_q[obs[:, 0]])
+    values = GraphValues(case.graph, table, gamma, prior)
+    for _ in range(200):
+        values.update()
+    return values, leaf_q
+
+
+@given(cases())
+@settings(max_examples=scaled(200, 40))
+def test_values_and_targets_are_those_of_the_oracle(case):
+    gamma = min(case.gamma, 0.9)
+    values, leaf_q = converged(case, gamma, case.prior)
+    expected = naive.graph_values(case.naive, leaf_q, gamma, case.prior)
+    nodes = [case.id_of[s] for s in case.states]
+    np.testing.assert_allclose(values.values(nodes), [expected[s] for s in case.states], atol=1e-6)
+
+    def of_pairs(prior):
+        return [
+            naive.graph_action_value(case.naive, expected, leaf_q, s, a, gamma, prior)
+            for s, a in case.pairs
+        ]
+
+    nodes, actions = [case.id_of[s] for s, _ in case.pairs], [a for _, a in case.pairs]
+    np.testing.assert_allclose(values.targets(nodes, actions), of_pairs(0), atol=1e-5)
+    best = np.reshape(of_pairs(case.prior), (-1, case.num_actions))
+    for state, q in zip(case.states, best, strict=True):
+        (action,) = values.actions([case.id_of[state]])
+        if case.naive.out[state]:
+            assert q[action] >= q.max() - 1e-6
+        else:
+            assert action == -1
+
+
+@pytest.mark.parametrize("prior", [0.0, 1.0])
+def test_without_cycles_it_is_the_backup_of_a_depth_that_reaches_every_end(prior):
+    rng = np.random.default_rng(0)
+    rows = [
+        (s, a, float(rng.normal()), s2 == 8, s2, int(rng.integers(1, 4)))
+        for s in range(8)
+        for a in range(2)
+        for s2 in (s + 1, min(s + 2, 8))
+    ]
+    case = Case(3, [row for row in rows if rng.random() < 0.8])
+    values, leaf_q = converged(case, case.gamma, prior)
+    seen = [(s, a) for s, a in case.pairs if case.naive.transitions(s, a)]
+    sub = case.expand(seen, depth=9)
+    expected = q_targets(sub, leaf_q[case.rows(sub)], case.gamma, prior=prior)
+    nodes, actions = [case.id_of[s] for s, _ in seen], [a for _, a in seen]
+    np.testing.assert_allclose(values.targets(nodes, actions), expected, atol=1e-5)
+    if prior == 0:
+        deep = q_targets(case.expand(seen, 5), leaf_q[case.rows(sub)], case.gamma)
+        assert not np.allclose(deep, expected), "depth 5 is not enough here"
+
+
+def leaf_of(obs):
+    """Leaf values that no other observation has: float32 [n, 2]."""
+    return np.sin(np.stack([obs[:, 0], 7.0 * obs[:, 0] + 1], axis=1)).astype(np.float32)
+
+
+def walk(replay, values, rng, steps, every=4):
+    """Random steps on a ring of 12 states that drifts on, so that ids are freed and reused."""
+    graph, state = replay.graph, 0
+    for step in range(steps):
+        action, after = int(rng.integers(2)), (step // 30) * 5 + int(rng.integers(12))
+        nodes = [graph.node(np.array([s])) for s in (state, after)]
+        over = bool(rng.random() < 0.1)
+        replay.add(nodes[0], action, float(rng.integers(3)), nodes[1], over)
+        state = after
+        if over:
+            replay.end_episode()
+        if step % every == 0:
+            values.update()
+            if step % 20 == 0:
+                yield
+
+
+def graph_that_forgets(capacity=40):
+    graph = TransitionGraph(2, (1,), np.int64)
+    return graph, Replay(graph, capacity), LeafTable(graph, leaf_of)
+
+
+def test_values_follow_a_graph_that_forgets():
+    graph, replay, table = graph_that_forgets()
+    values, rng = GraphValues(graph, table, 0.8, 0.5), np.random.default_rng(1)
+    for _ in walk(replay, values, rng, scaled(2_000, 400)):
+        for _ in range(60):
+            values.update()
+        twin = naive.NaiveGraph(2, (1,), np.int64)
+        for t in range(replay.size):
+            ends = [twin.node(graph.observations_of(column[t : t + 1])[0])
+                    for column in (replay.node, replay.next_node)]  # fmt: skip
+            twin.add(ends[0], replay.action[t], replay.reward[t], ends[1], replay.terminated[t])
+        leaf_q = leaf_of(np.array([twin.observation[s] for s in range(twin.num_nodes)]))
+        expected = naive.graph_values(twin, leaf_q, 0.8, 0.5)
+        nodes = [graph.find(twin.observation[s]) for s in expected]
+        np.testing.assert_allclose(values.values(nodes), list(expected.values()), atol=1e-5)
+    assert graph.generations.max() > 3, "ids were given out again"
+
+
+def test_new_leaf_values_are_all_taken_at_once():
+    graph, replay, table = graph_that_forgets(1_000)
+    values = GraphValues(graph, table, 0.5)
+    list(walk(replay, values, np.random.default_rng(2), 300))
+    values.update()
+    nodes = np.arange(graph.num_nodes)
+    before = values.values(nodes)
+    table.evaluate = lambda obs: 10 + leaf_of(obs)
+    table.forget_all()
+    values.renew()
+    assert (values.values(nodes) > before + 0.1).any()
+    after = values.values(nodes)
+    for _ in range(20):
+        values.update()
+    np.testing.assert_allclose(values.values(nodes), after, atol=0.01)
+
+
+def test_reading_changes_nothing_and_what_came_since_is_not_known():
+    graph, replay, table = graph_that_forgets()
+    values = GraphValues(graph, table, 0.9)
+    known, new = graph.node(np.array([0])), graph.node(np.array([1]))
+    replay.add(known, 0, 1.0, known, False)
+    values.update()
+    before = values.state()
+    replay.add(known, 1, 5.0, new, False)
+    assert values.actions([known, new, -1])[1:].tolist() == [-1, -1]
+    values.targets([known], [0])
+    for read in (values.values, lambda nodes: values.targets(nodes, [0])):
+        with pytest.raises(ValueError, match=f"Require an update since node {new}"):
+            read([new])
+    after = values.state()
+    assert after["waiting"]["pairs"].tolist() == [[known, new]]
+    assert after["rows"]["value"][known] == before["rows"]["value"][known]
+
+
+def test_a_restored_one_goes_on_with_the_same_values():
+    def made():
+        graph, replay, table = graph_that_forgets()
+        return {"graph": graph, "replay": replay, "leaves": table}, GraphValues(graph, table, 0.9)
+
+    (parts, values), rng = made(), np.random.default_rng(3)
+    list(walk(parts["replay"], values, rng, 402, every=5))  # a change waits
+    saved = {name: part.state() for name, part in parts.items()} | {"values": values.state()}
+    assert len(saved["values"]["waiting"]["pairs"]) > 0
+    (again, restored) = made()
+    for name, part in again.items():
+        part.restore(saved[name])
+    restored.restore(saved["values"])
+    for replay, of in ((parts["replay"], values), (again["replay"], restored)):
+        list(walk(replay, of, np.random.default_rng(4), 100))
+        of.update()
+    nodes = np.unique(parts["replay"].node)
+    assert np.array_equal(values.values(nodes), restored.values(nodes))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda saved: saved["rows"].update(value=np.zeros(1)), "Require value"),
+        (lambda saved: saved["rows"]["value"].fill(np.nan), "Require finite values"),
+        (lambda saved: saved["waiting"].update(pairs=np.zeros((2, 3), np.int64)), "Require pairs"),
+        (lambda saved: saved["waiting"].update(pairs=np.full((1, 2), 999)), "Require changes"),
+        (lambda saved: saved.update(next=10**6), "Require 0 <= next"),
+    ],
+)
+def test_what_is_no_state_of_it_is_refused(change, words):
+    graph, replay, table = graph_that_forgets()
+    values = GraphValues(graph, table, 0.9)
+    list(walk(replay, values, np.random.default_rng(5), 100))
+    values.update()
+    nodes = np.unique(replay.node)
+    before, saved = values.values(nodes), values.state()
+    saved["rows"]["value"] = saved["rows"]["value"].copy()
+    change(saved)
+    with pytest.raises(ValueError, match=words):
+        values.restore(saved)
+    assert np.array_equal(values.values(nodes), before)
+
+
+def test_bad_arguments_are_named():
+    graph, _, table = graph_that_forgets()
+    for bad in (1.0, -0.1, np.nan):
+        with raises_naming(bad):
+            GraphValues(graph, table, bad)
+    for bad in (-1.0, np.inf):
+        with raises_naming(bad):
+            GraphValues(graph, table, 0.9, bad)
+    values = GraphValues(graph, table, 0.9)
+    node = graph.node(np.array([0]))
+    graph.add(node, 0, 1.0, node, False)
+    values.update()
+    for read in (values.values, values.actions):
+        with raises_naming(7, KeyError):
+            read([7])
+    with pytest.raises(ValueError, match="Require an action per node"):
+        values.targets([node], [0, 1])
+    for action in (-1, 2):
+        with pytest.raises(ValueError, match="Require 0 <= action < 2"):
+            values.targets([node], [action])
