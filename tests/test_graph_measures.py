@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import conftest
 import draw_subgraph
 import evaluate
 import gymnasium
@@ -18,6 +19,7 @@ import pytest
 import recorded
 import would_it_help
 
+import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore import TransitionGraph
@@ -323,13 +325,31 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     refused(capsys, evaluate.main, "--video", "none/e.mp4")
 
 
+@pytest.mark.usefixtures("torch_settings")
+def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys, monkeypatch):
+    flags = {"env_id": "breakout", "act_on": "graph", "learning_starts": 50, "batch_size": 4}
+    flags |= {"total_timesteps": 400, "eval_frequency": 0, "target_network_frequency": 100}
+    learner, folder = conftest.play(gb_dqn_minatar, tmp_path, **flags)
+    run, obs = recorded.read(folder), learner.graph.observations_of(np.unique(learner.replay.node))
+    np.testing.assert_array_equal(run.policy()(obs), learner.act(obs))
+    assert (learner.act(obs) != run.network()(obs).argmax(axis=1)).any()
+    played = []
+    for words in ((), ("--network",)):
+        monkeypatch.setattr("sys.argv", ["evaluate.py", str(folder), "--episodes", "8", *words])
+        evaluate.main()
+        played.append(capsys.readouterr().out)
+    assert played[0] != played[1]
+    shutil.rmtree(folder / "checkpoint")
+    refused(capsys, recorded.read(folder).policy, "acts on values of its graph", "checkpoint")
+
+
 def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
     class Run:
         module, task, name = gb_rainbow_atari, "freeway", "run"
         config = asdict(gb_rainbow_atari.Args(eval_envs=3))
 
-        def network(self):
-            return lambda obs: np.array([[0, 2, 1]] * len(obs))
+        def policy(self):
+            return lambda obs: np.ones(len(obs), np.int64)
 
     asked = []
 

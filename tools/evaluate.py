@@ -1,13 +1,14 @@
-"""Play the trained network of a run: its score over other episodes than the run's own.
+"""Play the trained agent of a run: its score over other episodes than the run's own.
 
     python tools/evaluate.py runs/RUN
     python tools/evaluate.py runs/RUN --episodes 500 --epsilon 0 --seed 7
     python tools/evaluate.py runs/RUN --video episode.mp4
+    python tools/evaluate.py runs/RUN --network          # of a run that acts on its graph
 
 Environments, action noise and episodes are those of the run's script: MiniGrid plays the layout of
 the run's seed, MinAtar with fixed episode seeds the run's game. What else is random (sticky
 actions, no-ops, the exploration of epsilon) is drawn from --seed. A run that is not finished, or
-was interrupted, plays the network of its checkpoint.
+was interrupted, plays what its checkpoint has.
 """
 
 from dataclasses import dataclass, replace
@@ -27,16 +28,14 @@ class Args:
     epsilon: float | None = None  # share of random actions; default: the run's --eval-epsilon
     seed: int = 0  # of everything that the script draws in an evaluation
     video: Path | None = None  # write one more episode as mp4
+    network: bool = False  # play the network alone, also where the run acts on its graph
 
 
 def play(run, episodes, epsilon, seed, video=None):
     """Returns and lengths of episodes; epsilon None is the run's. Writes a video if asked to."""
-    network, args = run.network(), recorded.args_of(run.module, run.config)
+    policy, args = run.policy(), recorded.args_of(run.module, run.config)
     if epsilon is not None:
         args = replace(args, eval_epsilon=epsilon)
-
-    def policy(obs):
-        return network(obs).argmax(axis=1)
 
     seeds = [[seed, args.seed, number] for number in range(2)]
     played = run.module.evaluate(args, run.task, policy, seeds[0], episodes)
@@ -54,6 +53,8 @@ def main():
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
     run = recorded.read(args.run)
+    if args.network and run.config is not None:
+        run.config |= {"act_on": "network"}
     returns, lengths = play(run, args.episodes, args.epsilon, args.seed, args.video)
     error = np.std(returns, ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
     print(

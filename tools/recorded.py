@@ -48,6 +48,7 @@ class Recorded:
     config: dict | None = None
     script: Path | None = None  # what made it, where that is now
     networks: dict | None = None  # "online" and "target" -> name -> array
+    learner: dict | None = None  # state of a learner that acts on the values of the whole graph
     missing: str = ""  # why there are no networks, or no script
 
     @cached_property
@@ -118,6 +119,18 @@ class Recorded:
 
         return values
 
+    def policy(self):
+        """Function of observations [n, *obs_shape] to the run's own greedy actions int64 [n]."""
+        network = self.network()
+        if self.config.get("act_on") != "graph":
+            return lambda obs: network(obs).argmax(axis=1)
+        if self.learner is None:
+            fail(f"{self.name} acts on values of its graph, which a checkpoint has: there is none")
+        args = args_of(self.module, self.config)
+        learner = self.module.Learner(args, self.graph, None, torch.device("cpu"))
+        learner.restore(self.learner)
+        return learner.act
+
     def q_values(self, nodes, which="online"):
         """Values float32 [n, A] of states."""
         network = self.network(which)
@@ -168,6 +181,7 @@ def read(path):
     oldest = position if run.steps > len(rows["node"]) else 0  # of a ring that is full
     run.replay = {name: np.roll(rows[name], -oldest) for name in COLUMNS}
     run.networks = {name: tree["learner"][name] for name in ("online", "target")}
+    run.learner = tree["learner"] if "graph_values" in tree["learner"] else None
     return run
 
 
