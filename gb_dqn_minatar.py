@@ -172,13 +172,13 @@ class Learner(LearnerState):
 
     def act(self, obs):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""
-        actions = np.full(len(obs), -1)
+
+        def of_network(obs):
+            return self.values(self.online, obs).argmax(axis=1)
+
         if self.args.act_on == "graph":
-            actions = self.graph_values.actions([self.graph.find(one) for one in obs])
-        unknown = actions < 0
-        if unknown.any():
-            actions[unknown] = self.values(self.online, obs[unknown]).argmax(axis=1)
-        return actions
+            return self.graph_values.act(obs, otherwise=of_network)
+        return of_network(obs)
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over what is known of the leaves."""

@@ -21,6 +21,8 @@ from ale_py.vector_env import AtariVectorEnv
 
 from gbcore import (
     FrontierEpisodes,
+    GraphValues,
+    LeafTable,
     PrioritizedReplay,
     TransitionGraph,
     categorical_targets,
@@ -28,16 +30,13 @@ from gbcore import (
 )
 from gbcore.run import (
     ELSEWHERE,
+    LearnerState,
     Run,
     RunFlags,
-    adam_state,
     errors_in_one_line,
     fail,
     nearest,
-    network_state,
     parse_flags,
-    restore_adam,
-    restore_network,
     seed_everything,
     write_video,
 )
@@ -112,6 +111,9 @@ class Args(RunFlags):
     """transitions followed per level of a graph backup; 0 = all"""
     prior: float = 0.0
     """observations that the network's value of a pair below the root counts as; 0: the paper's"""
+    act_on: Literal["network", "graph"] = "network"
+    """what is greedy, in training and evaluation: the network, or the values of the whole graph
+    where the state is known"""
 
     n_atoms: int = 51
     """atoms of the value distribution"""
@@ -247,13 +249,15 @@ def make_network(args, obs_shape, num_actions):
 # --------------------------------------------------------------------------------------------------
 
 
-class Learner:
+class Learner(LearnerState):
     """Online and target network, and the update that all five backups share.
 
     On a CPU the states to evaluate are pruned to those that the greedy paths read. On a GPU, where
     that would be a wait at every level, all are evaluated, in shapes padded to a few sizes, and an
     update of a size seen before is replayed as one CUDA graph. Only indices travel to it then.
     """
+
+    num_evaluated = 0  # states that target computation sent through the convolutions
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
@@ -271,19 +275,30 @@ class Learner:
             capturable=device.type != "cpu",
         )  # fmt: skip
         self.num_updates = 0
-        self.num_evaluated = 0  # states that target computation sent through the convolutions
+        if args.act_on == "graph":
+            self.leaves = LeafTable(graph, lambda obs: self.values(obs).cpu().numpy())
+            self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.padded = device.type != "cpu"
         self.frames = None  # the graph's, on the GPU: uint8 [capacity, 84, 84]
         self.captured = CapturedCalls(self.fixed_update, args.cuda_graphs and self.padded)
 
     @torch.no_grad()
-    def act(self, obs, noisy=False):
-        """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]."""
+    def values(self, obs, noisy=False):
+        """Values [n, num_actions] of uint8 [n, 4, 84, 84]."""
         # Forming weights moves memory, which is scarce on a CPU, in fewer launches, a GPU's cost.
         factored = noisy and self.device.type == "cpu"
         heads = self.online.factored_heads() if factored else self.online.heads(noisy)
-        obs = torch.from_numpy(obs).to(self.device)
-        return self.online.values(obs, heads).argmax(dim=1).cpu().numpy()
+        return self.online.values(torch.from_numpy(obs).to(self.device), heads)
+
+    def act(self, obs, noisy=False):
+        """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]."""
+
+        def of_network(obs):
+            return self.values(obs, noisy).argmax(dim=1).cpu().numpy()
+
+        if self.args.act_on == "graph":
+            return self.graph_values.act(obs, otherwise=of_network)
+        return of_network(obs)
 
     def update(self, batch, rng):
         """One gradient step. Returns float32 [B + 2]: errors of the batch, loss, mean value."""
@@ -296,6 +311,11 @@ class Learner:
         if not self.shared and self.num_updates % args.target_network_frequency == 0:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
+        if self.graph_values is not None:
+            if self.num_updates % 8_000 == 0:
+                self.graph_values.renew()
+            elif self.num_updates % 16 == 0:
+                self.graph_values.update()
         return result
 
     def draw_heads(self):
@@ -430,19 +450,11 @@ class Learner:
 
     def state(self):
         """What `restore` takes back."""
-        return {
-            "online": network_state(self.online),
-            "target": network_state(self.target),
-            "adam": adam_state(self.online, self.optimizer),
-            "num_updates": self.num_updates,
-            "num_evaluated": self.num_evaluated,
-        }
+        return super().state() | {"num_evaluated": self.num_evaluated}
 
     def restore(self, state):
-        restore_network(self.target, state["target"])
-        restore_network(self.online, state["online"])
-        restore_adam(self.online, self.optimizer, state["adam"])
-        self.num_updates, self.num_evaluated = state["num_updates"], state["num_evaluated"]
+        super().restore(state)
+        self.num_evaluated = state["num_evaluated"]
 
 
 # --------------------------------------------------------------------------------------------------

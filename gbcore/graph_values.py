@@ -48,7 +48,7 @@ class GraphValues:
         self._q = np.empty(graph.num_actions)  # scratch
         self._next = 0  # the id that the sweeps go on below
         self._changes = graph.watch()  # pairs of nodes, since the last time they were followed
-        self.renew()
+        self._converge()
 
     def update(self):
         """Follow what changed in the graph, and back up SWEPT further nodes."""
@@ -66,7 +66,11 @@ class GraphValues:
             self._next = int(ids[-1])
 
     def renew(self):
-        """The leaf values are others now: evaluate them all, and sweep until values stay."""
+        """The network has changed: evaluate all leaf values anew, and sweep until values stay."""
+        self.leaves.forget_all()
+        self._converge()
+
+    def _converge(self):
         self._changes.clear()
         ids = np.arange(self.graph.num_ids)[::-1]
         self.leaves.values(ids[self.graph.arrays.in_degree[ids] != FREED])
@@ -117,6 +121,17 @@ class GraphValues:
             self.graph.arrays, self._value, self.leaves.q, np.where(found, nodes, -1),
             self.gamma, self.prior, self._q, actions,
         )  # fmt: skip
+        return actions
+
+    def act(self, obs, otherwise):
+        """Greedy actions int64 [n] for observations [n, *obs_shape].
+
+        `otherwise`, a function of such observations, is asked where `actions` knows none.
+        """
+        actions = self.actions([self.graph.find(one) for one in obs])
+        unknown = actions < 0
+        if unknown.any():
+            actions[unknown] = otherwise(obs[unknown])
         return actions
 
     # ----------------------------------------------------------------------------------------------

@@ -119,7 +119,6 @@ def test_new_leaf_values_are_all_taken_at_once():
     nodes = np.arange(graph.num_nodes)
     before = values.values(nodes)
     table.evaluate = lambda obs: 10 + leaf_of(obs)
-    table.forget_all()
     values.renew()
     assert (values.values(nodes) > before + 0.1).any()
     after = values.values(nodes)

@@ -309,6 +309,23 @@ def test_target_network_is_copied_when_due(filled):
     assert same()
 
 
+def test_acting_on_the_graph_where_it_knows_the_state():
+    learner = make_learner(act_on="graph", gamma=0.9)
+    graph, replay, network_says = learner.graph, learner.replay, learner.values
+    obs = np.random.default_rng(0).integers(256, size=(4, 4, 84, 84), dtype=np.uint8)
+    nodes = [graph.node(one) for one in obs]
+    for action, reward in enumerate((-5.0, 5.0, -5.0)):
+        replay.add(nodes[0], action, reward, nodes[1], True)
+    asked = []
+    learner.values = lambda obs, noisy=False: asked.append(len(obs)) or network_says(obs, noisy)
+    learner.act(obs)
+    assert asked == [4], "before an update nothing is known"
+    learner.graph_values.update()
+    asked.clear()
+    assert learner.act(obs)[0] == 1
+    assert asked == [3], "where nothing was tried, the network decides"
+
+
 def test_batch_without_a_state_to_evaluate():
     learner = make_learner()
     node = learner.graph.node(np.zeros((4, 84, 84), np.uint8))
@@ -372,11 +389,11 @@ RUN = [
 
 
 @jitted
-@pytest.mark.parametrize("backup", script.BACKUPS)
+@pytest.mark.parametrize("backup", [*script.BACKUPS, "graph --act-on graph --end-e 0.1"])
 def test_same_seed_same_metrics(backup, tmp_path):
     runs = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        assert command(script, *RUN, "--backup", backup, "--run-dir", folder) == 0
+        assert command(script, *RUN, "--backup", *backup.split(), "--run-dir", folder) == 0
         runs.append(only_run(folder))
     assert read_metrics(runs[0]) == read_metrics(runs[1])
     assert len(read_metrics(runs[0])) == 4

@@ -42,6 +42,7 @@ ATARI = [
     "--curve-episodes", "1", "--updates-per-train", "1",
 ]  # fmt: skip
 FRONTIER = ["--exploration", "frontier", "--frontier-share", "0.9"]
+ON_GRAPH = ["--act-on", "graph", "--prior", "0.3", "--train-frequency", "7"]
 CASES = {
     "minigrid": (gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", *DQN]),
     "minigrid, random environment": (
@@ -59,21 +60,7 @@ CASES = {
     ),
     "minigrid, values of the whole graph": (
         gb_dqn_minigrid,
-        [
-            "--env-id",
-            "DoorKey-5x5",
-            "--depth",
-            "0",
-            "--act-on",
-            "graph",
-            "--prior",
-            "0.3",
-            "--buffer-size",
-            "90",
-            "--train-frequency",
-            "7",
-            *DQN,
-        ],
+        ["--env-id", "DoorKey-5x5", "--buffer-size", "90", "--depth", "0", *ON_GRAPH, *DQN],
     ),
     "minatar, frontier": (
         gb_dqn_minatar,
@@ -82,6 +69,10 @@ CASES = {
     "atari": (
         gb_rainbow_atari,
         ["--env-id", "Breakout", "--buffer-size", "100", *FRONTIER, *ATARI],
+    ),
+    "atari, values of the whole graph": (
+        gb_rainbow_atari,
+        ["--env-id", "Breakout", *ON_GRAPH, *ATARI],
     ),
 }
 all_scripts = pytest.mark.parametrize("case", ["minigrid", "minatar", "atari"])

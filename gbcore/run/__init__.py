@@ -1,13 +1,6 @@
 """What runs agents and is no graph: flags, seeds, a run's folder, its checkpoints and its video."""
 
-from gbcore.run.checkpoint import (
-    LearnerState,
-    adam_state,
-    load_checkpoint,
-    network_state,
-    restore_adam,
-    restore_network,
-)
+from gbcore.run.checkpoint import LearnerState, load_checkpoint
 from gbcore.run.episodes import ELSEWHERE, film_episode, nearest, play_episodes, write_video
 from gbcore.run.flags import RunFlags, fail, parse_flags, warn
 from gbcore.run.run import Run, errors_in_one_line, seed_everything
@@ -17,17 +10,13 @@ __all__ = [
     "LearnerState",
     "Run",
     "RunFlags",
-    "adam_state",
     "errors_in_one_line",
     "fail",
     "film_episode",
     "load_checkpoint",
     "nearest",
-    "network_state",
     "parse_flags",
     "play_episodes",
-    "restore_adam",
-    "restore_network",
     "seed_everything",
     "warn",
     "write_video",

@@ -206,9 +206,9 @@ def restore_adam(network, optimizer, saved):
 
 
 class LearnerState:
-    """State of a DQN learner: its online, target, optimizer, leaves, num_updates, graph_values."""
+    """State of a learner: its online, target, optimizer, num_updates and, unless None, tables."""
 
-    graph_values = None  # a GraphValues, where the learner has one
+    leaves = graph_values = None  # a LeafTable and a GraphValues, where the learner has them
 
     @property
     def num_evaluated(self):
@@ -221,22 +221,22 @@ class LearnerState:
             "online": network_state(self.online),
             "target": network_state(self.target),
             "adam": adam_state(self.online, self.optimizer),
-            "leaves": self.leaves.state(),
             "num_updates": self.num_updates,
         }
-        if self.graph_values is not None:
-            saved["graph_values"] = self.graph_values.state()
-        return saved
+        return saved | {name: table.state() for name, table in self._tables()}
 
     def restore(self, state):
         """Go on from what `state` returned. ValueError for what cannot be."""
         restore_network(self.online, state["online"])
         restore_network(self.target, state["target"])
         restore_adam(self.online, self.optimizer, state["adam"])
-        self.leaves.restore(state["leaves"])
-        if self.graph_values is not None:
-            self.graph_values.restore(state["graph_values"])
+        for name, table in self._tables():
+            table.restore(state[name])
         self.num_updates = state["num_updates"]
+
+    def _tables(self):
+        both = (("leaves", self.leaves), ("graph_values", self.graph_values))
+        return [(name, table) for name, table in both if table is not None]
 
 
 def _without_arrays(tree, name, arrays):

@@ -174,13 +174,16 @@ def check_flags(args):
     if not args.backup.startswith("graph") and args.breadth != default.breadth:
         warn(f"--breadth does nothing with --backup {args.backup}")
     acts_on_graph = getattr(args, "act_on", None) == "graph"
-    if args.depth == 0 and (args.backup != "graph" or not hasattr(args, "act_on")):
+    knows_all = hasattr(args, "act_on") and not hasattr(args, "n_atoms")
+    if args.depth == 0 and not (args.backup == "graph" and knows_all):
         fail("--depth 0, the values of the whole graph, is for --backup graph of a DQN script")
     if (args.depth == 0 or acts_on_graph) and args.gamma == 1:
         fail("--gamma must be below 1 for the values of the whole graph")
     if args.depth == 0 and (args.breadth != default.breadth or args.persist_targets):
         warn("--breadth and --persist-targets do nothing with --depth 0")
-    if acts_on_graph and args.persist_targets:
+    if acts_on_graph and args.end_e == 0:
+        warn("--act-on graph repeats itself where all is known; --end-e 0.02 tries other actions")
+    if acts_on_graph and getattr(args, "persist_targets", False):
         fail("--persist-targets writes into the leaf values that --act-on graph reads")
     if args.backup == "one-step" and args.depth != default.depth:
         warn("--depth does nothing with --backup one-step")
