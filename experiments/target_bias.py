@@ -3,12 +3,14 @@
     python experiments/target_bias.py runs/*minatar__graph__1__* --csv bias.csv
 
 For pairs of the last fifth of each run's replay, of episodes that ended, it compares the target of
-each backup with the discounted return really obtained from that pair on. The leaves are those of
+each backup with the discounted return really obtained from that pair on. Depth 0 is the whole
+graph, to the fixed point (`GraphValues`). The leaves are those of
 the run's target network. Prints the differences, which --csv keeps by count c(s, a) as well. The
 return is that of the policy of that time, epsilon included, so that a difference says little by
 itself: what says something is one backup or depth beside another.
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -20,18 +22,19 @@ import tyro
 from output import fail, write_rows
 from tables import markdown
 
-from gbcore import q_targets, trajectory_subgraphs
+from gbcore import GraphValues, LeafTable, q_targets, trajectory_subgraphs
 
 SAMPLE = 2_048
 BACKUPS = {  # name -> (along a trajectory, rule, prior)
     "n-step": (True, "behaviour", 0),
     "tree": (True, "greedy", 0),
     "graph": (False, "greedy", 0),
+    "graph, prior 0.3": (False, "greedy", 0.3),
     "graph, prior 1": (False, "greedy", 1),
     "graph, prior 3": (False, "greedy", 3),
     "graph, prior 10": (False, "greedy", 10),
 }
-DEPTHS = (1, 2, 3, 5)
+DEPTHS = (1, 2, 3, 5, 0)
 COUNTS = (1, 2, 10)  # lower ends of the classes of c(s, a)
 COLUMNS = ("task", "agent", "seed", "target", "depth", "count", "pairs", "return", "bias", "rms")
 
@@ -59,18 +62,26 @@ def bias_of(run, gamma):
     nodes, actions, returns = columns[0][rows], columns[1][rows], returns[rows]
     level = np.searchsorted(COUNTS, graph.expand(nodes, actions, 1).pair_count, side="right") - 1
     classes = {"all": level >= 0} | {f"from {c}": level == i for i, c in enumerate(COUNTS)}
-    table = []
-    for depth in DEPTHS:
+    targets, leaves = {}, LeafTable(graph, run.network("target"))
+    for depth in filter(None, DEPTHS):
         chains = trajectory_subgraphs(rows, depth, *columns)
         subgraphs = {True: chains, False: graph.expand(nodes, actions, depth)}
-        leaf_q = {of: run.q_values(sub.nodes, "target") for of, sub in subgraphs.items()}
+        leaf_q = {of: leaves.values(sub.nodes) for of, sub in subgraphs.items()}
         for name, (of, rule, prior) in BACKUPS.items():
-            gap = q_targets(subgraphs[of], leaf_q[of], gamma, rule, prior=prior) - returns
-            for which, here in classes.items():
-                if here.any():
-                    bias, rms = gap[here].mean(), np.sqrt((gap[here] ** 2).mean())
-                    values = (name, depth, which, here.sum(), returns[here].mean(), bias, rms)
-                    table.append(dict(zip(COLUMNS[3:], values, strict=True)))
+            targets[name, depth] = q_targets(subgraphs[of], leaf_q[of], gamma, rule, prior=prior)
+    for name, (of_trajectory, _, prior) in BACKUPS.items():
+        if not of_trajectory:
+            whole = GraphValues(graph, leaves, gamma, prior)
+            targets[name, 0] = whole.targets(nodes, actions)
+    table = []
+    for ((name, depth), target), (which, here) in itertools.product(
+        targets.items(), classes.items()
+    ):
+        if here.any():
+            gap = (target - returns)[here]
+            bias, rms = gap.mean(), np.sqrt((gap**2).mean())
+            values = (name, depth, which, here.sum(), returns[here].mean(), bias, rms)
+            table.append(dict(zip(COLUMNS[3:], values, strict=True)))
     return table
 
 
@@ -81,14 +92,16 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], csv: Path | None = None):
         run = recorded.read(path)
         if run.replay is None or run.networks is None:
             fail(f"{path} has no checkpoint")
-        called = {"task": run.task, "agent": run.config["backup"], "seed": run.config["seed"]}
+        agent = run.config["backup"] + ", whole" * (run.config["depth"] == 0)
+        called = {"task": run.task, "agent": agent, "seed": run.config["seed"]}
         names = [str(value) for value in called.values()]
         table = bias_of(run, run.config["gamma"])
         kept += [called | row for row in table]
         for name in BACKUPS:
             rows = [row for row in table if (row["target"], row["count"]) == (name, "all")]
             if rows:
-                gaps = [f"{row['bias']:+.2f}" for row in rows]
+                gaps = {row["depth"]: f"{row['bias']:+.2f}" for row in rows}
+                gaps = [gaps.get(depth, "-") for depth in DEPTHS]
                 biases.append([*names, name, f"{rows[0]['return']:.2f}", *gaps])
     print(markdown([*COLUMNS[:4], "return", *(f"depth {depth}" for depth in DEPTHS)], biases))
     if csv:

@@ -26,11 +26,11 @@ def run_of(steps, values=None):
     for transition in zip(*columns[:5], strict=True):
         graph.add(*transition)
 
-    def q_values(nodes, which):
+    def network(which):
         assert which == "target"
-        return np.array([values[int(graph.observations_of(node)[0])] for node in nodes])
+        return lambda obs: np.array([values[int(state)] for (state,) in obs], np.float32)
 
-    return SimpleNamespace(graph=graph, replay=replay, q_values=q_values)
+    return SimpleNamespace(graph=graph, replay=replay, network=network)
 
 
 def test_returns_stop_at_ends():
@@ -43,11 +43,15 @@ def test_returns_stop_at_ends():
 
 def test_the_network_error_is_discounted_by_depth():
     """A network that is 8 too high in a chain, whose other action it takes for bad."""
-    run = run_of(EPISODE * 10, {0: (11.0, -99.0), 1: (12.0, -99.0), 2: (12.0, -99.0)})
+    values = {0: (11.0, -99.0), 1: (12.0, -99.0), 2: (12.0, -99.0), 3: (0.0, 0.0)}
+    run = run_of(EPISODE * 10, values)
     table = target_bias.bias_of(run, GAMMA)
     assert {row["count"] for row in table} == {"all", "from 10"}
+    bias = {(row["target"], row["depth"]): row["bias"] for row in table if row["count"] == "all"}
+    for name, (of_trajectory, *_) in BACKUPS.items():  # three steps reach the end from everywhere
+        assert of_trajectory or bias[name, 0] == pytest.approx(bias[name, 3], abs=1e-3)
     for row in table:
-        if row["count"] != "all" or row["depth"] > 2:
+        if row["count"] != "all" or row["depth"] not in (1, 2):
             continue
         assert row["pairs"] == target_bias.SAMPLE
         assert row["return"] == pytest.approx((3 + 4 + 4) / 3, abs=0.1)
@@ -61,13 +65,14 @@ def test_the_network_error_is_discounted_by_depth():
 
 def test_the_command_prints_a_table_and_keeps_all_numbers(monkeypatch, capsys, tmp_path):
     run, runs = run_of(EPISODE * 10, np.zeros((4, 2))), (Path("runs/one"),)
-    run.task, run.config, run.networks = "chain", {"backup": "tree", "seed": 7, "gamma": GAMMA}, {}
+    run.task, run.networks = "chain", {}
+    run.config = {"backup": "tree", "seed": 7, "gamma": GAMMA, "depth": 5}
     monkeypatch.setattr(target_bias.recorded, "read", lambda path: run)
     file = tmp_path / "bias.csv"
     target_bias.main(runs, file)
     printed = capsys.readouterr().out.splitlines()
     assert [line[:20] for line in printed].count("| chain | tree | 7 |") == len(BACKUPS)
-    numbers = len(BACKUPS) * len(target_bias.DEPTHS) * 2  # all, and from 10
+    numbers = (len(BACKUPS) * len(target_bias.DEPTHS) - 2) * 2  # all, and from 10
     assert len(file.read_text().splitlines()) == 1 + numbers
     run.replay = None
     with pytest.raises(SystemExit):

@@ -1,7 +1,7 @@
 """Would Graph Backup help on this environment? Play it for a while, and look at the graph.
 
     python tools/would_it_help.py CartPole-v1
-    python tools/would_it_help.py MinAtar/freeway --steps 50000 --out verdict.png
+    python tools/would_it_help.py MinAtar/freeway --steps 50000
     python tools/would_it_help.py runs/RUN                       # the graph that a run recorded
 
 Graph Backup (Jiang et al. 2022) assumes that trajectories cross and that observations are Markovian
@@ -21,7 +21,7 @@ import numpy as np
 import play
 import recorded
 import tyro
-from output import fail, pyplot, write_figure
+from output import fail
 
 
 @dataclass
@@ -34,7 +34,6 @@ class Args:
     """transitions followed per level; 0 = all; -1 = the run's or its script's, else 20"""
     sampled: int = 2_000  # targets compared
     seed: int = 1  # seed of the environment and of all sampling
-    out: Path | None = None  # a picture of the verdict, .png or .svg
 
 
 PLAIN = "the observation"
@@ -193,54 +192,16 @@ def report(name, by_key):
         yield f"verdict with that key: {judge(by_key[best])[1]}"
 
 
-def draw(name, by_key, path):
-    """Bars of what the two assumptions come to, for every key."""
-    figure, axes = pyplot().subplots(
-        1, 2, sharey=True, figsize=(9, 2 + 0.4 * len(by_key)), layout="constrained"
-    )
-    crossing = [found["targets_read"] for found in by_key.values()]
-    hiding = [max(found["memory_explained"] or 0, 0) for found in by_key.values()]
-    panels = (
-        ("Do trajectories cross?\ntargets unlike tree backup's", crossing, (FEW, MANY),
-         [share < FEW for share in crossing]),
-        ("Is a state all there is?\nexplained by the step before", hiding, (HIDDEN,),
-         [hides_something(found) for found in by_key.values()]),
-    )  # fmt: skip
-    for axis, (title, values, limits, is_bad) in zip(axes, panels, strict=True):
-        colours = ["#d9480f" if bad else "#2b8a3e" for bad in is_bad]
-        bars = axis.barh(list(by_key), values, color=colours, height=0.6)
-        axis.bar_label(bars, map(percent, values), padding=3, fontsize=8)
-        for limit in limits:
-            axis.axvline(limit, color="#868e96", linestyle=":")
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("dotted: where the verdict changes", fontsize=8)
-        axis.set_xlim(0, 1.18 * max(*values, 2 * limits[0]))
-        axis.xaxis.set_major_formatter("{x:.1%}")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].invert_yaxis()
-    best = coarsest(by_key)
-    verdicts = {key: judge(by_key[key])[1].partition(": ")[0] for key in (PLAIN, best) if key}
-    title = "; ".join([f"{name}: {verdicts.pop(PLAIN)}", *map(": ".join, verdicts.items())])
-    figure.suptitle(title, fontsize=11)
-    write_figure(figure, path)
-
-
 def main():
     args = tyro.cli(Args)
     if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
         fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
-    if args.out is not None and args.out.suffix not in (".png", ".svg"):
-        fail(f"--out must end in .png or .svg, got {args.out}")
     rng = np.random.default_rng(args.seed)
     runs, flags = collect(args, rng)
     depth = args.depth or flags.get("depth", 5)
     breadth = flags.get("breadth", 20) if args.breadth < 0 else args.breadth
     by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
     print("\n".join(report(runs[PLAIN].name, by_key)))
-    if args.out is not None:
-        if "targets_read" not in by_key[PLAIN]:
-            fail("no picture: a graph without its replay cannot be compared with tree backup")
-        draw(runs[PLAIN].name, by_key, args.out)
 
 
 if __name__ == "__main__":
