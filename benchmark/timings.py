@@ -1,8 +1,6 @@
 """Time the graph and its targets on one core. Each command prints a table.
 
 python benchmark/timings.py targets     # expand and targets of a batch
-python benchmark/timings.py growth      # add and expand as the number of states grows
-python benchmark/timings.py arrays      # nodes, add and remove with arrays and in a loop
 python benchmark/timings.py frontier    # a slice of the planner on a million states
 """
 
@@ -70,41 +68,6 @@ def targets(transitions: int = 20_000, batches: int = 1_000):
     print(markdown(names, rows))
 
 
-def arrays():
-    """How many times as fast `nodes`, `add` and `remove` are with arrays of n environments as in a
-    loop of single calls. Seconds of the process, the least of five rounds.
-    """
-    rows, obs = [], np.random.default_rng(0).integers(0, 256, (1_024, 10, 10, 4), np.uint8)
-
-    def singly(method, *columns):
-        columns = (column.tolist() if column.ndim == 1 else column for column in columns)
-        return [method(*row) for row in zip(*columns, strict=True)]
-
-    def at_once(method, *columns):
-        return method(*columns)
-
-    def taken(call, n):
-        """Seconds of nodes, add and remove."""
-        graph, times = TransitionGraph(4, obs.shape[1:]), []
-        for some in np.split(obs, len(obs) // n):
-            node = graph.node if call is singly else graph.nodes
-            found, nodes = seconds(call, node, some, clock=time.process_time)
-            nodes = np.array(nodes)
-            columns = nodes, nodes % 4, nodes / 7, np.roll(nodes, 1), nodes < 0
-            times.append([found] + [
-                seconds(call, method, *columns, clock=time.process_time)[0]
-                for method in (graph.add, graph.remove)
-            ])  # fmt: skip
-        return np.sum(times, axis=0)
-
-    for n in (16, 64, 256):
-        single, at_a_time = (
-            np.min([taken(call, n) for _ in range(5)], axis=0) for call in (singly, at_once)
-        )
-        rows.append((str(n), *(f"{ratio:.1f}" for ratio in single / at_a_time)))
-    print(markdown(("n", "nodes", "add", "remove"), rows))
-
-
 def large_graph(num_states, rng):
     """A square of rooms without doors, all but one pair tried; every tenth step slips."""
     side = int(num_states**0.5)
@@ -160,5 +123,5 @@ def frontier(states: int = 1_000_000, slices: int = 5_000, budget: int = 2_000):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     print(f"Python {platform.python_version()}, torch {torch.__version__}, one core\n")
-    commands = {"targets": targets, "arrays": arrays, "frontier": frontier}
+    commands = {"targets": targets, "frontier": frontier}
     tyro.extras.subcommand_cli_from_dict(commands)

@@ -224,6 +224,25 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
         assert (tmp_path / picture).stat().st_size > 5_000
 
 
+def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_path, monkeypatch):
+    rate = "learning_rate=0.00025"
+    whole = f"act_on=graph depth=0 {rate} prior=0.3"
+    scores = {
+        ("graph", whole): lambda seed, _: 5.0 + seed,
+        ("graph", whole.replace("0.3", "0.1")): lambda *_: 3.0,
+        ("tree", ""): lambda seed, _: 1.0 + seed,
+        ("tree", rate): lambda seed, _: 6.0 + seed,
+    }
+    write_rows(tmp_path, scores, MINATAR, "minatar", "fresh")
+    text = make_report(tmp_path, monkeypatch)
+    assert rows_of(text, "graph, whole > tree")[0][:2] == ["-, 6.26", "8.00, 4.00"]
+    (row,) = rows_of(text, "graph, whole > tree, learning rate 0.00025")
+    assert row[3] == "contradicted, p < 0.001"
+    assert "`graph, whole`: MinAtar, fresh episodes: 4.00 and 8.00 (better, p < 0.001)." in text
+    assert "`graph, whole`: MinAtar, fresh episodes: 9.00 and 8.00 (worse, p < 0.001)." in text
+    assert rows_of(text, "**graph, act on graph, depth 0, learning rate 0.00025, prior 0.1**")
+
+
 def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypatch):
     write_rows(tmp_path, {("n-step", ""): lambda *_: 0.9}, MINIGRID)
     of_run = {"suite": "minigrid", "episode_seed": "", "update": "released"}

@@ -13,14 +13,14 @@ HEADER = ["", "off", "frontier", "difference", "higher : lower", "p", "", "state
           "first reward at step"]  # fmt: skip
 
 
-def findings(protocols):
+def findings(protocols, setting=FRONTIER, without="graph"):
     """MiniGrid: 0.54 and 0.96 (better, p < 0.001)"""
     for p in protocols:
-        gain = p.gain(FRONTIER, "graph")
+        gain = p.gain(setting, without)
         if gain is not None:
             support, chance = aggregate.support(gain), chance_text(gain.p)
             yield (
-                f"{p.title}: {short(p.mean('graph'))} and {short(p.mean(FRONTIER))} "
+                f"{p.title}: {short(p.mean(without))} and {short(p.mean(setting))} "
                 f"({JUDGED.get(support, support)}, p {chance if '<' in chance else f'= {chance}'})"
             )
 

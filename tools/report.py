@@ -20,8 +20,11 @@ from output import fail
 from run_records import RESULTS, ROOT, script_of
 from tables import (
     ATARI,
+    FRONTIER,
     OF_THE_PAPER,
     RELEASED,
+    SAME_RATE,
+    WHOLE,
     backup_of,
     chance_text,
     interval,
@@ -45,6 +48,13 @@ def orders(protocol):
     return {pair: gain for pair, gain in found.items() if gain is not None}
 
 
+def claims(protocol):
+    """The paper's orders, and the whole graph against its backups, also at the same rate."""
+    others = [n for n in protocol.settings() if n in OF_THE_PAPER or n.endswith(SAME_RATE)]
+    ours = {(WHOLE, name): protocol.gain(WHOLE, name) for name in others}
+    return orders(protocol) | {pair: gain for pair, gain in ours.items() if gain is not None}
+
+
 def orders_text(protocol):
     """Whether the paper's first order of the means holds here, and how many of the others."""
     judged = {" > ".join(pair): aggregate.support(g) for pair, g in orders(protocol).items()}
@@ -66,9 +76,13 @@ def findings(protocols):
             parts.append(f"{where}{': ' if where else ''}{scores}.{orders_text(p)}")
         if parts:
             yield f"- **{name}**, mean score, in brackets the paper's. {' '.join(parts)}"
-    explored = "; ".join(frontier_tables.findings(protocols))
-    if explored:
-        yield f"- **Frontier exploration**, mean score of `graph` without and with: {explored}."
+    for name, setting, without in (
+        ("Frontier exploration**, mean score of `graph` without and with", FRONTIER, "graph"),
+        ("The whole graph**, mean score of `tree` and of `graph, whole`", WHOLE, "tree"),
+        ("At the same learning rate**, `tree` and `graph, whole`", WHOLE, "tree" + SAME_RATE),
+    ):
+        if found := "; ".join(frontier_tables.findings(protocols, setting, without)):
+            yield f"- **{name}: {found}."
     for p in (p for p in protocols if p.suite == ATARI):
         yield from filter(None, (game_finding(p, game) for game in p.tasks))
 
@@ -151,7 +165,7 @@ def claims_table(protocol):
             *judged(gain),
             *(judged(protocol.gain(*pair, normalised=True)) if protocol.scales else ()),
         ]
-        for pair, gain in orders(protocol).items()
+        for pair, gain in claims(protocol).items()
     ]  # fmt: skip
     header = ["claim", "paper", "here", "difference", "verdict"]
     return markdown(header + ["normalised", "verdict"] * bool(protocol.scales), rows)
@@ -238,7 +252,7 @@ def origin(protocols):
 
 def tables(protocols, folder):
     """All tables, in parts; draws the learning curves into the folder."""
-    claimed = [p for p in protocols if orders(p)]
+    claimed = [p for p in protocols if claims(p)]
     if claimed:
         yield "## The paper's claims"
     for protocol in claimed:

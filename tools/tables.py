@@ -15,6 +15,8 @@ from run_records import RESULTS, SUITES, Records, script_of
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 FRONTIER = "graph, frontier"
 RELEASED = ", as released"  # n-step with the update of the code that the authors released
+WHOLE, SAME_RATE = "graph, whole", ", learning rate 0.00025"  # docs/minatar.md
+WHOLE_FLAGS = {"act_on=graph", "depth=0", "learning_rate=0.00025", "prior=0.3"}
 ATARI, BF16 = "atari100k", "bf16=True"
 TITLES = {
     ("minigrid", ""): "MiniGrid",
@@ -121,11 +123,13 @@ def setting_of(backup, variant):
     """graph, breadth 0; graph, frontier, share 0.1."""
     named = {"exploration=frontier": "frontier", "persist_targets=True": "persistent",
              BF16: "bfloat16"}  # fmt: skip
-    words = [
+    words = variant.split()
+    if set(words) >= WHOLE_FLAGS:
+        words = ["whole", *(word for word in words if word not in WHOLE_FLAGS)]
+    return ", ".join([backup, *(
         named.get(word, word.removeprefix("frontier_").replace("_", " ").replace("=", " "))
-        for word in variant.split()
-    ]
-    return ", ".join([backup, *words])
+        for word in words
+    )])  # fmt: skip
 
 
 def read_paper():
