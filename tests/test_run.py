@@ -204,6 +204,16 @@ def test_what_is_told_away_from_a_terminal(tmp_path, monkeypatch, capsys):
     assert re.search(r"; \d+\.\d% of the targets of depth 5 have more than one path", worth[0])
 
 
+@pytest.mark.parametrize(("threads", "load", "told"), [(2, 3.1, 1), (2, 2.2, 0), (1, 3.1, 0)])
+def test_company_that_makes_threads_wait_is_told_once(threads, load, told, monkeypatch, capsys):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    shown = progress.Progress(0, 10, 5)
+    for _ in range(3):
+        shown.warn_of_company(threads)
+    assert capsys.readouterr().err.count("beside other work --threads 1 is quicker\n") == told
+
+
 @jitted
 def test_ctrl_c_while_kernels_compile(tmp_path):
     """One line, and no folder is left."""

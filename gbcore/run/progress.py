@@ -1,5 +1,6 @@
 """Progress: where a run stands, as a bar on a terminal and as a plain line every 30 s elsewhere."""
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -19,7 +20,7 @@ class Progress:
     def __init__(self, step, total, learning_starts):
         self.step, self.total, self.learning_starts = step, total, learning_starts
         self.note = ""
-        self._bar = None
+        self._bar, self._warned = None, False
         if sys.stderr.isatty():
             self._bar = tqdm(
                 total=total, initial=step, unit="step", mininterval=0.5,
@@ -37,6 +38,17 @@ class Progress:
             self._window_at, self._window_step, self._rate = time.monotonic(), step, None
         if step % 8 == 0 or self._rate is None:
             self._show()
+
+    def warn_of_company(self, threads):
+        """One line, once, where more wants to run than there are cores for a run's threads."""
+        cores, load = os.cpu_count(), os.getloadavg()[0]  # over the last minute
+        if threads > 1 and load > cores + 0.5 and not self._warned:
+            self._warned = True
+            tqdm.write(
+                f"{load:.1f} threads want to run on {cores} cores, and the {threads} of this run "
+                "wait for each other: beside other work --threads 1 is quicker",
+                file=sys.stderr,
+            )
 
     def close(self):
         """Nothing more comes."""

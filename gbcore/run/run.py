@@ -150,6 +150,7 @@ class Run:
                 counters.training_seconds = time.perf_counter() - self._clock
                 if self._is_due(args.log_frequency) or counters.step == args.total_timesteps:
                     self._log()
+                    progress.warn_of_company(args.threads)
                     shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
                     ratio = self.graph.novel_state_ratio
                     progress.note = f"return {shown}, states new {ratio:.1%}"
