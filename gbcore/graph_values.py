@@ -113,25 +113,28 @@ class GraphValues:
         -1 for -1, for nodes in which nothing was tried, and for those since the last update.
         """
         nodes = as_indices("nodes", nodes)
-        found = nodes >= 0
-        self.graph.require_nodes(nodes[found])
-        found[found] = self.leaves.knows(nodes[found])
-        actions = np.empty(len(nodes), np.int64)
-        kernels.choose_actions(
-            self.graph.arrays, self._value, self.leaves.q, np.where(found, nodes, -1),
-            self.gamma, self.prior, self._q, actions,
-        )  # fmt: skip
-        return actions
+        self.graph.require_nodes(nodes[nodes >= 0])
+        return self._choose(nodes)
 
     def act(self, obs, otherwise):
         """Greedy actions int64 [n] for observations [n, *obs_shape].
 
         `otherwise`, a function of such observations, is asked where `actions` knows none.
         """
-        actions = self.actions([self.graph.find(one) for one in obs])
+        actions = self._choose(np.array([self.graph.find(one) for one in obs], np.int64))
         unknown = actions < 0
         if unknown.any():
             actions[unknown] = otherwise(obs[unknown])
+        return actions
+
+    def _choose(self, nodes):
+        known = nodes >= 0
+        known[known] = self.leaves.knows(nodes[known])
+        actions = np.empty(len(nodes), np.int64)
+        kernels.choose_actions(
+            self.graph.arrays, self._value, self.leaves.q, np.where(known, nodes, -1),
+            self.gamma, self.prior, self._q, actions,
+        )  # fmt: skip
         return actions
 
     # ----------------------------------------------------------------------------------------------

@@ -1187,7 +1187,9 @@ def sweep_nodes(graph, value, leaf_q, nodes, gamma, prior, q):
     for node in nodes:
         if graph.in_degree[node] != FREED:
             read_actions(graph, value, leaf_q, node, gamma, prior, q)
-            best = q.max()
+            best = q[0]
+            for a in range(1, q.shape[0]):  # q.max() looks for NaN, and takes longer than the rest
+                best = max(best, q[a])
             largest = max(largest, abs(best - value[node]))
             value[node] = best
     return largest
