@@ -151,6 +151,9 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
     assert text.startswith(verdict)
     assert (found["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
     assert any("real numbers" in line for line in failing) == (task == "CartPole-v1")
+    whole = "--depth 0 --act-on graph" in would_it_help.flags_to_try(found)
+    assert whole == (task == "FrozenLake-v1")
+    assert would_it_help.flags_to_try(found | {"novel_state_ratio": 0.7}) == "--backup tree"
     if verdict == "Worth trying:":
         missing = would_it_help.judge(found | {"targets_zero": 0.2})[1]
         none = would_it_help.judge(found | {"targets_zero": 0.0})[1]
