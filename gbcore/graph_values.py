@@ -86,16 +86,17 @@ class GraphValues:
             KeyError: for what is no id of a node.
             ValueError: for a node that came after it.
         """
-        self._require_followed(nodes := as_indices("nodes", nodes))
+        self._require_followed(nodes := as_indices("nodes", nodes), self.leaves.knows)
         return self._value[nodes]
 
     def targets(self, nodes, actions):
         """Q(s, a) of pairs [B], the prior left out, as at the roots of `q_targets`: float32 [B].
 
-        Raises as `values`, and ValueError for another number of actions, or one out of range.
+        Raises as `values`, and ValueError for a node whose transitions changed since the update,
+        another number of actions, or one out of range.
         """
         nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
-        self._require_followed(nodes)
+        self._require_followed(nodes, self._follows)
         if nodes.shape != actions.shape:
             raise ValueError(f"Require an action per node, got {actions.shape} for {nodes.shape}")
         if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
@@ -110,7 +111,8 @@ class GraphValues:
     def actions(self, nodes):
         """argmax_a Q(s, a) of what `graph.find` returned: int64 [n].
 
-        -1 for -1, for nodes in which nothing was tried, and for those since the last update.
+        -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
+        transitions changed, since the last update.
         """
         nodes = as_indices("nodes", nodes)
         self.graph.require_nodes(nodes[nodes >= 0])
@@ -129,7 +131,7 @@ class GraphValues:
 
     def _choose(self, nodes):
         known = nodes >= 0
-        known[known] = self.leaves.knows(nodes[known])
+        known[known] = self._follows(nodes[known])
         actions = np.empty(len(nodes), np.int64)
         kernels.choose_actions(
             self.graph.arrays, self._value, self.leaves.q, np.where(known, nodes, -1),
@@ -169,11 +171,23 @@ class GraphValues:
         self._value[:n], self._next = value, int(saved["next"])
         self._changes[:] = map(tuple, pairs.tolist())
 
-    def _require_followed(self, nodes):
+    def _follows(self, nodes):
+        """Are the transitions of ids int64 [n] those of the last update? bool [n]
+
+        Others may lead to a state without a value, which kernels do not look at.
+        """
+        changed = {node for node, _ in self._changes}
+        same = np.array([node not in changed for node in nodes.tolist()], np.bool_)
+        return self.leaves.knows(nodes) & same
+
+    def _require_followed(self, nodes, is_followed):
         self.graph.require_nodes(nodes)
-        late = nodes[~self.leaves.knows(nodes)]
+        late = nodes[~is_followed(nodes)]
         if len(late):
-            raise ValueError(f"Require an update since node {late[0]} was added")
+            raise ValueError(
+                f"Require an update since node {late[0]} was added or changed, or `renew` since "
+                "leaf values were forgotten"
+            )
 
     def _sweep(self, nodes):
         return kernels.sweep_nodes(

@@ -17,12 +17,14 @@ import numpy as np
 import play
 import pytest
 import recorded
+import tyro
 import would_it_help
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore import TransitionGraph
+from gbcore.run.flags import check_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -151,15 +153,25 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
     assert text.startswith(verdict)
     assert (found["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
     assert any("real numbers" in line for line in failing) == (task == "CartPole-v1")
-    whole = "--depth 0 --act-on graph" in would_it_help.flags_to_try(found)
-    assert whole == (task == "FrozenLake-v1")
-    assert would_it_help.flags_to_try(found | {"novel_state_ratio": 0.7}) == "--backup tree"
+    advised = would_it_help.flags_to_try(found, "gymnasium")
+    assert advised == ("--backup tree" if task == "CartPole-v1" else "--backup graph")
     if verdict == "Worth trying:":
         missing = would_it_help.judge(found | {"targets_zero": 0.2})[1]
         none = would_it_help.judge(found | {"targets_zero": 0.0})[1]
         assert "20.0% are higher" in missing
         assert "more transitions" not in missing
         assert "Collect more transitions" in none
+
+
+@pytest.mark.parametrize("suite", ["minigrid", "minatar", "atari"])
+@pytest.mark.parametrize("ratio", [0.1, 0.7])
+def test_a_script_takes_the_flags_that_are_advised(suite, ratio):
+    found = {"targets_read": 0.9, "novel_state_ratio": ratio}
+    words = would_it_help.flags_to_try(found, suite).split()
+    args = tyro.cli(play.script_of(suite).Args, args=words)
+    check_flags(args)
+    assert args.backup == ("tree" if ratio > 0.6 else "graph")
+    assert (args.depth == 0) == (ratio < 0.6 and suite != "atari")
 
 
 def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path, monkeypatch):
@@ -399,6 +411,16 @@ def test_tools_load_the_script_that_made_a_run(run_of_a_copy, run_folder, capsys
     assert (run.suite, run.module.__file__) == ("minigrid", str(run_of_a_copy[1]))
     assert (run.q_values(np.arange(3)) == recorded.read(run_folder).q_values(np.arange(3))).all()
     assert evaluate.play(run, 2, 0, 0) == evaluate.play(recorded.read(run_folder), 2, 0, 0)
+
+
+def test_tools_look_at_a_run_of_the_whole_graph_at_depth_5(run_of_a_copy, capsys, monkeypatch):
+    run = run_of_a_copy[0]
+    config = json.loads((run / "config.json").read_text()) | {"depth": 0}
+    (run / "config.json").write_text(json.dumps(config))
+    for tool, *words in ((would_it_help, "--sampled", "20"), (draw_subgraph, "--leaves", "zero")):
+        monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", str(run), *words])
+        tool.main()
+        assert re.search(r"\bdepth 5\b", capsys.readouterr().out)
 
 
 def test_what_cannot_be_read_is_refused_and_never_drawn(run_of_a_copy, capsys, monkeypatch):

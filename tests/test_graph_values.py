@@ -127,19 +127,23 @@ def test_new_leaf_values_are_all_taken_at_once():
     np.testing.assert_allclose(values.values(nodes), after, atol=0.01)
 
 
-def test_reading_changes_nothing_and_what_came_since_is_not_known():
+def test_reading_changes_nothing_and_what_came_or_changed_since_is_not_known():
     graph, replay, table = graph_that_forgets()
     values = GraphValues(graph, table, 0.9)
-    known, new = graph.node(np.array([0])), graph.node(np.array([1]))
+    known, same = graph.node(np.array([0])), graph.node(np.array([1]))
     replay.add(known, 0, 1.0, known, False)
+    replay.add(same, 1, 1.0, same, False)
     values.update()
     before = values.state()
+    graph.nodes(np.arange(2, 3_000)[:, None])  # more ids than there was room for
+    new = graph.node(np.array([3_000]))
     replay.add(known, 1, 5.0, new, False)
-    assert values.actions([known, new, -1])[1:].tolist() == [-1, -1]
-    values.targets([known], [0])
-    for read in (values.values, lambda nodes: values.targets(nodes, [0])):
-        with pytest.raises(ValueError, match=f"Require an update since node {new}"):
-            read([new])
+    assert values.actions([known, same, new, -1]).tolist() == [-1, 1, -1, -1]
+    values.targets([same], [0])
+    for read, node in ((values.values, new), (lambda nodes: values.targets(nodes, [0]), known)):
+        with pytest.raises(ValueError, match=f"Require an update since node {node} was"):
+            read([node])
+    assert values.values([known])[0] == before["rows"]["value"][known]
     after = values.state()
     assert after["waiting"]["pairs"].tolist() == [[known, new]]
     assert after["rows"]["value"][known] == before["rows"]["value"][known]

@@ -190,7 +190,7 @@ def main():
     if args.leaves != "zero" and run.missing:
         fail(f"{run.missing}; --leaves zero backs up its rewards alone")
     flags = run.config or {}
-    args.depth = args.depth or flags.get("depth", 5)
+    args.depth = args.depth or flags.get("depth") or 5  # 0: the whole graph
     args.breadth = flags.get("breadth", 20) if args.breadth == -1 else args.breadth
     args.gamma = flags.get("gamma", 0.99) if args.gamma == -1 else args.gamma
     if args.depth < 1 or args.breadth < 0 or not 0 <= args.gamma <= 1 or args.seed < 0:

@@ -109,7 +109,7 @@ def key_of(suite, config):
     if script.BACKUPS[backup][0] == "trajectory" or config["depth"] == 0:
         idle |= {"breadth"}
     if backup == "one-step":
-        idle |= {"depth"}
+        idle |= {"depth"} if config.get("act_on") == "graph" else {"depth", "prior"}
     if config["exploration"] != "frontier":
         idle |= {"frontier_share"}
     variant = [

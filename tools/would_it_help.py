@@ -29,7 +29,7 @@ class Args:
     task: Annotated[str, tyro.conf.Positional]
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
     steps: int = 20_000  # random actions to play; of a run's folder none
-    depth: int = 0  # nested backups per target; 0 = the run's or its script's, else 5
+    depth: int = 0  # nested backups per target; 0 = the run's or its script's, or else 5
     breadth: int = -1
     """transitions followed per level; 0 = all; -1 = the run's or its script's, else 20"""
     sampled: int = 2_000  # targets compared
@@ -41,7 +41,7 @@ FEW = 0.05  # share of targets unlike tree backup's below which there is nothing
 MANY = 0.3
 GAMMA = 0.99  # of the targets compared
 HIDDEN = 0.01  # share of the uncertainty that the step before may explain
-SPARSE = 0.6  # novel state ratio: of MinAtar's games the one above it (0.68) is tree backup's
+SPARSE = 0.6  # novel state ratio of random play: MinAtar's one game above it (0.68) is tree's
 
 
 def keys_for(obs):
@@ -70,17 +70,17 @@ def shrunk(image, side):
 
 
 def collect(args, rng):
-    """By key what was recorded or played, and the script's own depth and breadth."""
+    """By key what was recorded or played, the script's own flags, and the suite if it was played."""
     path = Path(args.task)
     if path.exists() or path.parts[:1] == ("runs",) or path.suffix == ".npz":
         run = recorded.read(path)
-        return {PLAIN: run}, run.config or {}
+        return {PLAIN: run}, run.config or {}, None
     suite, task = play.suite_of(args.task)
     num_actions, rows = play.stream(suite, task, rng, args.seed)
     first = next(rows)
     rows, keys = itertools.chain([first], rows), keys_for(first[0])
     found = play.record_by_keys(num_actions, rows, args.steps, task, keys)
-    return found, vars(play.script_of(suite).Args())
+    return found, vars(play.script_of(suite).Args()), suite
 
 
 def measure(run, depth, breadth, sampled, rng):
@@ -147,25 +147,26 @@ def judge(found):
     return failing, verdict
 
 
-def flags_to_try(found):
-    """Flags of the three scripts: what won in the MinAtar games with measures like these, or None.
+def flags_to_try(found, suite):
+    """Flags of what won in the MinAtar games with measures like these (docs/minatar.md), or None.
 
-    docs/minatar.md has the scores, of five games alone.
+    The whole graph is of the two DQN scripts; where there is none of it, the paper's backup.
     """
-    changed = found.get("targets_read")
+    changed, rate = found.get("targets_read"), " --learning-rate 2.5e-4" * (suite == "minatar")
     if changed is None:
         return None
     if changed < MANY or found["novel_state_ratio"] > SPARSE:
-        return "--backup tree"
-    return "--backup graph --depth 0 --act-on graph --prior 0.3"
+        return "--backup tree" + rate
+    whole = suite in ("minigrid", "minatar")
+    return "--backup graph" + " --depth 0 --act-on graph --prior 0.3" * whole + rate
 
 
 def percent(value):
     return "-" if value is None else f"{value:.1%}"
 
 
-def report(name, by_key):
-    """The measures and the verdict as text: lines."""
+def report(name, by_key, suite=None):
+    """The measures and the verdict as text: lines; with the suite of what was played, advice."""
     found = by_key[PLAIN]
     failing, verdict = judge(found)
     rows = {
@@ -191,8 +192,8 @@ def report(name, by_key):
     yield from (f"  {label:<46} {value}" for label, value in rows.items())
     yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
     yield f"verdict: {verdict}"
-    if flags_to_try(found):
-        yield f"try: {flags_to_try(found)}   (with the three scripts; why: docs/minatar.md)"
+    if suite and flags_to_try(found, suite):
+        yield f"try: {flags_to_try(found, suite)}   (docs/minatar.md)"
     if len(by_key) == 1:
         return
     head = "states   unlike tree backup's   explained by the step before"
@@ -213,11 +214,11 @@ def main():
     if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
         fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
     rng = np.random.default_rng(args.seed)
-    runs, flags = collect(args, rng)
-    depth = args.depth or flags.get("depth", 5)
+    runs, flags, suite = collect(args, rng)
+    depth = args.depth or flags.get("depth") or 5  # 0: the whole graph
     breadth = flags.get("breadth", 20) if args.breadth < 0 else args.breadth
     by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
-    print("\n".join(report(runs[PLAIN].name, by_key)))
+    print("\n".join(report(runs[PLAIN].name, by_key, suite)))
 
 
 if __name__ == "__main__":

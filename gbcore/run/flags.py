@@ -187,6 +187,9 @@ def check_flags(args):
         fail("--persist-targets writes into the leaf values that --act-on graph reads")
     if args.backup == "one-step" and args.depth != default.depth:
         warn("--depth does nothing with --backup one-step")
+    nests = acts_on_graph or (args.backup != "one-step" and args.depth != 1)
+    if getattr(args, "prior", 0) > 0 and not nests:
+        warn("--prior does nothing where a target nests nothing")
     if args.cuda and not torch.cuda.is_available():
         if args.resume is None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
