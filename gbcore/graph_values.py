@@ -72,7 +72,7 @@ class GraphValues:
 
     def _converge(self):
         self._changes.clear()
-        ids = np.arange(self.graph.num_ids)[::-1]
+        ids = np.arange(self.graph.num_ids - 1, -1, -1)
         self.leaves.values(ids[self.graph.arrays.in_degree[ids] != FREED])
         self._make_room()
         for _ in range(SWEEPS):

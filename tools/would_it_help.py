@@ -70,7 +70,7 @@ def shrunk(image, side):
 
 
 def collect(args, rng):
-    """By key what was recorded or played, the script's own flags, and the suite if it was played."""
+    """By key what was recorded or played, the script's flags, and the suite of what was played."""
     path = Path(args.task)
     if path.exists() or path.parts[:1] == ("runs",) or path.suffix == ".npz":
         run = recorded.read(path)

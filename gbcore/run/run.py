@@ -16,6 +16,8 @@ import torch
 
 from gbcore.frontier import FrontierEpisodes
 from gbcore.graph import TransitionGraph
+from gbcore.graph_values import GraphValues
+from gbcore.leaf_table import LeafTable
 from gbcore.replay import PrioritizedReplay
 from gbcore.run.checkpoint import RandomStates, check_like, load_checkpoint, save_checkpoint
 from gbcore.run.directory import RunDirectory, lock_folder, run_name, versions
@@ -456,6 +458,11 @@ def compile_kernels(graph):
             pair_q_values(subgraphs, leaf_q, 0.5, rule)
         for rule in ("double", "behaviour"):
             prune(subgraphs, rule, np.zeros_like)
+    leaves = LeafTable(toy, lambda obs: np.zeros((len(obs), toy.num_actions), np.float32))
+    values = GraphValues(toy, leaves, 0.5)
+    values.update()
+    values.targets(batch.nodes, batch.actions)
+    values.actions(batch.nodes)
     print(f"{time.perf_counter() - start:.1f} s")
 
 
