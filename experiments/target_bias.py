@@ -4,10 +4,10 @@
 
 For pairs of the last fifth of each run's replay, of episodes that ended, it compares the target of
 each backup with the discounted return really obtained from that pair on. Depth 0 is the whole
-graph, to the fixed point (`GraphValues`). The leaves are those of
-the run's target network. Prints the differences, which --csv keeps by count c(s, a) as well. The
-return is that of the policy of that time, epsilon included, so that a difference says little by
-itself: what says something is one backup or depth beside another.
+graph (`GraphValues`, 30 sweeps). The leaves are those of the run's target network. Prints the
+differences, which --csv keeps by count c(s, a) as well. The return is that of the policy of that
+time, epsilon included, so that a difference says little by itself: what says something is one
+backup or depth beside another.
 """
 
 import itertools
