@@ -210,7 +210,7 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
     write_rows(tmp_path, scores, MINIGRID)
     text = make_report(tmp_path, monkeypatch)
     ((paper, here, difference, verdict),) = rows_of(text, "graph > tree")
-    assert (paper, here, difference) == ("0.58, 0.20", "0.53, 0.23", "0.30 [0.30, 0.30]")
+    assert (paper, here, difference) == ("0.58, 0.20", "0.53, 0.23 (5)", "0.30 [0.30, 0.30]")
     assert verdict == "supported, p < 0.001"
     assert rows_of(text, "tree > n-step")[0][-1] == "contradicted, p < 0.001"
     assert rows_of(text, "graph > one-step")[0][-1].startswith("undecided, p ")
@@ -234,12 +234,21 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
         ("tree", rate): lambda seed, _: 6.0 + seed,
     }
     write_rows(tmp_path, scores, MINATAR, "minatar", "fresh")
+    # Of seeds that one of two has alone, a comparison shows nothing.
+    write_rows(tmp_path, {("graph", whole): lambda *_: 98.0}, MINATAR, "minatar", "fresh", 5, 6)
     text = make_report(tmp_path, monkeypatch)
-    assert rows_of(text, "graph, whole > tree")[0][:2] == ["-, 6.26", "8.00, 4.00"]
+    assert rows_of(text, "graph, whole > tree")[0][:2] == ["-, 6.26", "8.00, 4.00 (5)"]
+    assert rows_of(text, "**graph, whole**")[0][5].startswith("53.00 ")
     (row,) = rows_of(text, "graph, whole > tree, learning rate 0.00025")
     assert row[3] == "contradicted, p < 0.001"
-    assert "`graph, whole`: MinAtar, fresh episodes: 4.00 and 8.00 (better, p < 0.001)." in text
-    assert "`graph, whole`: MinAtar, fresh episodes: 9.00 and 8.00 (worse, p < 0.001)." in text
+    assert (
+        "`graph, whole`: MinAtar, fresh episodes: 4.00 and 8.00 (better, p < 0.001, 5 seeds)."
+        in text
+    )
+    assert (
+        "`graph, whole`: MinAtar, fresh episodes: 9.00 and 8.00 (worse, p < 0.001, 5 seeds)."
+        in text
+    )
     assert rows_of(text, "**graph, act on graph, depth 0, learning rate 0.00025, prior 0.1**")
 
 
@@ -307,7 +316,7 @@ def test_atari_runs_in_bfloat16_stand_for_their_backup_beside_the_paper(tmp_path
         "(19.0), `one-step` 15.0 (15.8), 1.4 h per run, in bfloat16.\n" in text
     )
     assert "Atari 100K: 1 of 26 games" in text
-    assert rows_of(text, "graph > one-step")[0][:2] == ["64.16, 53.29", "71.96, 50.68"]
+    assert rows_of(text, "graph > one-step")[0][:2] == ["64.16, 53.29", "71.96, 50.68 (1)"]
     assert rows_of(text, "graph > tree") == rows_of(text, "qbert") == []
     assert (tmp_path / "report_atari100k_curves.png").stat().st_size > 5_000
 
@@ -396,4 +405,5 @@ def test_frontier_tables(tmp_path):
         ]
     write_rows(tmp_path, scores, MINIGRID, seeds=2)
     (whole,) = tables.read_protocols(tmp_path)
-    assert list(frontier_tables.findings([whole])) == ["MiniGrid: 0.45 and 0.85 (open, p = 0.031)"]
+    (found,) = frontier_tables.findings([whole])
+    assert found == "MiniGrid: 0.45 and 0.85 (open, p = 0.031, 2 seeds)"

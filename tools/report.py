@@ -160,14 +160,14 @@ def claims_table(protocol):
     rows = [
         [
             " > ".join(pair),
-            *(", ".join(map(short, map(mean, pair)))
-              for mean in (protocol.paper_mean, protocol.mean)),
+            ", ".join(map(short, map(protocol.paper_mean, pair))),
+            f"{', '.join(map(short, protocol.means(*pair)))} ({gain.seeds})",
             *judged(gain),
             *(judged(protocol.gain(*pair, normalised=True)) if protocol.scales else ()),
         ]
         for pair, gain in claims(protocol).items()
     ]  # fmt: skip
-    header = ["claim", "paper", "here", "difference", "verdict"]
+    header = ["claim", "paper", "here (seeds of both)", "difference", "verdict"]
     return markdown(header + ["normalised", "verdict"] * bool(protocol.scales), rows)
 
 

@@ -79,6 +79,16 @@ class Protocol:
         pair = (self.scores(name, tasks, normalised) for name in (setting, other))
         return aggregate.difference(*pair)
 
+    def means(self, *settings):
+        """Mean of the tasks' means of each, on the seeds that all have: `gain` is of the same."""
+        found = [self.scores(setting) for setting in settings]
+        shared = [set.intersection(*map(set, of)) for of in zip(*found, strict=True)]
+        return [
+            np.mean([np.mean([task[seed] for seed in sorted(seeds)])
+                     for task, seeds in zip(tasks, shared, strict=True)])
+            for tasks in found
+        ]  # fmt: skip
+
     def mean(self, setting):
         """Mean of the tasks' means; None until every task has a run."""
         found = self.estimate(aggregate.mean_of_tasks, setting)
