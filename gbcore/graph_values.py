@@ -176,9 +176,11 @@ class GraphValues:
 
         Others may lead to a state without a value, which kernels do not look at.
         """
-        changed = {node for node, _ in self._changes}
-        same = np.array([node not in changed for node in nodes.tolist()], np.bool_)
-        return self.leaves.knows(nodes) & same
+        follows = self.leaves.knows(nodes)
+        if follows.any():  # none before the first update, when many changes wait
+            changed = {node for node, _ in self._changes}
+            follows &= np.array([node not in changed for node in nodes.tolist()])
+        return follows
 
     def _require_followed(self, nodes, is_followed):
         self.graph.require_nodes(nodes)

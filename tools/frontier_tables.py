@@ -20,11 +20,8 @@ def findings(protocols, setting=FRONTIER, without="graph"):
         if gain is not None:
             support, chance = aggregate.support(gain), chance_text(gain.p)
             means = " and ".join(map(short, p.means(without, setting)))
-            chance = chance if "<" in chance else f"= {chance}"
-            yield (
-                f"{p.title}: {means} ({JUDGED.get(support, support)}, p {chance}, "
-                f"{gain.seeds} seeds)"
-            )
+            found = f"{JUDGED.get(support, support)}, p {'= ' * ('<' not in chance)}{chance}"
+            yield f"{p.title}: {means} ({found}, {gain.seeds} seeds)"
 
 
 def in_short(protocols, folder):

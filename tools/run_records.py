@@ -109,7 +109,9 @@ def key_of(suite, config):
     if script.BACKUPS[backup][0] == "trajectory" or config["depth"] == 0:
         idle |= {"breadth"}
     if backup == "one-step":
-        idle |= {"depth"} if config.get("act_on") == "graph" else {"depth", "prior"}
+        idle |= {"depth"}
+    if config.get("act_on") != "graph" and (backup == "one-step" or config["depth"] == 1):
+        idle |= {"prior"}  # nothing is nested
     if config["exploration"] != "frontier":
         idle |= {"frontier_share"}
     variant = [

@@ -84,10 +84,11 @@ class Protocol:
         found = [self.scores(setting) for setting in settings]
         shared = [set.intersection(*map(set, of)) for of in zip(*found, strict=True)]
         return [
-            np.mean([np.mean([task[seed] for seed in sorted(seeds)])
-                     for task, seeds in zip(tasks, shared, strict=True)])
+            aggregate.mean_of_tasks(
+                *(np.array([of[s] for s in both]) for of, both in zip(tasks, shared, strict=True))
+            )
             for tasks in found
-        ]  # fmt: skip
+        ]
 
     def mean(self, setting):
         """Mean of the tasks' means; None until every task has a run."""

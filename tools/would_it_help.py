@@ -29,7 +29,7 @@ class Args:
     task: Annotated[str, tyro.conf.Positional]
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
     steps: int = 20_000  # random actions to play; of a run's folder none
-    depth: int = 0  # nested backups per target; 0 = the run's or its script's, or else 5
+    depth: int = 0  # nested backups per target; 0 = the run's or its script's, or 5
     breadth: int = -1
     """transitions followed per level; 0 = all; -1 = the run's or its script's, else 20"""
     sampled: int = 2_000  # targets compared
@@ -192,8 +192,8 @@ def report(name, by_key, suite=None):
     yield from (f"  {label:<46} {value}" for label, value in rows.items())
     yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
     yield f"verdict: {verdict}"
-    if suite and flags_to_try(found, suite):
-        yield f"try: {flags_to_try(found, suite)}   (docs/minatar.md)"
+    if suite and (flags := flags_to_try(found, suite)):
+        yield f"try: {flags}   (docs/minatar.md)"
     if len(by_key) == 1:
         return
     head = "states   unlike tree backup's   explained by the step before"
