@@ -401,6 +401,25 @@ def test_arrays_of_another_graph_are_refused(name):
 
 
 @pytest.mark.parametrize(
+    ("array", "change", "words"),
+    [
+        ("cell_source", 1, "the predecessors are not those of the graph"),
+        ("totals", [1, 0, 0, 0], "a cell is neither in use nor free"),
+        ("on_stack", True, "the stack and its marks differ"),
+        ("place", 1, "the heap and its places differ"),
+        ("value", 0.3, "by its actions"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_found(array, change, words):
+    planner = random_world(0).planner
+    planner.plan(10**6)
+    assert planner.check_valid() == []
+    broken = getattr(planner._plan, array)
+    np.add(broken, np.asarray(change, broken.dtype), out=broken)
+    assert any(words in problem for problem in planner.check_valid())
+
+
+@pytest.mark.parametrize(
     ("arguments", "value"),
     [({"discount": 0}, 0), ({"discount": 1.0}, 1.0), ({"prior": -1}, -1),
      ({"prior": np.inf}, "inf"), ({"tolerance": 0.2}, 0.2)],

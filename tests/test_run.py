@@ -19,7 +19,13 @@ from conftest import command, interpreted, is_one_line, jitted, only_run, read_m
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
-from gbcore.run import load_checkpoint, play_episodes, progress
+from gbcore.run import (
+    errors_in_one_line,
+    load_checkpoint,
+    play_episodes,
+    progress,
+    seed_everything,
+)
 from gbcore.run.flags import RANGES, check_flags, parse_flags
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
@@ -140,6 +146,49 @@ def test_flags_that_do_nothing_are_named(capsys):
         check_flags(script.Args(backup=backup, depth=3, breadth=7, cuda=False))
         named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
         assert named == ["--breadth", "--depth"][:number]
+    for flags in ({"backup": "one-step"}, {"depth": 1}, {"depth": 1, "act_on": "graph"}):
+        check_flags(script.Args(**flags, prior=1.0, cuda=False))
+        assert ("--prior does nothing" in capsys.readouterr().err) == ("act_on" not in flags)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({4: 1.0, 2: 1.5, 1: 2.0}, 4),
+        ({4: 0.95, 2: 1.0, 1: 1.5}, 2),  # 4 would save less than a tenth
+        ({4: 9.0, 2: 5.0, 1: 1.0}, 1),  # beside other work
+    ],
+)
+def test_the_fewest_threads_that_are_nearly_the_quickest(seconds, chosen, monkeypatch):
+    clock, number = [0.0], [None]
+
+    def now():
+        clock[0] += seconds[number[0]]
+        return clock[0]
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: number.__setitem__(0, n))
+    monkeypatch.setattr(time, "perf_counter", now)
+    args = script.Args(threads=0, cuda=False)
+    seed_everything(args)
+    assert args.threads == number[0] == chosen
+
+
+def test_too_little_memory_is_one_line(capsys):
+    with pytest.raises(SystemExit), errors_in_one_line():
+        raise MemoryError("99 TiB")
+    assert is_one_line(capsys, "99 TiB", "--buffer-size")
+
+
+def test_a_terminal_has_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown = progress.Progress(0, 10, 5)
+    for step in range(1, 11):
+        shown.update(step)
+    shown.close()
+    out, err = capsys.readouterr()
+    assert "10/10" in err
+    assert out == ""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
