@@ -1,42 +1,34 @@
-"""Memory of a replay that forgets, and of an Atari replay and its checkpoint.
+"""Memory of a replay that forgets.
 
-    python benchmark/memory.py forgetting --out results/bounded_memory.csv
-    python benchmark/memory.py atari
+    python benchmark/memory.py --out results/bounded_memory.csv
 
-The first environment is synthetic and never repeats itself for long: a random walk over a line
-without end, with random numbers of 16 bits in view. Replay, graph and leaf values are those of the
-scripts; the network is a stand-in that reads its observation, so that a leaf value of another state
-shows. The second is a game under random actions.
+The environment is synthetic and never repeats itself for long: a random walk over a line without
+end, with random numbers of 16 bits in view. Replay, graph and leaf values are those of the scripts;
+the network is a stand-in that reads its observation, so that a leaf value of another state shows.
 """
 
-import itertools
 import multiprocessing
 import re
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-import torch
 import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-import play  # noqa: E402
 from output import fail, write_rows  # noqa: E402
 
-from gbcore import LeafTable, PrioritizedReplay, Replay, TransitionGraph, q_targets  # noqa: E402
-from gbcore.run import load_checkpoint  # noqa: E402
-from gbcore.run.checkpoint import save_checkpoint  # noqa: E402
+from gbcore import LeafTable, Replay, TransitionGraph, q_targets  # noqa: E402
 
 NUM_ACTIONS = 6
 
 
-def megabytes(which="VmRSS"):
-    """What this process has now (VmRSS), or had at most since `/proc/self/clear_refs` (VmHWM)."""
-    found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+def megabytes():
+    """What this process has now."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) * 1024 / 1e6
 
 
@@ -138,40 +130,5 @@ def forgetting(
     sys.exit(any(row["problems"] or row["stale_leaf_values"] for row in rows))
 
 
-def atari(env_id: str = "Freeway", steps: int = 100_000):
-    """Bytes per transition; size, time and memory of writing and reading a checkpoint.
-
-    Args:
-        env_id: the game
-        steps: transitions of random actions
-    """
-    if steps < 1:
-        fail(f"--steps must be >= 1, got {steps}")
-    script = play.script_of("atari")
-    num_actions, rows = play.stream("atari", script.task_of(env_id), np.random.default_rng(0))
-    before = megabytes()
-    graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True, capacity=2 * steps + 2)
-    replay = PrioritizedReplay(graph, steps, exponent=0.5)
-    for obs, action, reward, next_obs, terminated, starts in itertools.islice(rows, steps):
-        if starts and replay.size:
-            replay.end_episode()
-        replay.add(graph.node(obs), action, reward, graph.node(next_obs), terminated)
-    print(
-        f"{graph.num_nodes:,} states, {graph.num_frames:,} frames: "
-        f"{1e6 * (megabytes() - before) / steps:.0f} bytes per transition"
-    )
-    learner = script.Learner(script.Args(cuda=False), graph, replay, torch.device("cpu"))
-    with tempfile.TemporaryDirectory() as folder:
-        Path("/proc/self/clear_refs").write_text("5")
-        before, begin = megabytes(), time.perf_counter()
-        save_checkpoint(folder, {"graph": graph, "replay": replay, "learner": learner})
-        seconds, more = time.perf_counter() - begin, megabytes("VmHWM") - before
-        size = sum(path.stat().st_size for path in Path(folder, "checkpoint").iterdir()) / 1e6
-        print(f"a checkpoint of {size:.0f} MB: written in {seconds:.1f} s with {more:.0f} MB more")
-        begin = time.perf_counter()
-        TransitionGraph.from_state(load_checkpoint(folder)["graph"])
-        print(f"read and checked in {time.perf_counter() - begin:.1f} s")
-
-
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"forgetting": forgetting, "atari": atari})
+    tyro.cli(forgetting)

@@ -254,13 +254,13 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
 
 def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypatch):
     write_rows(tmp_path, {("n-step", ""): lambda *_: 0.9}, MINIGRID)
-    of_run = {"suite": "minigrid", "episode_seed": "", "update": "released"}
+    of_run = {"suite": "minigrid", "episode_seed": "", "backup": "n-step", "update": "released"}
     rows = [
         of_run | {"task": task, "depth": depth, "seed": seed, "score": 0.1 if depth == 10 else 0.5}
         for depth, tasks in ((5, MINIGRID), (10, ["MiniGrid-Empty-8x8-v0"]))
         for task in tasks for seed in (1, 2)
     ]  # fmt: skip
-    output.write_rows(tmp_path / "released_n_step.csv", rows[0], rows)
+    output.write_rows(tmp_path / "released_updates.csv", rows[0], rows)
     text = make_report(tmp_path, monkeypatch)
     assert "25 runs, made" in text
     assert rows_of(text, "**n-step**")[0][1] == "0.90 ± 0.00 (5), above"

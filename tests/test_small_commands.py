@@ -1,16 +1,14 @@
 """benchmark/: the small commands behind single figures and pictures, on small input."""
 
-import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import draw_backups
-import memory
 import numpy as np
 import plot_runs
 import pytest
-import released_n_step
+import released_updates
 import timings
 from conftest import jitted
 from output import read_rows
@@ -105,18 +103,6 @@ def test_slices_of_planning_on_a_large_graph():
 
 
 @jitted
-def test_memory_and_checkpoint_of_atari_transitions(capsys):
-    memory.atari(steps=60)
-    held, written, read = capsys.readouterr().out.splitlines()
-    assert re.match(r"\d+ states, \d+ frames: -?\d+ bytes per transition", held)
-    assert re.match(r"a checkpoint of \d+ MB: written in \d+\.\d s with -?\d+ MB more", written)
-    assert re.match(r"read and checked in \d+\.\d s", read)
-    with pytest.raises(SystemExit):
-        memory.atari(steps=0)
-    assert "--steps must be >= 1, got 0" in capsys.readouterr().err
-
-
-@jitted
 def test_every_kernel_is_timed(capsys):
     timings.targets(transitions=200, batches=20)
     timings.frontier(states=100, slices=3)
@@ -131,14 +117,14 @@ def test_a_released_return_goes_on_across_a_time_limit_to_its_last_row():
         cut=np.isin(np.arange(8), [1, 4, 6, 7]),
         size=7,
     )
-    terminal, time_limit = released_n_step.ends_of(replay, time_limit_is_terminal=False)
+    terminal, time_limit = released_updates.ends_of(replay, time_limit_is_terminal=False)
     assert np.flatnonzero(time_limit).tolist() == [4]
     rows = np.array([0, 2, 3, 5])
-    returns, last = released_n_step.released_returns(replay, terminal, rows, 3, 0.5)
+    returns, last = released_updates.released_returns(replay, terminal, rows, 3, 0.5)
     assert last.tolist() == [1, 4, 5, 6]
     assert returns.tolist() == [1 + 1, 4 + 4 + 4, 8 + 8 + 8, 32 + 32]
-    terminal, _ = released_n_step.ends_of(replay, time_limit_is_terminal=True)
-    returns, last = released_n_step.released_returns(replay, terminal, np.array([3]), 3, 0.5)
+    terminal, _ = released_updates.ends_of(replay, time_limit_is_terminal=True)
+    returns, last = released_updates.released_returns(replay, terminal, np.array([3]), 3, 0.5)
     assert (last.tolist(), returns.tolist()) == ([4], [8 + 8])
 
 
@@ -154,44 +140,84 @@ def test_the_released_update_moves_the_last_pair():
         leaves=SimpleNamespace(values=lambda nodes: np.stack([nodes, 2.0 * nodes], axis=1)),
     )  # fmt: skip
     sampled = replay.batch_of(np.array([0, 1, 3]))
-    moved, targets = released_n_step.released_update(learner, sampled, False)
+    moved, targets = released_updates.released_n_step(learner, sampled, None, False)
     assert [column.tolist() for column in moved[:3]] == [[1, 2, 4], [1, 2, 4], [1, 0, 0]]
     # From state 2; from the highest value, of state 4; of the end.
     assert targets.tolist() == [1 + 0.25 * 4, 0.25 * 8, 0.5 * 4]
 
 
+def one_action_graph(*transitions):
+    """Of integer states, and a table of zeros: state, reward, next state, how often."""
+    graph = TransitionGraph(1, (1,), np.int64)
+    for state, reward, next_state, times in transitions:
+        ends = [graph.node(np.array([s])) for s in (state, next_state)]
+        for _ in range(times):
+            graph.add(ends[0], 0, reward, ends[1], False)
+    return graph, np.zeros((graph.num_ids, 1), np.float32)
+
+
+def backed_up_in_place(graph, q, states, draws):
+    """Targets of samples of these states, two levels deep, discount 0.5."""
+    nodes = np.array([graph.find(np.array([s])) for s in states])
+    targets = np.empty(len(nodes), np.float32)
+    released_updates.back_up_in_place(
+        graph.arrays, q, nodes, np.zeros_like(nodes), 2, 0.5, draws, targets
+    )
+    return targets.tolist()
+
+
+def test_a_released_graph_target_stays_in_the_table_for_the_next_sample():
+    graph, q = one_action_graph((0, 0.0, 1, 1), (1, 1.0, 0, 1))
+    # State 1 first, 1 + 0.5 * 0, then 0: 0.5. For the second sample 0 is 0.5 before, 1 is 1.25.
+    assert backed_up_in_place(graph, q, [0, 1], np.zeros((2, 2, 9))) == [0.5, 1.25]
+    graph, q = one_action_graph((0, 1.0, 1, 1))
+    q[1] = 8.0  # nothing was tried there: an end
+    assert backed_up_in_place(graph, q, [0], np.zeros((1, 2, 9))) == [1.0]
+
+
+def test_a_released_graph_level_draws_transitions_in_proportion_to_counts():
+    graph, table = one_action_graph((0, 0.0, 1, 1), (0, 0.0, 2, 3), (1, 4.0, 3, 1), (2, 4.0, 3, 1))
+    # The one drawn first decides whose 4 is seen: that of state 1 counts 1/4, of state 2 3/4.
+    for draw, target in ((0.2, 0.5), (0.3, 1.5), (0.9, 1.5)):
+        q = table.copy()
+        assert backed_up_in_place(graph, q, [0], np.full((1, 2, 1), draw)) == [target]
+
+
 @jitted
 @pytest.mark.usefixtures("torch_settings")
-def test_a_script_runs_with_the_released_update(monkeypatch):
+@pytest.mark.parametrize("backup", ["n-step", "graph"])
+def test_a_script_runs_with_the_released_update(monkeypatch, backup):
     short = {name: suite._replace(total_timesteps=2_000) for name, suite in SUITES.items()}
-    monkeypatch.setattr(released_n_step, "SUITES", short)
-    moved, update = [], released_n_step.released_update
-    monkeypatch.setattr(
-        released_n_step, "released_update", lambda *args: moved.append(args) or update(*args)
+    monkeypatch.setattr(released_updates, "SUITES", short)
+    moved, update = [], released_updates.UPDATES[backup]
+    monkeypatch.setitem(
+        released_updates.UPDATES, backup, lambda *args: moved.append(args) or update(*args)
     )
-    row = released_n_step.measure("minatar", "freeway", 5, 1)
-    assert list(released_n_step.COLUMNS) == sorted(row, key=released_n_step.COLUMNS.index)
-    assert (row["task"], row["episode_seed"], row["update"]) == ("freeway", "fixed", "released")
+    about = {"suite": "minatar", "task": "freeway", "backup": backup, "depth": "5", "seed": "1",
+             "update": "released", "episode_seed": "fixed"}  # fmt: skip
+    row = released_updates.measure(about)
+    assert list(released_updates.COLUMNS) == sorted(row, key=released_updates.COLUMNS.index)
+    assert about.items() <= row.items()
     assert len(moved) == 100  # every fourth step from 1,600 on
-    assert {args[2] for args in moved} == {True}
+    assert {args[3] for args in moved} == {True}
 
 
-def test_a_run_of_released_n_step_that_has_a_row_is_not_made_again(
+def test_a_run_with_a_released_update_that_has_a_row_is_not_made_again(
     type_command, monkeypatch, tmp_path
 ):
-    def measure(*run):
-        made.append(run)
-        return released_n_step.key(*run) | {"score": 0.5, "first_reward_step": 7, "commit": "x"}
+    def measure(about):
+        made.append((about["depth"], about["seed"]))
+        return about | {"score": 0.5, "first_reward_step": 7, "commit": "x"}
 
     made, out = [], tmp_path / "rows.csv"
-    monkeypatch.setattr(released_n_step, "measure", measure)
-    monkeypatch.setattr(released_n_step, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(released_updates, "measure", measure)
+    monkeypatch.setattr(released_updates, "ProcessPoolExecutor", ThreadPoolExecutor)
     one_task = {"minatar": SUITES["minatar"]._replace(tasks=("freeway",))}
-    monkeypatch.setattr(released_n_step, "SUITES", one_task)
+    monkeypatch.setattr(released_updates, "SUITES", one_task)
     words = ("--suites", "minatar", "--out", out, "--seeds")
-    type_command(released_n_step, *words, 1, 2)
-    type_command(released_n_step, *words, 2, 3)
-    type_command(released_n_step, *words, 3, "--depth", 10)
-    assert [(depth, seed) for _, _, depth, seed in made] == [(5, 1), (5, 2), (5, 3), (10, 3)]
+    type_command(released_updates, *words, 1, 2)
+    type_command(released_updates, *words, 2, 3)
+    type_command(released_updates, *words, 3, "--depth", 10)
+    assert made == [("5", "1"), ("5", "2"), ("5", "3"), ("10", "3")]
     rows = [(row["seed"], row["episode_seed"]) for row in read_rows(out)]
     assert rows == [("1", "fixed"), ("2", "fixed"), ("3", "fixed"), ("3", "fixed")]

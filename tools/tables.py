@@ -14,7 +14,7 @@ from run_records import RESULTS, SUITES, Records, script_of
 
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 FRONTIER = "graph, frontier"
-RELEASED = ", as released"  # n-step with the update of the code that the authors released
+RELEASED = ", as released"  # with the update of the code that the authors released
 WHOLE, SAME_RATE = "graph, whole", ", learning rate 0.00025"  # docs/minatar.md
 WHOLE_FLAGS = {"act_on=graph", "depth=0", "learning_rate=0.00025", "prior=0.3"}
 ATARI, BF16 = "atari100k", "bf16=True"
@@ -190,10 +190,10 @@ def read_protocols(results_dir):
                 run
             )
     with contextlib.suppress(FileNotFoundError):
-        for row in read_rows(Path(results_dir) / "released_n_step.csv"):
+        for row in read_rows(Path(results_dir) / "released_updates.csv"):
             if protocol := found.get((row["suite"], row["episode_seed"])):
                 released = RELEASED if row["update"] == "released" else ""
-                where = f"n-step, depth {row['depth']}{released}", row["task"]
+                where = f"{row['backup']}, depth {row['depth']}{released}", row["task"]
                 run = {"score": float(row["score"]), "curve": {}}
                 protocol.runs.setdefault(where, {})[int(row["seed"])] = run
     if atari := found.get((ATARI, "")):  # of 26 games those that were run

@@ -1,0 +1,188 @@
+"""n-step and graph as the authors released them: do these updates make the paper's scores?
+
+    python experiments/released_updates.py --backup graph --suites minatar --parallel 2
+    python experiments/released_updates.py --suites minigrid --depth 10   # the released command's
+
+What they released for MiniGrid and MinAtar (gridworld/core/backup.py and the replay that it reads)
+differs from the paper, in `graph` as `back_up_in_place` says, and in `n-step`:
+
+- The value that is moved towards the return is that of the *last* pair that it reads, which its
+  loop leaves behind, and not that of the sampled one.
+- In MiniGrid a return goes on across a time limit, with the first steps of the next episode.
+- A return that ends at one bootstraps from the highest value of any state: the state after it is
+  blank, has no index, and NumPy takes an index of None for the whole table.
+
+The scripts run with these changes in their learner, all else under the report's protocol. (A time
+limit of MinAtar is a termination there.) Runs whose rows --out has are not run again. Rows that say
+`paper` are of the paper's update, at another depth.
+"""
+
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import numpy as np
+import tyro
+from numba import njit
+from output import read_rows, write_rows
+from run_records import RESULTS, SUITES, measurements, run_folders, script_of
+
+COLUMNS = ("suite", "episode_seed", "task", "backup", "depth", "update", "seed", "score",
+           "first_reward_step", "commit")  # fmt: skip
+
+
+@dataclass
+class Args:
+    suites: tuple[Literal["minatar", "minigrid"], ...] = ("minatar", "minigrid")
+    """of them all tasks; MinAtar's with fixed episode seeds, as in the authors' code"""
+    backup: Literal["n-step", "graph"] = "n-step"
+    """whose update"""
+    depth: int = 5
+    """steps of a return or levels; the paper has 5, the released command for MiniGrid 10"""
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """runs of each"""
+    parallel: int = 1
+    """runs at a time"""
+    out: Path = RESULTS / "released_updates.csv"
+    """CSV file with a row per run"""
+
+
+def ends_of(replay, time_limit_is_terminal):
+    """Where nothing follows, and where another episode does: two bool [N]. No row was forgotten."""
+    time_limit = replay.cut & ~replay.terminated
+    time_limit[replay.size - 1 :] = False
+    if time_limit_is_terminal:
+        return replay.terminated | time_limit, np.zeros_like(time_limit)
+    return replay.terminated, time_limit
+
+
+def released_returns(replay, terminal, rows, depth, gamma):
+    """Discounted rewards float64 [B] from each row on, and the last row int64 [B] of each."""
+    returns, last, goes_on = np.zeros(len(rows)), rows, np.ones(len(rows), np.bool_)
+    for step in range(depth):
+        last = np.where(goes_on, rows + step, last)
+        returns += goes_on * gamma**step * replay.reward[last]
+        goes_on &= ~terminal[last] & (last != replay.size - 1)
+    return returns, last
+
+
+def released_n_step(learner, batch, rng, time_limit_is_terminal):
+    """The pairs whose values are moved, and where to, float32 [B]."""
+    args, replay, values_of = learner.args, learner.replay, learner.leaves.values
+    terminal, time_limit = ends_of(replay, time_limit_is_terminal)
+    returns, last = released_returns(replay, terminal, batch.rows, args.depth, args.gamma)
+    values = values_of(replay.next_node[last]).max(axis=1)
+    if time_limit[last].any():
+        highest = values_of(np.arange(learner.graph.num_ids)).max()
+        values[time_limit[last]] = max(highest, 0.0)  # rows without a state are 0
+    values[terminal[last]] = 0.0
+    targets = (returns + args.gamma**args.depth * values).astype(np.float32)
+    return replay.batch_of(last), targets
+
+
+@njit(cache=True)
+def back_up_in_place(graph, q, nodes, actions, depth, gamma, draws, targets):
+    """Targets [B], one sample after another, written into the table q [N, A] on the way.
+
+    From the sample's state on, each level follows all actions tried, or transitions drawn with
+    replacement in proportion to counts, where there are more than draws [B, depth, breadth] has
+    (uniform in [0, 1)). Of the pairs met, the deepest come first. A state in which nothing was
+    tried counts as an end. Values stay in q until the next target network.
+    """
+    breadth = draws.shape[2]
+    for i in range(len(nodes)):
+        level, pairs = nodes[i : i + 1], [(nodes[i], actions[i])][:0]
+        for d in range(depth):
+            edges = [
+                (node, graph.block_start[node] + e)
+                for node in level for e in range(graph.degree[node])
+            ]  # fmt: skip
+            if len(edges) > breadth:
+                total = np.cumsum(np.array([graph.edge_count[e] for _, e in edges]))
+                drawn = np.searchsorted(total, draws[i, d] * total[-1], side="right")
+                edges = [edges[k] for k in drawn]
+            pairs += [(node, graph.edge_action[e]) for node, e in edges]
+            level = np.unique(np.array([graph.edge_next[e] for _, e in edges]))
+        for node, action in pairs[::-1]:
+            value = 0.0
+            for e in range(graph.block_start[node], graph.block_start[node] + graph.degree[node]):
+                if graph.edge_action[e] == action:
+                    following = graph.edge_next[e]
+                    best = q[following].max() if graph.degree[following] else 0.0
+                    value += graph.edge_count[e] * (graph.edge_reward[e] + gamma * best)
+            q[node, action] = value / graph.pair_count[node, action]
+        targets[i] = q[nodes[i], actions[i]]
+
+
+def released_graph(learner, batch, rng, time_limit_is_terminal):
+    """The sampled pairs, and where their values are moved to, float32 [B]."""
+    args, leaves, targets = learner.args, learner.leaves, np.empty(len(batch.nodes), np.float32)
+    leaves.values(np.flatnonzero(~leaves.known))
+    draws = rng.random((len(targets), args.depth, args.breadth))
+    back_up_in_place(
+        learner.graph.arrays, leaves.q, batch.nodes, batch.actions, args.depth, args.gamma, draws,
+        targets,
+    )  # fmt: skip
+    return batch, targets
+
+
+UPDATES = {"n-step": released_n_step, "graph": released_graph}
+
+
+def measure(about):
+    """The row of a new run, of which `about` has the first columns, as a CSV file has them."""
+    suite, backup = about["suite"], about["backup"]
+    script = script_of(suite)
+
+    class Learner(script.Learner):
+        def update(self, batch, rng):
+            batch, self.released = UPDATES[backup](self, batch, rng, suite == "minatar")
+            return super().update(batch, rng)
+
+        def targets(self, batch, rng):
+            return self.released
+
+    with tempfile.TemporaryDirectory() as folder:
+        words = [
+            script.__file__, "--env-id", about["task"], "--seed", about["seed"], "--backup", backup,
+            "--depth", about["depth"], "--total-timesteps", SUITES[suite].total_timesteps,
+            "--run-dir", folder, "--no-save-model", "--threads", 1, "--no-cuda",
+            *(["--episode-seed", "fixed"] if suite == "minatar" else []),
+        ]  # fmt: skip
+        with (
+            patch.object(script, "Learner", Learner),
+            patch.object(sys, "argv", [str(word) for word in words]),
+        ):
+            script.main()
+        measured, _ = measurements(run_folders(folder)[0])
+    return about | {name: measured[name] for name in COLUMNS if name not in about}
+
+
+def main():
+    args = tyro.cli(Args)
+    rows = read_rows(args.out) if args.out.exists() else []
+    chosen = [
+        {
+            "suite": suite, "task": script_of(suite).task_of(task), "backup": args.backup,
+            "depth": str(args.depth), "seed": str(seed), "update": "released",
+            "episode_seed": "fixed" if suite == "minatar" else "",
+        }
+        for seed in args.seeds for suite in args.suites for task in SUITES[suite].tasks
+    ]  # fmt: skip
+    missing = [run for run in chosen if not any(run.items() <= row.items() for row in rows)]
+    with ProcessPoolExecutor(args.parallel) as pool:
+        for running in [pool.submit(measure, run) for run in missing]:
+            row = running.result()
+            rows.append(row)
+            write_rows(args.out, COLUMNS, rows)
+            print(f"{row['task']}, seed {row['seed']}: {row['score']:.3g}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
