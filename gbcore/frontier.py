@@ -134,7 +134,7 @@ class FrontierPlanner:
         return int(ties[rng.integers(len(ties))])
 
     def num_untried(self):
-        """Number of pairs never tried, of all states that an episode went on from or could."""
+        """Number of pairs never tried, of all states but those that only end episodes."""
         scratch = np.empty(self.graph.num_ids, np.bool_)
         return int(frontier_kernels.count_untried(self.graph.arrays, len(scratch), scratch))
 

@@ -18,10 +18,17 @@ def findings(protocols, setting=FRONTIER, without="graph"):
     for p in protocols:
         gain = p.gain(setting, without)
         if gain is not None:
-            support, chance = aggregate.support(gain), chance_text(gain.p)
-            means = " and ".join(map(short, p.means(without, setting)))
-            found = f"{JUDGED.get(support, support)}, p {'= ' * ('<' not in chance)}{chance}"
+            found, means = judged(gain), " and ".join(map(short, p.means(without, setting)))
+            normalised = judged(p.gain(setting, without, normalised=True))
+            if normalised.split(",")[0] != found.split(",")[0]:
+                found += f"; normalised {normalised}"
             yield f"{p.title}: {means} ({found}, {gain.seeds} seeds)"
+
+
+def judged(gain):
+    """better, p < 0.001"""
+    support, chance = aggregate.support(gain), chance_text(gain.p)
+    return f"{JUDGED.get(support, support)}, p {'= ' * ('<' not in chance)}{chance}"
 
 
 def in_short(protocols, folder):
