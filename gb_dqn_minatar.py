@@ -160,7 +160,6 @@ class Learner(LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
-        self.graph_values = None
         if args.depth == 0 or args.act_on == "graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0

@@ -11,7 +11,7 @@ from gbcore.kernels import EMPTY
 
 MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
-BUDGET = 2_000  # edges read per step
+BUDGET = 2_000  # edges read per call of `plan`, of which an episode's first step makes two
 
 
 class FrontierPlanner:
@@ -294,24 +294,21 @@ class FrontierEpisodes:
     Args:
         graph: the TransitionGraph. A `FrontierPlanner` of its own plans over it.
         share: of the episodes at most, in [0, 1].
-        budget: edges that the planner reads per step at most, see its `plan`.
 
     Raises:
-        ValueError: for a share or budget out of range.
+        ValueError: for a share out of range.
     """
 
     METRICS = (
         "frontier/untried", "frontier/share", "frontier/start_value", "frontier/waiting",
         "frontier/states_per_1000",
     )  # fmt: skip
+    SAVED = "share", "start_value", "is_frontier", "is_planned", "is_underway"
 
-    def __init__(self, graph, share=0.5, budget=BUDGET):
+    def __init__(self, graph, share=0.5):
         if not 0 <= share <= 1:
             raise ValueError(f"Require 0 <= share <= 1, got {share}")
-        if budget < 1:
-            raise ValueError(f"Require budget >= 1, got {budget}")
-        self.planner = FrontierPlanner(graph)
-        self.most, self.budget = float(share), int(budget)
+        self.planner, self.most = FrontierPlanner(graph), float(share)
         self.share, self.start_value = 0.0, 1.0  # at the last start of an episode
         self.is_frontier = self.is_planned = self.is_underway = False
         self._lately = np.zeros((2, 2))  # steps left alone, planned x states found, steps
@@ -334,13 +331,13 @@ class FrontierEpisodes:
             self._lately[int(self.is_planned)] += (is_new, 1)
             self._window += (is_new, 1)
         self.is_underway = True
-        self.planner.plan(self.budget)
+        self.planner.plan(BUDGET)
         action = self.planner.act(node, rng) if self.is_frontier else None
         self.is_planned = action is not None
         return action
 
     def _begin(self, node, rng):
-        self.planner.plan(self.budget)
+        self.planner.plan(BUDGET)
         self.start_value = float(self.planner.values[node])
         left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
         self.share = self.most * max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
@@ -367,14 +364,9 @@ class FrontierEpisodes:
 
     def state(self):
         """What `restore` takes back."""
-        return {
-            "share": self.share,
-            "start_value": self.start_value,
+        return {name: getattr(self, name) for name in self.SAVED} | {
             "lately": self._lately.copy(),
             "window": self._window.copy(),
-            "is_frontier": self.is_frontier,
-            "is_planned": self.is_planned,
-            "is_underway": self.is_underway,
             "planner": self.planner.state(),
         }
 
@@ -395,7 +387,6 @@ class FrontierEpisodes:
         if not (0 <= saved["share"] <= self.most and 0 <= saved["start_value"] <= 1):
             raise ValueError(f"Require 0 <= share <= {self.most} and a start value in [0, 1]")
         self.planner.restore(saved["planner"])
-        self.share, self.start_value = saved["share"], saved["start_value"]
         self._lately[:], self._window[:] = lately, window
-        self.is_frontier, self.is_planned = saved["is_frontier"], saved["is_planned"]
-        self.is_underway = saved["is_underway"]
+        for name in self.SAVED:
+            setattr(self, name, saved[name])

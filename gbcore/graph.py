@@ -531,7 +531,7 @@ class TransitionGraph:
         (np.savez_compressed if compress else np.savez)(path, **self.state())
 
     @classmethod
-    def load(cls, path, capacity=1024):
+    def load(cls, path):
         """A graph that `save` wrote: same ids, same edges, same further behaviour.
 
         No code in the file is run, and its contents are checked: a damaged file raises an error
@@ -550,7 +550,7 @@ class TransitionGraph:
         except Exception as error:  # zipfile and NumPy promise no single one
             raise ValueError(f"Require a whole .npz file, got {path}") from error
         try:
-            return cls.from_state(saved, capacity)
+            return cls.from_state(saved)
         except (ValueError, KeyError) as error:
             raise ValueError(f"Require an undamaged graph, got {path}: {error}") from error
 

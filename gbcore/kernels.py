@@ -3,9 +3,8 @@
 Those of the frontier planner, which is optional, are in `frontier_kernels.py`.
 
 Arrays that belong together travel as one NamedTuple, which Numba takes apart at no cost. Kernels
-do not validate: the classes in `interner.py`, `graph.py`, `targets.py` and `sum_tree.py` do, before
-they call. Kernels that call each other stay in this file, because Numba's cache does not notice an
-edit in another one.
+do not validate: the modules that call them do, before. Kernels that call each other stay in this
+file, because Numba's cache does not notice an edit in another one.
 """
 
 from typing import NamedTuple
@@ -409,8 +408,7 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
     transition.
     """
     totals = graph.totals
-    h = hash_edge(node, action, reward, next_node, terminated)
-    slot = find_edge_slot(graph, h, node, action, reward, next_node, terminated)
+    slot = find_edge(graph, node, action, reward, next_node, terminated)
     if slot == EMPTY:
         return -1
     start = graph.block_start[node]
@@ -919,7 +917,7 @@ def follow_trajectories(replay, starts, depth):
                 vertex_pairs[num_pairs - num_roots] = num_pairs
             pair_action[num_pairs] = replay.action[t]
             outcome_reward[num_pairs] = replay.reward[t]
-            target = -1  # the same code as in expand_roots, until M is known
+            target = -1  # the same code as in fill_subgraphs, until M is known
             if not replay.terminated[t]:
                 target, num_rows = row_in(keys, rows, replay.next_node[t], nodes, num_rows)
                 if level + 1 < depth and not replay.cut[t]:

@@ -429,7 +429,7 @@ def test_bad_arguments(arguments, value):
         FrontierPlanner(TransitionGraph(1, (1,)), **arguments)
 
 
-@pytest.mark.parametrize(("arguments", "value"), [({"share": 1.5}, 1.5), ({"budget": 0}, 0)])
+@pytest.mark.parametrize(("arguments", "value"), [({"share": 1.5}, 1.5), ({"share": -1}, -1)])
 def test_bad_arguments_of_episodes(arguments, value):
     with raises_naming(value):
         FrontierEpisodes(TransitionGraph(1, (1,)), **arguments)

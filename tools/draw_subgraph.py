@@ -4,10 +4,10 @@
     python tools/draw_subgraph.py runs/RUN --state 12 --action forward --depth 3 --breadth 0
 
 For one pair (s, a) `expand` is asked for the subgraph and `pair_q_values` for its nested values,
-with the run's depth, breadth, discount and target network. Unless it is given, the pair is the one
-of 32 sampled transitions whose target differs most from tree backup's. What the target reads is
-printed as sums, so that it can be checked by hand. Atari runs learn distributions; here their
-expectations are nested, without noise and clipping.
+with the run's depth, breadth, discount and target network, without its prior. Unless it is given,
+the pair is the one of 32 sampled transitions whose target differs most from tree backup's. What the
+target reads is printed as sums, so that it can be checked by hand. Atari runs learn distributions;
+here their expectations are nested, without noise and clipping.
 """
 
 import signal

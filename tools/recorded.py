@@ -22,6 +22,7 @@ import ale_py
 import numpy as np
 import torch
 from output import fail
+from run_records import MINATAR
 from scipy import sparse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +84,7 @@ class Recorded:
             return "minigrid"
         if self.task and shape == (4, 84, 84):
             return "atari"
-        return "minatar" if self.task and shape[:2] == (10, 10) else ""
+        return "minatar" if self.task in MINATAR else ""
 
     def action_names(self):
         """Names of the actions, where the task has any, else their numbers."""
@@ -127,7 +128,11 @@ class Recorded:
         if self.learner is None:
             fail(f"{self.name} acts on values of its graph, which a checkpoint has: there is none")
         args = args_of(self.module, self.config)
-        learner = self.module.Learner(args, self.graph, None, torch.device("cpu"))
+        kind = (getattr(self.graph, name) for name in ("num_actions", "obs_shape", "obs_dtype"))
+        graph = TransitionGraph(*kind, frame_stack=self.graph.frame_stack)
+        # On an empty graph there is nothing that an untrained network would be asked for.
+        learner = self.module.Learner(args, graph, None, torch.device("cpu"))
+        graph.restore(self.graph.state())
         learner.restore(self.learner)
         return learner.act
 
@@ -178,8 +183,7 @@ def read(path):
     if run.graph.num_edges == 0:
         fail(f"{path} has no transitions yet")
     rows, position = tree["replay"]["rows"], tree["replay"]["position"]
-    oldest = position if run.steps > len(rows["node"]) else 0  # of a ring that is full
-    run.replay = {name: np.roll(rows[name], -oldest) for name in COLUMNS}
+    run.replay = {name: np.roll(rows[name], -position) for name in COLUMNS}  # the oldest first
     run.networks = {name: tree["learner"][name] for name in ("online", "target")}
     run.learner = tree["learner"] if "graph_values" in tree["learner"] else None
     return run

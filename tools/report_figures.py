@@ -56,7 +56,7 @@ def draw_summary(path, panels):
     save(figure, path)
 
 
-def draw_curves(path, tasks, y="mean return of an evaluation", x="environment steps"):
+def draw_curves(path, tasks):
     """Curves with bands: {task: {setting: (steps, mean, error, seeds)}}."""
     rows = -(-len(tasks) // 3)
     figure, axes = plt.subplots(
@@ -82,6 +82,6 @@ def draw_curves(path, tasks, y="mean return of an evaluation", x="environment st
     where, place = (spare[0], "center") if len(spare) else (figure, "outside upper center")
     where.legend([handles[name] for name in names], names, frameon=False, loc=place, fontsize=9,
                  ncols=1 if len(spare) else 4)  # fmt: skip
-    figure.supxlabel(x, fontsize=10)
-    figure.supylabel(y, fontsize=10)
+    figure.supxlabel("environment steps", fontsize=10)
+    figure.supylabel("mean return of an evaluation", fontsize=10)
     save(figure, path)

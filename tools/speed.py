@@ -151,7 +151,7 @@ def tables(rows):
                 [name, f"**{middle}** ({low} to {high})", spread if name != first else "1"]
             )
         found += [
-            f"`{script}.py`, {task}. {where}; {beside}{threads} thread(s), torch {version}.\n",
+            f"`{script}.py`, {task}. {where}; {beside}`--threads {threads}`, torch {version}.\n",
             markdown(["backup", "steps/s (range)", f"of {first} (range)"], lines) + "\n",
         ]
     return "\n".join(found)

@@ -136,7 +136,8 @@ def settings(args, suite):
     seedings = [{"episode_seed": seed} for seed in seeds] or [{}]
     for seeding, backup, variant in itertools.product(seedings, args.backups, args.variants):
         words = () if variant == "default" else variant.split()
-        yield seeding | overrides(suite, (*args.overrides, *words)) | {"backup": backup}
+        changed = overrides(suite, backup, (*args.overrides, *words))
+        yield seeding | changed | {"backup": backup}
 
 
 # The sweep has flags of its own for them, or knows best.
@@ -145,8 +146,8 @@ OF_THE_SWEEP = ("env_id", "seed", "backup", "run_dir", "resume", "threads", "cud
 
 
 @functools.cache
-def overrides(suite, words):
-    """Flags given as name=value, in the script's types and ranges."""
+def overrides(suite, backup, words):
+    """Flags given as name=value, in the script's types and ranges, and fit for the backup."""
     given = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -156,9 +157,10 @@ def overrides(suite, words):
         if name in OF_THE_SWEEP:
             fail(f"{name} is no override: the sweep chooses it (--help)")
         given[name] = value.capitalize() if value in ("true", "false") else value
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     args = read_flags(
         run_records.script_of(suite).Args,
-        [f"--{name.replace('_', '-')}={value}" for name, value in given.items()],
+        [*words, f"--backup={backup}"],
         config=(tyro.conf.FlagConversionOff,),
     )
     check_flags(args)

@@ -164,16 +164,6 @@ class RandomStates:
 _NO_STATE = torch.zeros(0, dtype=torch.uint8)
 
 
-def network_state(network):
-    """Name -> parameter, as a tree. `restore_network` takes it back, of equal shapes."""
-    return dict(network.state_dict())
-
-
-def restore_network(network, saved):
-    """Take the parameters of `network_state`."""
-    network.load_state_dict({name: torch.from_numpy(array) for name, array in saved.items()})
-
-
 def adam_state(network, optimizer):
     """Steps and moments of Adam by the name of the parameter; zeros before its first step."""
     saved = {}
@@ -218,8 +208,8 @@ class LearnerState:
     def state(self):
         """What `restore` takes back."""
         saved = {
-            "online": network_state(self.online),
-            "target": network_state(self.target),
+            "online": dict(self.online.state_dict()),
+            "target": dict(self.target.state_dict()),
             "adam": adam_state(self.online, self.optimizer),
             "num_updates": self.num_updates,
         }
@@ -227,8 +217,9 @@ class LearnerState:
 
     def restore(self, state):
         """Go on from what `state` returned. ValueError for what cannot be."""
-        restore_network(self.online, state["online"])
-        restore_network(self.target, state["target"])
+        for name in ("online", "target"):
+            arrays = state[name].items()
+            getattr(self, name).load_state_dict({key: torch.from_numpy(a) for key, a in arrays})
         restore_adam(self.online, self.optimizer, state["adam"])
         for name, table in self._tables():
             table.restore(state[name])

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 LEFT_AT_THE_END = ("result.json", "model.pt", "graph.npz", "episode.mp4")
+OF_EVALUATIONS = ("global_step", "episode", "episodic_return", "episodic_length")
 EPISODE_METRICS = ("charts/episodic_return", "charts/episodic_length")  # charted at each end
 
 
@@ -50,9 +51,8 @@ class RunDirectory:
         self._lock = _lock(self.path) if lock is None else lock  # the folder is ours until we end
         # What may be refused comes before anything in the folder is changed.
         of_metrics = ("global_step", *metric_names)
-        of_evaluations = ("global_step", "episode", "episodic_return", "episodic_length")
         metrics = _kept_rows(self.path / "metrics.csv", of_metrics, resume_step)
-        evaluations = _kept_rows(self.path / "evaluations.csv", of_evaluations, evaluated_step)
+        evaluations = _kept_rows(self.path / "evaluations.csv", OF_EVALUATIONS, evaluated_step)
         self.wandb = None
         if wandb_options is not None:
             import wandb
@@ -73,7 +73,7 @@ class RunDirectory:
         rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
         self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
         self._metrics = _Table(self.path / "metrics.csv", of_metrics, metrics)
-        self._evaluations = _Table(self.path / "evaluations.csv", of_evaluations, evaluations)
+        self._evaluations = _Table(self.path / "evaluations.csv", OF_EVALUATIONS, evaluations)
 
     def log(self, step, metrics):
         """One row of metrics.csv, and one TensorBoard scalar per metric that has a value."""
@@ -89,15 +89,9 @@ class RunDirectory:
 
     def log_evaluation(self, step, returns, lengths):
         """One row of evaluations.csv per episode, and their mean to TensorBoard."""
-        for episode, (episodic_return, length) in enumerate(zip(returns, lengths, strict=True)):
-            self._evaluations.write(
-                {
-                    "global_step": step,
-                    "episode": episode,
-                    "episodic_return": episodic_return,
-                    "episodic_length": length,
-                }
-            )
+        for episode, measured in enumerate(zip(returns, lengths, strict=True)):
+            row = dict(zip(OF_EVALUATIONS, (step, episode, *measured), strict=True))
+            self._evaluations.write(row)
         self._writer.add_scalar("eval/episodic_return", sum(returns) / len(returns), step)
 
     def write_json(self, name, content):

@@ -176,7 +176,7 @@ def check_flags(args):
     acts_on_graph = getattr(args, "act_on", None) == "graph"
     knows_all = hasattr(args, "act_on") and not hasattr(args, "n_atoms")
     if args.depth == 0 and not (args.backup == "graph" and knows_all):
-        fail("--depth 0, the values of the whole graph, is for --backup graph of a DQN script")
+        fail("--depth 0 is for --backup graph of the scripts for MiniGrid and MinAtar")
     if (args.depth == 0 or acts_on_graph) and args.gamma == 1:
         fail("--gamma must be below 1 for the values of the whole graph")
     if args.depth == 0 and (args.breadth != default.breadth or args.persist_targets):

@@ -216,7 +216,8 @@ class Run:
             "versions": self.versions,
         }
         self.directory.write_json("result.json", result)
-        told = [f"{name.replace('_', ' ')} {result[name]:.3f}" for name in more if result[name]]
+        known = [name for name in more if result[name] is not None]
+        told = [f"{name.replace('_', ' ')} {result[name]:.3f}" for name in known]
         summary = ", ".join([f"score {score:g}", *told]) if self.finished else "interrupted"
         path = self.directory.path
         print(self._worth_of_graph())
@@ -437,7 +438,7 @@ def _keep_freed_memory():
 
 
 def compile_kernels(graph):
-    """Compile every kernel on a toy graph of the same kind, before the clock starts."""
+    """Compile the kernels of a step on a toy graph of the same kind, before the clock starts."""
     start = time.perf_counter()
     print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
     rng = np.random.default_rng(0)
