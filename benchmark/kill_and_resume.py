@@ -24,12 +24,11 @@ import numpy as np
 import torch
 import tyro
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import fail, read_rows  # noqa: E402
+from output import ROOT, fail, read_rows
 
-from gbcore.run import load_checkpoint  # noqa: E402
+from gbcore.run import load_checkpoint
 
 SMALL = "--batch-size 8 --breadth 5 --threads 1 --no-cuda --log-frequency 100"
 DQN = (

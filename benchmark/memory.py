@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import fail, write_rows  # noqa: E402
+from output import fail, write_rows
 
-from gbcore import LeafTable, Replay, TransitionGraph, q_targets  # noqa: E402
+from gbcore import LeafTable, Replay, TransitionGraph, q_targets
 
 NUM_ACTIONS = 6
 

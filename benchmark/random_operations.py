@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from naive import NaiveGraph, Oracle, Scalars  # noqa: E402
-from output import fail  # noqa: E402
+from naive import NaiveGraph, Oracle, Scalars
+from output import fail
 
-from gbcore import FrontierPlanner, TransitionGraph, q_targets  # noqa: E402
+from gbcore import FrontierPlanner, TransitionGraph, q_targets
 
 NUM_ACTIONS = 3
 BATCH = 100_000  # random numbers drawn at once

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 import tyro
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-import play  # noqa: E402
-from tables import markdown  # noqa: E402
+import play
+from tables import markdown
 
-from gbcore import FrontierPlanner, TransitionGraph, categorical_targets, q_targets  # noqa: E402
+from gbcore import FrontierPlanner, TransitionGraph, categorical_targets, q_targets
 
 BATCH = 32
 

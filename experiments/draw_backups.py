@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import draw_arrow, pyplot, write_figure  # noqa: E402
+from output import ROOT, draw_arrow, pyplot, write_figure
 
-from gbcore import TransitionGraph, q_targets, trajectory_subgraphs  # noqa: E402
+from gbcore import TransitionGraph, q_targets, trajectory_subgraphs
 
 # State -> place. The lower trajectory is the sampled one; the upper one reaches the goal.
 PLACES = {

@@ -10,19 +10,19 @@ import io
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
 import matplotlib.pyplot as plt
 import networkx
 import numpy as np
 import tyro
 from matplotlib.collections import LineCollection
+from output import ROOT
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import gb_dqn_minigrid as script
 from gbcore import FrontierEpisodes, Replay, TransitionGraph, q_targets
 
-ROOT = Path(__file__).resolve().parent.parent
 GAMMA = 0.95
 AGENT = script.OBJECT_TO_IDX["agent"]
 

@@ -2,6 +2,10 @@
 
 import csv
 import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # gbcore and the scripts, for all that import this module
 
 
 def fail(message):

@@ -21,15 +21,12 @@ from pathlib import Path
 import ale_py
 import numpy as np
 import torch
-from output import fail
+from output import ROOT, fail
 from run_records import MINATAR
 from scipy import sparse
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from gbcore import TransitionGraph  # noqa: E402
-from gbcore.run import load_checkpoint  # noqa: E402
+from gbcore import TransitionGraph
+from gbcore.run import load_checkpoint
 
 COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
 ACTIONS = {

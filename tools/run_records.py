@@ -17,12 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from output import read_rows, write_rows
+from output import ROOT, read_rows, write_rows
 
-ROOT = Path(__file__).resolve().parents[1]
+from gbcore.run.flags import idle_flags
+
 RESULTS = ROOT / "results"
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
 
 
 class Suite(NamedTuple):
@@ -104,22 +103,14 @@ def key_of(suite, config):
     """Key of a run with these flags; a flag that is missing is at its default."""
     script = script_of(suite)
     normal, config = flags_of(suite), flags_of(suite, **config)
-    backup = config["backup"]
-    idle = WITHOUT_EFFECT | IN_KEY
-    if script.BACKUPS[backup][0] == "trajectory" or config["depth"] == 0:
-        idle |= {"breadth"}
-    if backup == "one-step":
-        idle |= {"depth"}
-    if config.get("act_on") != "graph" and (backup == "one-step" or config["depth"] == 1):
-        idle |= {"prior"}  # nothing is nested
-    if config["exploration"] != "frontier":
-        idle |= {"frontier_share"}
+    config.pop("script", None)
+    idle = WITHOUT_EFFECT | IN_KEY | idle_flags(script.Args(**config)).keys()
     variant = [
         f"{name}={config[name]}" for name in sorted(normal)
         if name not in idle and config[name] != normal[name]
     ]  # fmt: skip
     return Key(
-        suite, script.task_of(config["env_id"]), backup, " ".join(variant),
+        suite, script.task_of(config["env_id"]), config["backup"], " ".join(variant),
         config.get("episode_seed", ""), config["seed"],
     )  # fmt: skip
 

@@ -147,6 +147,24 @@ def _plain_integers(arguments, flags_class):
     return plain
 
 
+def idle_flags(args):
+    """Flags that do nothing beside the others: name -> where."""
+    found = {}
+    if args.exploration != "frontier":
+        found["frontier_share"] = "without --exploration frontier"
+    if not args.backup.startswith("graph"):
+        found["breadth"] = f"with --backup {args.backup}"
+    if args.depth == 0:
+        found |= dict.fromkeys(("breadth", "persist_targets"), "with --depth 0")
+    if args.backup == "one-step":
+        found["depth"] = "with --backup one-step"
+    if getattr(args, "act_on", "network") == "network" and (
+        args.backup == "one-step" or args.depth == 1
+    ):
+        found["prior"] = "where a target nests nothing"
+    return found
+
+
 def check_flags(args):
     """Refuse what cannot run, before anything is written; name what does nothing."""
     for name, value in asdict(args).items():
@@ -158,8 +176,6 @@ def check_flags(args):
         elif isinstance(value, float) and not math.isfinite(value):
             fail(f"{flag} must be finite, got {value}")
     default = type(args)()
-    if args.exploration != "frontier" and args.frontier_share != default.frontier_share:
-        warn("--frontier-share does nothing without --exploration frontier")
     if hasattr(args, "v_min") and not args.v_min < args.v_max:
         fail(f"--v-min must be < --v-max, got {args.v_min} and {args.v_max}")
     if 0 < args.buffer_size < args.batch_size:
@@ -171,25 +187,19 @@ def check_flags(args):
         )
     if args.learning_starts >= args.total_timesteps:
         warn("--learning-starts is not below --total-timesteps: nothing is learned")
-    if not args.backup.startswith("graph") and args.breadth != default.breadth:
-        warn(f"--breadth does nothing with --backup {args.backup}")
+    for name, where in idle_flags(args).items():
+        if getattr(args, name, None) != getattr(default, name, None):
+            warn(f"--{name.replace('_', '-')} does nothing {where}")
     acts_on_graph = getattr(args, "act_on", None) == "graph"
     knows_all = hasattr(args, "act_on") and not hasattr(args, "n_atoms")
     if args.depth == 0 and not (args.backup == "graph" and knows_all):
         fail("--depth 0 is for --backup graph of the scripts for MiniGrid and MinAtar")
     if (args.depth == 0 or acts_on_graph) and args.gamma == 1:
         fail("--gamma must be below 1 for the values of the whole graph")
-    if args.depth == 0 and (args.breadth != default.breadth or args.persist_targets):
-        warn("--breadth and --persist-targets do nothing with --depth 0")
     if acts_on_graph and args.end_e == 0:
         warn("--act-on graph repeats itself where all is known; --end-e 0.02 tries other actions")
     if acts_on_graph and getattr(args, "persist_targets", False):
         fail("--persist-targets writes into the leaf values that --act-on graph reads")
-    if args.backup == "one-step" and args.depth != default.depth:
-        warn("--depth does nothing with --backup one-step")
-    nests = acts_on_graph or (args.backup != "one-step" and args.depth != 1)
-    if getattr(args, "prior", 0) > 0 and not nests:
-        warn("--prior does nothing where a target nests nothing")
     if args.cuda and not torch.cuda.is_available():
         if args.resume is None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
