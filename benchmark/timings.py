@@ -122,5 +122,4 @@ def frontier(states: int = 1_000_000, slices: int = 5_000, budget: int = 2_000):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     print(f"Python {platform.python_version()}, torch {torch.__version__}, one core\n")
-    commands = {"targets": targets, "frontier": frontier}
-    tyro.extras.subcommand_cli_from_dict(commands)
+    tyro.extras.subcommand_cli_from_dict({"targets": targets, "frontier": frontier})
