@@ -84,25 +84,26 @@ def findings(protocols):
         if found := "; ".join(frontier_tables.findings(protocols, setting, without)):
             yield f"- **{name}: {found}."
     for p in (p for p in protocols if p.suite == ATARI):
-        yield from filter(None, (game_finding(p, game) for game in p.tasks))
+        yield from filter(None, [atari_finding(p)])
 
 
-def game_finding(protocol, game):
-    """An Atari game's bullet; None without a run of the paper's backups."""
-    names = [name for name in reversed(OF_THE_PAPER) if protocol.of(name, game)]
-    runs = [protocol.of(name, game) for name in names]
+def atari_finding(protocol):
+    """The bullet of Atari's games; None without a run of the paper's backups."""
+    games, runs = {}, []
+    for game, name in itertools.product(protocol.tasks, OF_THE_PAPER[::-1]):
+        if of := protocol.of(name, game):
+            ours, paper = mean_of(of, "game_score"), of_the_paper(protocol, name, game)
+            games.setdefault(game, []).append(f"`{name}` {ours:,.1f} ({paper:,.1f})")
+            runs.append(of)
     if not runs:
         return None
-    scores = [
-        f"`{name}` {mean_of(of, 'game_score'):,.1f} ({of_the_paper(protocol, name, game):,.1f})"
-        for name, of in zip(names, runs, strict=True)
-    ]
+    told = "; ".join(f"{game}: {', '.join(scores)}" for game, scores in games.items())
     seeds = " to ".join(map(str, sorted({min(map(len, runs)), max(map(len, runs))})))
     all_runs = list(itertools.chain(*runs))
     precision = {0: "", 1: ", in bfloat16"}.get(mean_of(all_runs, "bf16"), ", some in bfloat16")
     return (
-        f"- **Atari 100K, {game}**, {seeds} seed{'s' * (seeds != '1')}, mean game score, in "
-        f"brackets the paper's: {', '.join(scores)}, {hours(all_runs):.1f} h per run{precision}."
+        f"- **Atari 100K**, {len(games)} of 26 games, {seeds} seed{'s' * (seeds != '1')}, mean "
+        f"game score, in brackets the paper's, {hours(all_runs):.1f} h per run{precision}. {told}."
     )
 
 
@@ -132,8 +133,6 @@ def in_short(protocols, folder):
             f"{aggregate.FEWEST_SEEDS} seeds. Diamonds: the paper."
         )
     yield "\n".join(findings(protocols))
-    games = sum(len(p.tasks) for p in protocols if p.suite == ATARI)
-    yield f"Atari 100K: {games} of 26 games run so far."
 
 
 def panel(protocol):
