@@ -419,7 +419,7 @@ def test_same_seed_same_metrics(backup, tmp_path):
         (["--env-id", "Freewy"], ["Freewy", "freeway"]),
         (["--n-atoms", "1"], ["--n-atoms", "1"]),
         (["--v-min", "3", "--v-max", "3"], ["--v-min", "3.0"]),
-        (["--depth", "0"], ["--depth 0", "DQN"]),
+        (["--depth", "0"], ["--depth 0", "MinAtar"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(flags, words, capsys):
