@@ -11,7 +11,7 @@ from gbcore.kernels import EMPTY
 
 MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
-BUDGET = 2_000  # edges read per call of `plan`, of which an episode's first step makes two
+BUDGET = 2_000  # edges read per `plan`, of which an episode's first step makes two
 
 
 class FrontierPlanner:

@@ -83,8 +83,7 @@ def findings(protocols):
     ):
         if found := "; ".join(frontier_tables.findings(protocols, setting, without)):
             yield f"- **{name}: {found}."
-    for p in (p for p in protocols if p.suite == ATARI):
-        yield from filter(None, [atari_finding(p)])
+    yield from filter(None, (atari_finding(p) for p in protocols if p.suite == ATARI))
 
 
 def atari_finding(protocol):
