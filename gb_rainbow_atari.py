@@ -28,6 +28,7 @@ from gbcore import (
     categorical_targets,
     prune,
 )
+from gbcore.recent_rows import RecentRows
 from gbcore.run import (
     ELSEWHERE,
     LearnerState,
@@ -109,6 +110,8 @@ class Args(RunFlags):
     """nested backups per target; one-step always takes 1"""
     breadth: int = 10
     """transitions followed per level of a graph backup; 0 = all"""
+    leaf_refresh: int = 1
+    """updates for which targets read a state's features before they are computed anew (CPU)"""
     prior: float = 0.0
     """observations that the network's value of a pair below the root counts as; 0: the paper's"""
     act_on: Literal["network", "graph"] = "network"
@@ -278,6 +281,9 @@ class Learner(LearnerState):
         if args.act_on == "graph":
             self.leaves = LeafTable(graph, lambda obs: self.values(obs).cpu().numpy())
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
+        if args.leaf_refresh > 1:
+            width = self.online.value_hidden.weight.shape[1]
+            self.recent = RecentRows(graph, self.features_of, args.leaf_refresh, width, self.dtype)
         self.padded = device.type != "cpu"
         self.frames = None  # the graph's, on the GPU: uint8 [capacity, 84, 84]
         self.captured = CapturedCalls(self.fixed_update, args.cuda_graphs and self.padded)
@@ -337,11 +343,13 @@ class Learner(LearnerState):
     def pruned_targets(self, subgraphs, rule, online_heads, target_heads):
         """Target distributions [B, n_atoms] from the states on the greedy paths, level by level."""
         features, q = [], []  # of the nodes asked for, in that order
+        if self.recent is not None:
+            self.recent.begin_update()
+        features_of = self.features_of if self.recent is None else self.recent.rows
 
         def best_actions(nodes):
-            features.append(self.online.features(self.observations(nodes), self.dtype))
+            features.append(features_of(nodes))
             q.append(self.online.log_pmf(features[-1], online_heads).exp() @ self.support)
-            self.num_evaluated += len(nodes)
             return q[-1].argmax(dim=1).cpu().numpy()
 
         subgraphs, is_leaf = prune(subgraphs, rule, best_actions, self.args.prior)
@@ -359,6 +367,11 @@ class Learner(LearnerState):
             subgraphs, leaf_pmf, self.support, self.args.gamma, rule, torch.cat(q),
             prior=self.args.prior,
         )  # fmt: skip
+
+    def features_of(self, nodes):
+        """Features [n, 3136] of node ids."""
+        self.num_evaluated += len(nodes)
+        return self.online.features(self.observations(nodes), self.dtype)
 
     def step(self, heads, targets, obs, actions, weights):
         """Loss, gradient and Adam for targets [B, n_atoms]; result as of `update`."""
@@ -464,33 +477,20 @@ class Learner(LearnerState):
 
 # Random and human scores of the 26 games of Atari 100K (Mnih et al. 2015; van Hasselt et al. 2016).
 REFERENCE_SCORES = {
-    "alien": (227.8, 7127.7),
-    "amidar": (5.8, 1719.5),
-    "assault": (222.4, 742.0),
-    "asterix": (210.0, 8503.3),
-    "bank_heist": (14.2, 753.1),
-    "battle_zone": (2360.0, 37187.5),
-    "boxing": (0.1, 12.1),
-    "breakout": (1.7, 30.5),
-    "chopper_command": (811.0, 7387.8),
-    "crazy_climber": (10780.5, 35829.4),
-    "demon_attack": (152.1, 1971.0),
-    "freeway": (0.0, 29.6),
-    "frostbite": (65.2, 4334.7),
-    "gopher": (257.6, 2412.5),
-    "hero": (1027.0, 30826.4),
-    "jamesbond": (29.0, 302.8),
-    "kangaroo": (52.0, 3035.0),
-    "krull": (1598.0, 2665.5),
-    "kung_fu_master": (258.5, 22736.3),
-    "ms_pacman": (307.3, 6951.6),
-    "pong": (-20.7, 14.6),
-    "private_eye": (24.9, 69571.3),
-    "qbert": (163.9, 13455.0),
-    "road_runner": (11.5, 7845.0),
-    "seaquest": (68.4, 42054.7),
-    "up_n_down": (533.4, 11693.2),
-}
+    "alien": (227.8, 7127.7), "amidar": (5.8, 1719.5),
+    "assault": (222.4, 742.0), "asterix": (210.0, 8503.3),
+    "bank_heist": (14.2, 753.1), "battle_zone": (2360.0, 37187.5),
+    "boxing": (0.1, 12.1), "breakout": (1.7, 30.5),
+    "chopper_command": (811.0, 7387.8), "crazy_climber": (10780.5, 35829.4),
+    "demon_attack": (152.1, 1971.0), "freeway": (0.0, 29.6),
+    "frostbite": (65.2, 4334.7), "gopher": (257.6, 2412.5),
+    "hero": (1027.0, 30826.4), "jamesbond": (29.0, 302.8),
+    "kangaroo": (52.0, 3035.0), "krull": (1598.0, 2665.5),
+    "kung_fu_master": (258.5, 22736.3), "ms_pacman": (307.3, 6951.6),
+    "pong": (-20.7, 14.6), "private_eye": (24.9, 69571.3),
+    "qbert": (163.9, 13455.0), "road_runner": (11.5, 7845.0),
+    "seaquest": (68.4, 42054.7), "up_n_down": (533.4, 11693.2),
+}  # fmt: skip
 
 
 def human_normalized(game, score):

@@ -197,6 +197,22 @@ def test_pruned_targets_are_the_targets(filled, frequency):
     assert learner.num_evaluated <= len(subgraphs.nodes)
 
 
+def test_features_are_read_again_for_some_updates(filled):
+    """With the network left alone, old features are what new ones would be."""
+    learner, _, subgraphs, rule = filled(leaf_refresh=3)
+    heads = learner.online.heads()
+    evaluated, targets = [0], []
+    for _ in range(4):
+        targets.append(learner.pruned_targets(subgraphs, rule, heads, heads))
+        evaluated.append(learner.num_evaluated)
+    assert np.sign(np.diff(evaluated)).tolist() == [1, 0, 0, 1]
+    torch.testing.assert_close(targets[1:], targets[:1] * 3, rtol=0, atol=0)
+    learner, *_ = filled()
+    torch.testing.assert_close(
+        learner.pruned_targets(subgraphs, rule, heads, heads), targets[0], rtol=0, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("frequency", [1, 2])
 def test_updates_of_fixed_shape_are_the_updates(filled, frequency):
     """What a GPU computes, run here without capture, against what a CPU computes."""
@@ -420,6 +436,10 @@ def test_same_seed_same_metrics(backup, tmp_path):
         (["--n-atoms", "1"], ["--n-atoms", "1"]),
         (["--v-min", "3", "--v-max", "3"], ["--v-min", "3.0"]),
         (["--depth", "0"], ["--depth 0", "MinAtar"]),
+        (
+            ["--leaf-refresh", "2", "--target-network-frequency", "2"],
+            ["--leaf-refresh", "--target-network-frequency 1"],
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(flags, words, capsys):

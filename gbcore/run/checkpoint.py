@@ -198,7 +198,7 @@ def restore_adam(network, optimizer, saved):
 class LearnerState:
     """State of a learner: its online, target, optimizer, num_updates and, unless None, tables."""
 
-    leaves = graph_values = None  # a LeafTable and a GraphValues, where the learner has them
+    leaves = graph_values = recent = None  # LeafTable, GraphValues, RecentRows: if it has them
 
     @property
     def num_evaluated(self):
@@ -226,8 +226,8 @@ class LearnerState:
         self.num_updates = state["num_updates"]
 
     def _tables(self):
-        both = (("leaves", self.leaves), ("graph_values", self.graph_values))
-        return [(name, table) for name, table in both if table is not None]
+        tables = {name: getattr(self, name) for name in ("leaves", "graph_values", "recent")}
+        return [(name, table) for name, table in tables.items() if table is not None]
 
 
 def _without_arrays(tree, name, arrays):

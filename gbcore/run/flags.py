@@ -62,7 +62,7 @@ RANGES = {
         (
             "total_timesteps", "batch_size", "target_network_frequency", "train_frequency",
              "updates_per_train", "exploration_steps", "eval_episodes",
-            "eval_envs", "curve_episodes", "log_frequency", "time_limit",
+            "eval_envs", "curve_episodes", "log_frequency", "time_limit", "leaf_refresh",
         ),
         COUNT,
     ),
@@ -200,6 +200,8 @@ def check_flags(args):
         warn("--act-on graph repeats itself where all is known; --end-e 0.02 tries other actions")
     if acts_on_graph and getattr(args, "persist_targets", False):
         fail("--persist-targets writes into the leaf values that --act-on graph reads")
+    if getattr(args, "leaf_refresh", 1) > 1 and (args.cuda or args.target_network_frequency > 1):
+        fail("--leaf-refresh above 1 is for a CPU, and for --target-network-frequency 1")
     if args.cuda and not torch.cuda.is_available():
         if args.resume is None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")

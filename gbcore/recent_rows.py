@@ -1,0 +1,107 @@
+"""RecentRows: what a network computed of nodes lately, to be read again in place of anew."""
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from gbcore.interner import Rows, check_array
+from gbcore.kernels import FREED
+
+
+class RecentRows:
+    """Rows of nodes, each read for `age` updates of the network and evaluated anew after that.
+
+    So what is read lags the network by fewer than `age` updates, and what is kept is what the last
+    `age` updates evaluated. A row is kept with the generation of its id, see
+    `TransitionGraph.generations`: an id that was freed since names another state.
+
+    Args:
+        graph: the TransitionGraph.
+        evaluate: function of node ids int64 [n] that returns their rows, a Tensor [n, width].
+        age: updates, >= 1; with 1 nothing is read again.
+        width, dtype: of a row.
+
+    Raises:
+        ValueError: for an age out of range.
+    """
+
+    def __init__(self, graph, evaluate, age, width, dtype):
+        if age < 1:
+            raise ValueError(f"Require age >= 1, got {age}")
+        self.graph, self.evaluate, self.age = graph, evaluate, age
+        self.width, self.dtype = width, dtype
+        self._rows = {}  # (node, generation) -> Tensor [width]
+        self._updates = deque()  # keys of the rows that each update evaluated, the oldest first
+
+    def begin_update(self):
+        """Forget what was evaluated `age` updates ago."""
+        self._updates.append([])
+        if len(self._updates) > self.age:
+            for key in self._updates.popleft():
+                del self._rows[key]
+
+    def rows(self, nodes):
+        """Tensor [n, width] of distinct node ids int64 [n], within an update.
+
+        Raises:
+            KeyError: for what is not the id of a node.
+        """
+        self.graph.require_nodes(nodes)
+        keys = list(zip(nodes.tolist(), self.graph.generations[nodes].tolist(), strict=True))
+        missing = [i for i, key in enumerate(keys) if key not in self._rows]
+        if missing:
+            evaluated = self.evaluate(nodes[missing])
+            for i, row in zip(missing, evaluated, strict=True):
+                self._rows[keys[i]] = row
+                self._updates[-1].append(keys[i])
+            if len(missing) == len(keys):
+                return evaluated
+        return torch.stack([self._rows[key] for key in keys])
+
+    def state(self):
+        """What `restore` takes back: int64 nodes and ages [n], float32 values [n, width].
+
+        An age is the number of updates begun since the one that evaluated the row.
+        """
+        generations = self.graph.generations
+        kept = [
+            (node, age, self._rows[node, generation])
+            for age, keys in enumerate(reversed(self._updates))
+            for node, generation in keys
+            if generation == generations[node]
+        ]
+        values = torch.empty(len(kept), self.width)
+        for value, (*_, row) in zip(values, kept, strict=True):
+            value[:] = row
+        nodes, ages = np.array([pair for *pair, _ in kept], np.int64).reshape(-1, 2).T
+        return Rows(nodes=nodes.copy(), ages=ages.copy(), values=values.numpy())
+
+    def restore(self, saved):
+        """Go on with what `state` returned, of this graph or of one restored from its state.
+
+        Raises:
+            KeyError: for an array that is missing.
+            ValueError: for rows of other ids than the graph's nodes, twice of one, of no update
+                that is remembered, or not finite. Then nothing has changed.
+        """
+        nodes, ages, values = saved["nodes"], saved["ages"], saved["values"]
+        n = np.size(nodes)
+        check_array("nodes", nodes, np.int64, (n,))
+        check_array("ages", ages, np.int64, (n,))
+        check_array("values", values, np.float32, (n, self.width))
+        if not ((ages >= 0) & (ages < self.age)).all() or (np.diff(ages) < 0).any():
+            raise ValueError(f"Require ages within [0, {self.age}), the youngest first")
+        num_ids = self.graph.num_ids
+        if not ((nodes >= 0) & (nodes < num_ids)).all() or len(np.unique(nodes)) < n:
+            raise ValueError("Require distinct nodes of the graph")
+        if (self.graph.arrays.in_degree[nodes] == FREED).any():
+            raise ValueError("Require rows of nodes, got one of a freed id")
+        if not np.isfinite(values).all():
+            raise ValueError("Require finite values")
+        keys = list(zip(nodes.tolist(), self.graph.generations[nodes].tolist(), strict=True))
+        rows = torch.from_numpy(values).to(self.dtype)
+        self._rows = dict(zip(keys, rows, strict=True))
+        self._updates = deque([] for _ in range(max(ages, default=-1) + 1))
+        for key, age in zip(keys, ages.tolist(), strict=True):
+            self._updates[-1 - age].append(key)
