@@ -111,7 +111,7 @@ class Args(RunFlags):
     breadth: int = 10
     """transitions followed per level of a graph backup; 0 = all"""
     leaf_refresh: int = 1
-    """updates for which targets read a state's features before they are computed anew (CPU)"""
+    """updates for which targets use a state's features again; 1: anew in each. On a CPU"""
     prior: float = 0.0
     """observations that the network's value of a pair below the root counts as; 0: the paper's"""
     act_on: Literal["network", "graph"] = "network"

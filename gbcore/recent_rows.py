@@ -1,4 +1,4 @@
-"""RecentRows: what a network computed of nodes lately, to be read again in place of anew."""
+"""RecentRows: a network's output for nodes, used again for a few updates."""
 
 from collections import deque
 
@@ -19,7 +19,7 @@ class RecentRows:
     Args:
         graph: the TransitionGraph.
         evaluate: function of node ids int64 [n] that returns their rows, a Tensor [n, width].
-        age: updates, >= 1; with 1 nothing is read again.
+        age: updates, >= 1; with 1 nothing of an earlier update is read.
         width, dtype: of a row.
 
     Raises:
@@ -42,7 +42,7 @@ class RecentRows:
                 del self._rows[key]
 
     def rows(self, nodes):
-        """Tensor [n, width] of distinct node ids int64 [n], within an update.
+        """Tensor [n, width] of distinct node ids int64 [n]. To be called within an update.
 
         Raises:
             KeyError: for what is not the id of a node.
@@ -51,13 +51,11 @@ class RecentRows:
         keys = list(zip(nodes.tolist(), self.graph.generations[nodes].tolist(), strict=True))
         missing = [i for i, key in enumerate(keys) if key not in self._rows]
         if missing:
-            evaluated = self.evaluate(nodes[missing])
-            for i, row in zip(missing, evaluated, strict=True):
-                self._rows[keys[i]] = row
-                self._updates[-1].append(keys[i])
-            if len(missing) == len(keys):
-                return evaluated
-        return torch.stack([self._rows[key] for key in keys])
+            new = [keys[i] for i in missing]
+            self._rows.update(zip(new, self.evaluate(nodes[missing]), strict=True))
+            self._updates[-1].extend(new)
+        rows = [self._rows[key] for key in keys]
+        return torch.stack(rows) if rows else torch.empty(0, self.width, dtype=self.dtype)
 
     def state(self):
         """What `restore` takes back: int64 nodes and ages [n], float32 values [n, width].
@@ -66,16 +64,19 @@ class RecentRows:
         """
         generations = self.graph.generations
         kept = [
-            (node, age, self._rows[node, generation])
+            (age, key)
             for age, keys in enumerate(reversed(self._updates))
-            for node, generation in keys
-            if generation == generations[node]
+            for key in keys
+            if key[1] == generations[key[0]]
         ]
         values = torch.empty(len(kept), self.width)
-        for value, (*_, row) in zip(values, kept, strict=True):
-            value[:] = row
-        nodes, ages = np.array([pair for *pair, _ in kept], np.int64).reshape(-1, 2).T
-        return Rows(nodes=nodes.copy(), ages=ages.copy(), values=values.numpy())
+        for value, (_, key) in zip(values, kept, strict=True):
+            value[:] = self._rows[key]
+        return Rows(
+            nodes=np.array([node for _, (node, _) in kept], np.int64),
+            ages=np.array([age for age, _ in kept], np.int64),
+            values=values.numpy(),
+        )
 
     def restore(self, saved):
         """Go on with what `state` returned, of this graph or of one restored from its state.

@@ -342,8 +342,9 @@ def test_acting_on_the_graph_where_it_knows_the_state():
     assert asked == [3], "where nothing was tried, the network decides"
 
 
-def test_batch_without_a_state_to_evaluate():
-    learner = make_learner()
+@pytest.mark.parametrize("leaf_refresh", [1, 3])
+def test_batch_without_a_state_to_evaluate(leaf_refresh):
+    learner = make_learner(leaf_refresh=leaf_refresh)
     node = learner.graph.node(np.zeros((4, 84, 84), np.uint8))
     learner.replay.add(node, 0, 1.0, node, True)
     batch = learner.replay.sample(4, 1.0, np.random.default_rng(0))
@@ -440,11 +441,18 @@ def test_same_seed_same_metrics(backup, tmp_path):
             ["--leaf-refresh", "2", "--target-network-frequency", "2"],
             ["--leaf-refresh", "--target-network-frequency 1"],
         ),
+        (["--leaf-refresh", "0"], ["--leaf-refresh", "at least 1"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(flags, words, capsys):
     assert command(script, *flags) == 2
     assert is_one_line(capsys, *words)
+
+
+def test_a_gpu_reads_no_old_features(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert command(script, "--cuda", "--leaf-refresh", "2") == 2
+    assert is_one_line(capsys, "--leaf-refresh", "--no-cuda")
 
 
 @jitted

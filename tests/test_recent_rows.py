@@ -61,7 +61,7 @@ def test_rows_are_evaluated_anew_after_their_age_and_go_with_their_state(age):
                 evaluated += 1
         expected = [(when[state], state) for state in states.tolist()]
         np.testing.assert_array_equal(computed.read(nodes), expected)
-        assert len(computed.recent.state()["nodes"]) <= 6 * age
+        assert len(computed.recent._rows) <= 6 * age
     assert computed.num_evaluated == evaluated
     assert max(map(len, states_of_id.values())) > 5, "ids were given out again"
     assert (evaluated < asked) == (age > 1)
@@ -88,6 +88,7 @@ def test_what_is_no_node_and_what_cannot_be_restored_is_refused():
     graph.add(0, 0, 0.0, 1, False)
     computed.read(nodes)
     saved = recent.state()
+    assert recent.rows(nodes[:0]).shape == (0, 2)
     for bad in (-1, 3):
         with pytest.raises(KeyError, match="Require ids of nodes"):
             recent.rows(np.array([bad]))

@@ -68,7 +68,7 @@ CASES = {
     ),
     "atari": (
         gb_rainbow_atari,
-        ["--env-id", "Breakout", "--buffer-size", "100", "--leaf-refresh", "4", *FRONTIER, *ATARI],
+        ["--env-id", "Breakout", "--buffer-size", "100", "--leaf-refresh", "20", *FRONTIER, *ATARI],
     ),
     "atari, values of the whole graph": (
         gb_rainbow_atari,

@@ -70,7 +70,9 @@ def findings(protocols):
     for name, suite in (("MiniGrid", "minigrid"), ("MinAtar", "minatar")):
         parts = []
         for p in (p for p in protocols if p.suite == suite and p.mean("graph") is not None):
-            scores = ", ".join(f"`{b}` {short(p.mean(b))} ({short(p.paper_mean(b))})"
+            ran = [b for b in OF_THE_PAPER if p.mean(b) is not None]
+            ours = dict(zip(ran, p.means(*ran), strict=True))  # on the seeds that all of them have
+            scores = ", ".join(f"`{b}` {short(ours.get(b))} ({short(p.paper_mean(b))})"
                                for b in reversed(OF_THE_PAPER))  # fmt: skip
             where = p.title.removeprefix(name).removeprefix(", ").capitalize()
             parts.append(f"{where}{': ' if where else ''}{scores}.{orders_text(p)}")

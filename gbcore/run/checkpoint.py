@@ -198,7 +198,7 @@ def restore_adam(network, optimizer, saved):
 class LearnerState:
     """State of a learner: its online, target, optimizer, num_updates and, unless None, tables."""
 
-    leaves = graph_values = recent = None  # LeafTable, GraphValues, RecentRows: if it has them
+    leaves = graph_values = recent = None  # where the learner has them
 
     @property
     def num_evaluated(self):

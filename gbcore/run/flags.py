@@ -62,7 +62,7 @@ RANGES = {
         (
             "total_timesteps", "batch_size", "target_network_frequency", "train_frequency",
              "updates_per_train", "exploration_steps", "eval_episodes",
-            "eval_envs", "curve_episodes", "log_frequency", "time_limit", "leaf_refresh",
+            "eval_envs", "curve_episodes", "log_frequency", "time_limit",
         ),
         COUNT,
     ),
@@ -84,6 +84,7 @@ RANGES = {
     "priority_exponent": (0, 1e2),
     "importance_exponent": (0, 1e2),
     "prior": (0, 1e9),
+    "leaf_refresh": (1, 1_000),
     "round": (-9, 9),
 }  # fmt: skip
 
@@ -200,13 +201,13 @@ def check_flags(args):
         warn("--act-on graph repeats itself where all is known; --end-e 0.02 tries other actions")
     if acts_on_graph and getattr(args, "persist_targets", False):
         fail("--persist-targets writes into the leaf values that --act-on graph reads")
-    if getattr(args, "leaf_refresh", 1) > 1 and (args.cuda or args.target_network_frequency > 1):
-        fail("--leaf-refresh above 1 is for a CPU, and for --target-network-frequency 1")
     if args.cuda and not torch.cuda.is_available():
         if args.resume is None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
         warn("torch finds no CUDA device here: the run goes on on the CPU")
         args.cuda = False
+    if getattr(args, "leaf_refresh", 1) > 1 and (args.cuda or args.target_network_frequency > 1):
+        fail("--leaf-refresh above 1 requires --no-cuda and --target-network-frequency 1")
     if args.resume is None:
         folder = Path(args.run_dir).absolute()
         while not os.path.lexists(folder):
