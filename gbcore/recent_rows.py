@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from gbcore.interner import Rows, check_array
-from gbcore.kernels import FREED
 
 
 class RecentRows:
@@ -82,9 +81,9 @@ class RecentRows:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
         Raises:
-            KeyError: for an array that is missing.
-            ValueError: for rows of other ids than the graph's nodes, twice of one, of no update
-                that is remembered, or not finite. Then nothing has changed.
+            KeyError: for an array that is missing, or what is not the id of a node.
+            ValueError: for two rows of a node, one of no update that is remembered, or values
+                that are not finite. After either nothing has changed.
         """
         nodes, ages, values = saved["nodes"], saved["ages"], saved["values"]
         n = np.size(nodes)
@@ -93,11 +92,9 @@ class RecentRows:
         check_array("values", values, np.float32, (n, self.width))
         if not ((ages >= 0) & (ages < self.age)).all() or (np.diff(ages) < 0).any():
             raise ValueError(f"Require ages within [0, {self.age}), the youngest first")
-        num_ids = self.graph.num_ids
-        if not ((nodes >= 0) & (nodes < num_ids)).all() or len(np.unique(nodes)) < n:
-            raise ValueError("Require distinct nodes of the graph")
-        if (self.graph.arrays.in_degree[nodes] == FREED).any():
-            raise ValueError("Require rows of nodes, got one of a freed id")
+        self.graph.require_nodes(nodes)
+        if len(np.unique(nodes)) < n:
+            raise ValueError("Require distinct nodes")
         if not np.isfinite(values).all():
             raise ValueError("Require finite values")
         keys = list(zip(nodes.tolist(), self.graph.generations[nodes].tolist(), strict=True))

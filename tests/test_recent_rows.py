@@ -98,15 +98,16 @@ def test_what_is_no_node_and_what_cannot_be_restored_is_refused():
         recent.rows(nodes)
     two = {"nodes": nodes[2:], "ages": np.zeros(1, np.int64), "values": np.ones((1, 2), np.float32)}
     for changed, words in (
-        (saved, "got one of a freed id"),
-        ({"nodes": two["nodes"] + 1}, "distinct nodes of the graph"),
+        (saved, "which was freed"),
+        ({"nodes": two["nodes"] + 1}, "Require ids of nodes, got 3"),
         ({"ages": two["ages"] + 2}, r"ages within \[0, 2\)"),
         ({"values": two["values"] * np.nan}, "finite"),
         ({"values": np.ones((1, 3), np.float32)}, r"\(1, 2\)"),
         ({"values": np.ones((1, 2))}, "float64"),
-        ({name: np.concatenate([array] * 2) for name, array in two.items()}, "distinct"),
+        ({name: np.concatenate([array] * 2) for name, array in two.items()}, "distinct nodes"),
     ):
-        with pytest.raises(ValueError, match=words):
+        error = KeyError if "freed" in words or "ids" in words else ValueError
+        with pytest.raises(error, match=words):
             recent.restore(two | changed)
     assert recent.state()["nodes"].tolist() == [2], "nothing has changed"
     recent.restore(two)
