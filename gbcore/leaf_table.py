@@ -5,7 +5,7 @@ import numpy as np
 from gbcore.interner import Rows, check_array
 from gbcore.kernels import FREED
 
-CHUNK = 32  # states per evaluation
+CHUNK = 32  # states per evaluation, unless the caller asks for another number
 UNKNOWN = -1  # a generation that no id has
 
 
@@ -13,8 +13,8 @@ class LeafTable:
     """Leaf values of a graph's nodes, evaluated when first needed and kept until forgotten.
 
     The last bits that a network gives a state depend on the size of its batch, since that decides
-    in which order products are summed. So the network is always asked for CHUNK states, the last
-    ones repeated if need be: a value is then the state's own, whenever and with whatever other
+    in which order products are summed. So the network is asked for CHUNK states at a time, the last
+    one repeated if need be: a value is then the state's own, whenever and with whatever other
     states it was evaluated, and a table gives the same bits as no table.
 
     A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
@@ -22,7 +22,7 @@ class LeafTable:
 
     Args:
         graph: the TransitionGraph.
-        evaluate: function of observations [CHUNK, *obs_shape] that returns float32 [CHUNK, A].
+        evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
 
     Methods raise KeyError for what is not the id of a node, and ValueError for arrays of another
     shape or actions out of range.
@@ -45,17 +45,17 @@ class LeafTable:
         self._make_room()
         return self._generation[nodes] == self.graph.generations[nodes]
 
-    def values(self, nodes):
-        """float32 [n, A] of distinct node ids int64 [n]."""
+    def values(self, nodes, chunk=CHUNK):
+        """float32 [n, A] of distinct node ids int64 [n], evaluated `chunk` at a time."""
         missing = self._unknown(nodes)
-        for start in range(0, len(missing), CHUNK):
-            part = missing[start : start + CHUNK]
-            padded = np.full(CHUNK, part[-1])
+        for start in range(0, len(missing), chunk):
+            part = missing[start : start + chunk]
+            padded = np.full(chunk, part[-1])
             padded[: len(part)] = part
             q = self.evaluate(self.graph.observations_of(padded))
-            if tuple(q.shape) != (CHUNK, self.q.shape[1]):
+            if tuple(q.shape) != (chunk, self.q.shape[1]):
                 shape = tuple(q.shape)
-                raise ValueError(f"Require values of shape {(CHUNK, self.q.shape[1])}, got {shape}")
+                raise ValueError(f"Require values of shape {(chunk, self.q.shape[1])}, got {shape}")
             self.q[part] = q[: len(part)]
             self._generation[part] = self.graph.generations[part]
         self.num_evaluated += len(missing)
