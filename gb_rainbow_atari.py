@@ -26,6 +26,7 @@ from gbcore import (
     PrioritizedReplay,
     TransitionGraph,
     categorical_targets,
+    point_masses,
     prune,
 )
 from gbcore.recent_rows import RecentRows
@@ -107,7 +108,7 @@ class Args(RunFlags):
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
     depth: int = 10
-    """nested backups per target; one-step always takes 1"""
+    """nested backups per target, one-step always 1; 0 = no limit: the values of the whole graph"""
     breadth: int = 10
     """transitions followed per level of a graph backup; 0 = all"""
     leaf_refresh: int = 1
@@ -278,13 +279,13 @@ class Learner(LearnerState):
             capturable=device.type != "cpu",
         )  # fmt: skip
         self.num_updates = 0
-        if args.act_on == "graph":
+        if args.depth == 0 or args.act_on == "graph":
             self.leaves = LeafTable(graph, lambda obs: self.values(obs).cpu().numpy())
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         if args.leaf_refresh > 1:
             width = self.online.value_hidden.weight.shape[1]
             self.recent = RecentRows(graph, self.features_of, args.leaf_refresh, width, self.dtype)
-        self.padded = device.type != "cpu"
+        self.padded = device.type != "cpu" and args.depth > 0
         self.frames = None  # the graph's, on the GPU: uint8 [capacity, 84, 84]
         self.captured = CapturedCalls(self.fixed_update, args.cuda_graphs and self.padded)
 
@@ -309,19 +310,19 @@ class Learner(LearnerState):
     def update(self, batch, rng):
         """One gradient step. Returns float32 [B + 2]: errors of the batch, loss, mean value."""
         args = self.args
+        if self.graph_values is not None:
+            renew = self.num_updates % 8_000 == 0  # as often as a MinAtar agent copies its network
+            self.graph_values.renew() if renew else self.graph_values.update()
         source, rule = BACKUPS[args.backup]
         depth = 1 if args.backup == "one-step" else args.depth
-        subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
+        subgraphs = None
+        if depth > 0:
+            subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
         result = (self.padded_update if self.padded else self.pruned_update)(batch, subgraphs, rule)
         self.num_updates += 1
         if not self.shared and self.num_updates % args.target_network_frequency == 0:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
-        if self.graph_values is not None:
-            if self.num_updates % 8_000 == 0:
-                self.graph_values.renew()
-            elif self.num_updates % 16 == 0:
-                self.graph_values.update()
         return result
 
     def draw_heads(self):
@@ -332,9 +333,14 @@ class Learner(LearnerState):
             return heads, fixed, self.target.heads(dtype=self.dtype)
 
     def pruned_update(self, batch, subgraphs, rule):
-        """An update that evaluates as few states as the rule can do with."""
-        heads, fixed_heads, target_heads = self.draw_heads()
-        targets = self.pruned_targets(subgraphs, rule, fixed_heads, target_heads)
+        """An update that evaluates as few states as the rule can do with; with --depth 0 none."""
+        if self.args.depth == 0:  # towards values of the whole graph, each as a point mass
+            heads = self.online.heads(dtype=self.dtype)
+            values = torch.from_numpy(self.graph_values.targets(batch.nodes, batch.actions))
+            targets = point_masses(values.to(self.device), self.support)
+        else:
+            heads, fixed_heads, target_heads = self.draw_heads()
+            targets = self.pruned_targets(subgraphs, rule, fixed_heads, target_heads)
         actions, weights = (torch.from_numpy(part) for part in (batch.actions, batch.weights))
         obs = self.observations(batch.nodes)
         return self.step(heads, targets, obs, actions.to(self.device), weights.to(self.device))
@@ -477,18 +483,14 @@ class Learner(LearnerState):
 
 # Random and human scores of the 26 games of Atari 100K (Mnih et al. 2015; van Hasselt et al. 2016).
 REFERENCE_SCORES = {
-    "alien": (227.8, 7127.7), "amidar": (5.8, 1719.5),
-    "assault": (222.4, 742.0), "asterix": (210.0, 8503.3),
-    "bank_heist": (14.2, 753.1), "battle_zone": (2360.0, 37187.5),
-    "boxing": (0.1, 12.1), "breakout": (1.7, 30.5),
-    "chopper_command": (811.0, 7387.8), "crazy_climber": (10780.5, 35829.4),
-    "demon_attack": (152.1, 1971.0), "freeway": (0.0, 29.6),
-    "frostbite": (65.2, 4334.7), "gopher": (257.6, 2412.5),
-    "hero": (1027.0, 30826.4), "jamesbond": (29.0, 302.8),
-    "kangaroo": (52.0, 3035.0), "krull": (1598.0, 2665.5),
-    "kung_fu_master": (258.5, 22736.3), "ms_pacman": (307.3, 6951.6),
-    "pong": (-20.7, 14.6), "private_eye": (24.9, 69571.3),
-    "qbert": (163.9, 13455.0), "road_runner": (11.5, 7845.0),
+    "alien": (227.8, 7127.7), "amidar": (5.8, 1719.5), "assault": (222.4, 742.0),
+    "asterix": (210.0, 8503.3), "bank_heist": (14.2, 753.1), "battle_zone": (2360.0, 37187.5),
+    "boxing": (0.1, 12.1), "breakout": (1.7, 30.5), "chopper_command": (811.0, 7387.8),
+    "crazy_climber": (10780.5, 35829.4), "demon_attack": (152.1, 1971.0), "freeway": (0.0, 29.6),
+    "frostbite": (65.2, 4334.7), "gopher": (257.6, 2412.5), "hero": (1027.0, 30826.4),
+    "jamesbond": (29.0, 302.8), "kangaroo": (52.0, 3035.0), "krull": (1598.0, 2665.5),
+    "kung_fu_master": (258.5, 22736.3), "ms_pacman": (307.3, 6951.6), "pong": (-20.7, 14.6),
+    "private_eye": (24.9, 69571.3), "qbert": (163.9, 13455.0), "road_runner": (11.5, 7845.0),
     "seaquest": (68.4, 42054.7), "up_n_down": (533.4, 11693.2),
 }  # fmt: skip
 
@@ -597,11 +599,9 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
     env_seeds = np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) >> 1
     # A vector environment would step those that have finished as well: one for each, with a thread.
     envs = [make_envs(env_id, 1, num_threads=1) for _ in range(num_envs)]
-    num_actions = envs[0].single_action_space.n
     quota = np.full(num_envs, num_episodes // num_envs)
     quota[: num_episodes % num_envs] += 1
-    returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
-    done = np.zeros(num_envs, np.bool_)
+    returns, lengths, done = (np.zeros(num_envs, kind) for kind in (float, np.int64, bool))
     finished = [[] for _ in range(num_envs)]
     obs = [env.reset(seed=int(s))[0] for env, s in zip(envs, env_seeds, strict=True)]
     obs = np.concatenate(obs)
@@ -610,7 +610,7 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
         actions = np.zeros(num_envs, np.int64)
         actions[playing] = policy(obs[playing])
         explore = rng.random(num_envs) < args.eval_epsilon
-        actions[explore] = rng.integers(num_actions, size=explore.sum())
+        actions[explore] = rng.integers(envs[0].single_action_space.n, size=explore.sum())
         for i in playing:
             envs[i].send(actions[i : i + 1])
         for i in playing:

@@ -11,7 +11,7 @@ from gbcore.replay import Batch, PrioritizedReplay, Replay
 from gbcore.sum_tree import SumTree
 
 if TYPE_CHECKING:
-    from gbcore.targets import categorical_targets, pair_q_values, prune, q_targets
+    from gbcore.targets import categorical_targets, pair_q_values, point_masses, prune, q_targets
 
 __version__ = "1.0.0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "TransitionGraph",
     "categorical_targets",
     "pair_q_values",
+    "point_masses",
     "prune",
     "q_targets",
     "trajectory_subgraphs",

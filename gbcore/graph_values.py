@@ -7,7 +7,7 @@ from gbcore.graph import as_indices
 from gbcore.interner import Rows, check_array
 from gbcore.kernels import FREED
 
-NEW, ALL = 8, 128  # states per evaluation: of the few that are new, and of all when renewed
+CHUNK = 128  # states per evaluation, at most
 SWEPT = 2_000  # nodes backed up per update
 TOLERANCE = 1e-3  # largest change of a value in a sweep after which `renew` is done
 SWEEPS = 30  # of `renew` at most; what is left comes with the updates
@@ -58,7 +58,8 @@ class GraphValues:
         changed = changed[self.graph.arrays.in_degree[changed] != FREED]
         new = np.unique(changed[~self.leaves.knows(changed)])
         self._make_room()
-        self._value[new] = self.leaves.values(new, NEW).max(axis=1)
+        if len(new):
+            self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
         self._sweep(changed)
         n = self.graph.num_ids
         if n:
@@ -74,7 +75,7 @@ class GraphValues:
     def _converge(self):
         self._changes.clear()
         ids = np.arange(self.graph.num_ids - 1, -1, -1)
-        self.leaves.values(ids[self.graph.arrays.in_degree[ids] != FREED], ALL)
+        self.leaves.values(ids[self.graph.arrays.in_degree[ids] != FREED], CHUNK)
         self._make_room()
         for _ in range(SWEEPS):
             if self._sweep(ids) <= TOLERANCE:

@@ -172,6 +172,15 @@ class Sizes(NamedTuple):
     width: int  # vertices, pairs and outcomes of a level
 
 
+def point_masses(values, support):
+    """Laws with all mass at values Tensor [B], clipped and projected as in `categorical_targets`.
+
+    Returns a Tensor [B, n_atoms] whose rows sum to 1 and have the values as their expectations.
+    """
+    values = values.clamp(support[0], support[-1])
+    return (1 - (values[:, None] - support).abs() / (support[1] - support[0])).clamp(min=0)
+
+
 def padded_sizes(subgraphs):
     """The smallest of a few `Sizes` into which the subgraphs fit: 32, 48, 64, 96, 128 ..."""
     width = 1 + np.diff(subgraphs.level_vertices).max(initial=0)  # the last one is padding

@@ -342,6 +342,26 @@ def test_acting_on_the_graph_where_it_knows_the_state():
     assert asked == [3], "where nothing was tried, the network decides"
 
 
+def test_targets_of_the_whole_graph_are_point_masses_at_its_values(monkeypatch):
+    """Four steps to a reward: further than a target of one step, or the network, sees."""
+    learner = make_learner(depth=0, gamma=0.5, prior=0.0)
+    graph, replay, rng = learner.graph, learner.replay, np.random.default_rng(0)
+    obs = rng.integers(256, size=(5, 4, 84, 84), dtype=np.uint8)
+    nodes = [graph.node(one) for one in obs]
+    for i in range(4):
+        for action in range(3):  # nothing is left to the network
+            replay.add(nodes[i], action, float(i == 3), nodes[i + 1], i == 3)
+    seen = []
+    step = learner.step
+    monkeypatch.setattr(learner, "step", lambda *args: seen.append(args[1]) or step(*args))
+    batch = replay.sample(64, 1.0, rng)
+    errors = learner.update(batch, rng)[:-2]
+    expected = 0.5 ** (3.0 - batch.nodes)
+    torch.testing.assert_close(seen[0] @ learner.support, torch.tensor(expected).float())
+    assert ((seen[0] > 0).sum(dim=1) <= 2).all(), "a point between two atoms, or on one"
+    assert (errors > 0).all()
+
+
 @pytest.mark.parametrize("leaf_refresh", [1, 3])
 def test_batch_without_a_state_to_evaluate(leaf_refresh):
     learner = make_learner(leaf_refresh=leaf_refresh)
@@ -436,7 +456,7 @@ def test_same_seed_same_metrics(backup, tmp_path):
         (["--env-id", "Freewy"], ["Freewy", "freeway"]),
         (["--n-atoms", "1"], ["--n-atoms", "1"]),
         (["--v-min", "3", "--v-max", "3"], ["--v-min", "3.0"]),
-        (["--depth", "0"], ["--depth 0", "MinAtar"]),
+        (["--depth", "0", "--backup", "tree"], ["--depth 0", "graph"]),
         (
             ["--leaf-refresh", "2", "--target-network-frequency", "2"],
             ["--leaf-refresh", "--target-network-frequency 1"],

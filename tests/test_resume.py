@@ -72,7 +72,7 @@ CASES = {
     ),
     "atari, values of the whole graph": (
         gb_rainbow_atari,
-        ["--env-id", "Breakout", *ON_GRAPH, *ATARI],
+        ["--env-id", "Breakout", "--depth", "0", *ON_GRAPH, *ATARI],
     ),
 }
 all_scripts = pytest.mark.parametrize("case", ["minigrid", "minatar", "atari"])

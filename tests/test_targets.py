@@ -21,6 +21,7 @@ from gbcore import (
     TransitionGraph,
     categorical_targets,
     kernels,
+    point_masses,
     prune,
     q_targets,
     trajectory_subgraphs,
@@ -334,6 +335,17 @@ def one_backup(pmf, reward, gamma, done=False):
 def test_projection_by_hand(pmf, reward, gamma, done, expected):
     got = one_backup(pmf, reward, gamma, done)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_point_masses_are_the_laws_of_ends_with_these_rewards(dtype):
+    values = [-9.0, -2.0, -0.25, 0.0, 0.4, 1.0, 2.0, 9.0]
+    support = torch.linspace(-2, 2, 5, dtype=dtype)
+    naive = Categoricals([], support, gamma=0.9)
+    expected = [naive.back_up(value, True, None) for value in values]
+    laws = point_masses(torch.tensor(values, dtype=dtype), support)
+    np.testing.assert_allclose(laws, expected, rtol=0, atol=1e-6)
+    assert laws.dtype == dtype
 
 
 def test_projection_of_a_mixture_by_hand():

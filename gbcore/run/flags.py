@@ -156,7 +156,8 @@ def idle_flags(args):
     if not args.backup.startswith("graph"):
         found["breadth"] = f"with --backup {args.backup}"
     if args.depth == 0:
-        found |= dict.fromkeys(("breadth", "persist_targets"), "with --depth 0")
+        idle = ("breadth", "persist_targets", "leaf_refresh")
+        found |= dict.fromkeys(idle, "with --depth 0")
     if args.backup == "one-step":
         found["depth"] = "with --backup one-step"
     if getattr(args, "act_on", "network") == "network" and (
@@ -192,9 +193,8 @@ def check_flags(args):
         if getattr(args, name, None) != getattr(default, name, None):
             warn(f"--{name.replace('_', '-')} does nothing {where}")
     acts_on_graph = getattr(args, "act_on", None) == "graph"
-    knows_all = hasattr(args, "act_on") and not hasattr(args, "n_atoms")
-    if args.depth == 0 and not (args.backup == "graph" and knows_all):
-        fail("--depth 0 is for --backup graph of the scripts for MiniGrid and MinAtar")
+    if args.depth == 0 and not (args.backup == "graph" and hasattr(args, "act_on")):
+        fail("--depth 0 is for --backup graph, and for scripts with --act-on")
     if (args.depth == 0 or acts_on_graph) and args.gamma == 1:
         fail("--gamma must be below 1 for the values of the whole graph")
     if acts_on_graph and args.end_e == 0:
