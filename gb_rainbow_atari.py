@@ -259,9 +259,8 @@ class Learner(LearnerState):
     On a CPU the states to evaluate are pruned to those that the greedy paths read. On a GPU, where
     that would be a wait at every level, all are evaluated, in shapes padded to a few sizes, and an
     update of a size seen before is replayed as one CUDA graph. Only indices travel to it then.
+    With --depth 0 targets read values that are kept: one way on both.
     """
-
-    num_evaluated = 0  # states that target computation sent through the convolutions
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
@@ -311,8 +310,10 @@ class Learner(LearnerState):
         """One gradient step. Returns float32 [B + 2]: errors of the batch, loss, mean value."""
         args = self.args
         if self.graph_values is not None:
-            renew = self.num_updates % 8_000 == 0  # as often as a MinAtar agent copies its network
-            self.graph_values.renew() if renew else self.graph_values.update()
+            if self.num_updates % 8_000 == 0:
+                self.graph_values.renew()
+            else:
+                self.graph_values.update()
         source, rule = BACKUPS[args.backup]
         depth = 1 if args.backup == "one-step" else args.depth
         subgraphs = None
@@ -333,8 +334,11 @@ class Learner(LearnerState):
             return heads, fixed, self.target.heads(dtype=self.dtype)
 
     def pruned_update(self, batch, subgraphs, rule):
-        """An update that evaluates as few states as the rule can do with; with --depth 0 none."""
-        if self.args.depth == 0:  # towards values of the whole graph, each as a point mass
+        """An update that evaluates as few states as the rule can do with.
+
+        With --depth 0 none: it goes towards values of the whole graph, each as a point mass.
+        """
+        if subgraphs is None:
             heads = self.online.heads(dtype=self.dtype)
             values = torch.from_numpy(self.graph_values.targets(batch.nodes, batch.actions))
             targets = point_masses(values.to(self.device), self.support)
@@ -376,7 +380,7 @@ class Learner(LearnerState):
 
     def features_of(self, nodes):
         """Features [n, 3136] of node ids."""
-        self.num_evaluated += len(nodes)
+        self.num_fresh += len(nodes)
         return self.online.features(self.observations(nodes), self.dtype)
 
     def step(self, heads, targets, obs, actions, weights):
@@ -404,7 +408,7 @@ class Learner(LearnerState):
         """An update of one of a few shapes: only indices and a few floats travel to the GPU."""
         subgraphs = pad(subgraphs, padded_sizes(subgraphs))
         nodes = np.concatenate([subgraphs.nodes, batch.nodes])
-        self.num_evaluated += len(subgraphs.nodes)
+        self.num_fresh += len(subgraphs.nodes)
         integers, floats = pack(subgraphs)
         frame_ids = self.graph.frame_ids_of(nodes).reshape(-1)
         integers = np.concatenate([integers, batch.actions, frame_ids])
@@ -466,14 +470,6 @@ class Learner(LearnerState):
     def observations(self, nodes):
         """uint8 Tensor [n, 4, 84, 84] of node ids."""
         return torch.from_numpy(self.graph.observations_of(nodes)).to(self.device)
-
-    def state(self):
-        """What `restore` takes back."""
-        return super().state() | {"num_evaluated": self.num_evaluated}
-
-    def restore(self, state):
-        super().restore(state)
-        self.num_evaluated = state["num_evaluated"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -601,7 +597,8 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
     envs = [make_envs(env_id, 1, num_threads=1) for _ in range(num_envs)]
     quota = np.full(num_envs, num_episodes // num_envs)
     quota[: num_episodes % num_envs] += 1
-    returns, lengths, done = (np.zeros(num_envs, kind) for kind in (float, np.int64, bool))
+    returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+    done = np.zeros(num_envs, np.bool_)
     finished = [[] for _ in range(num_envs)]
     obs = [env.reset(seed=int(s))[0] for env, s in zip(envs, env_seeds, strict=True)]
     obs = np.concatenate(obs)

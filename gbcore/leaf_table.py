@@ -15,7 +15,8 @@ class LeafTable:
     The last bits that a network gives a state depend on the size of its batch, since that decides
     in which order products are summed. So the network is asked for CHUNK states at a time, the last
     one repeated if need be: a value is then the state's own, whenever and with whatever other
-    states it was evaluated, and a table gives the same bits as no table.
+    states it was evaluated, and a table gives the same bits as no table. `GraphValues`, which
+    promises no such thing, asks for as many as it has.
 
     A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
     freed since names another state, whose value is then unknown.

@@ -159,6 +159,16 @@ def categorical_targets(
     return targets
 
 
+def point_masses(values, support):
+    """Laws with all mass at values Tensor [B], clipped and projected as in `categorical_targets`.
+
+    Returns a Tensor [B, n_atoms] whose rows sum to 1 and have the values as their expectations.
+    """
+    width = (support[-1] - support[0]) / (len(support) - 1)
+    values = values.clamp(support[0], support[-1])
+    return (1 - (values[:, None] - support).abs() / width).clamp(min=0)
+
+
 # --------------------------------------------------------------------------------------------------
 # Fixed shapes, for CUDA graphs: pad, pack, unpack, back_up_laws
 # --------------------------------------------------------------------------------------------------
@@ -170,15 +180,6 @@ class Sizes(NamedTuple):
     nodes: int  # M
     levels: int  # D
     width: int  # vertices, pairs and outcomes of a level
-
-
-def point_masses(values, support):
-    """Laws with all mass at values Tensor [B], clipped and projected as in `categorical_targets`.
-
-    Returns a Tensor [B, n_atoms] whose rows sum to 1 and have the values as their expectations.
-    """
-    values = values.clamp(support[0], support[-1])
-    return (1 - (values[:, None] - support).abs() / (support[1] - support[0])).clamp(min=0)
 
 
 def padded_sizes(subgraphs):

@@ -360,6 +360,7 @@ def test_targets_of_the_whole_graph_are_point_masses_at_its_values(monkeypatch):
     torch.testing.assert_close(seen[0] @ learner.support, torch.tensor(expected).float())
     assert ((seen[0] > 0).sum(dim=1) <= 2).all(), "a point between two atoms, or on one"
     assert (errors > 0).all()
+    assert learner.num_evaluated == 5
 
 
 @pytest.mark.parametrize("leaf_refresh", [1, 3])

@@ -74,8 +74,9 @@ def findings(protocols):
             ours = dict(zip(ran, p.means(*ran), strict=True))  # on the seeds that all of them have
             scores = ", ".join(f"`{b}` {short(ours.get(b))} ({short(p.paper_mean(b))})"
                                for b in reversed(OF_THE_PAPER))  # fmt: skip
-            where = p.title.removeprefix(name).removeprefix(", ").capitalize()
-            parts.append(f"{where}{': ' if where else ''}{scores}.{orders_text(p)}")
+            seeds = min((gain.seeds for gain in orders(p).values()), default=1)
+            where = p.title.removeprefix(name).removeprefix(", ").capitalize() or "Here"
+            parts.append(f"{where}, {seeds} seeds: {scores}.{orders_text(p)}")
         if parts:
             yield f"- **{name}**, mean score, in brackets the paper's. {' '.join(parts)}"
     for name, setting, without in (
@@ -124,8 +125,7 @@ def hours(runs):
 
 def in_short(protocols, folder):
     """What the README shows, too: a picture and bullets, in parts."""
-    panels = [panel(p) for p in protocols if p.paper and p.suite != ATARI]
-    panels = [(title, label, bars) for title, label, bars in panels if bars]
+    panels = [panel(p) for p in protocols if p.paper and p.suite != ATARI and panel(p)[2]]
     if panels:
         report_figures.draw_summary(folder / "report_summary.png", panels)
         yield "![Mean scores of every backup, ours and the paper's](report_summary.png)"

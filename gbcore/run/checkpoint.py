@@ -199,11 +199,12 @@ class LearnerState:
     """State of a learner: its online, target, optimizer, num_updates and, unless None, tables."""
 
     leaves = graph_values = recent = None  # where the learner has them
+    num_fresh = 0  # states that targets had evaluated, those kept in `leaves` not counted
 
     @property
     def num_evaluated(self):
         """States that targets had evaluated."""
-        return self.leaves.num_evaluated
+        return self.num_fresh + (0 if self.leaves is None else self.leaves.num_evaluated)
 
     def state(self):
         """What `restore` takes back."""
@@ -212,6 +213,7 @@ class LearnerState:
             "target": dict(self.target.state_dict()),
             "adam": adam_state(self.online, self.optimizer),
             "num_updates": self.num_updates,
+            "num_fresh": self.num_fresh,
         }
         return saved | {name: table.state() for name, table in self._tables()}
 
@@ -223,7 +225,7 @@ class LearnerState:
         restore_adam(self.online, self.optimizer, state["adam"])
         for name, table in self._tables():
             table.restore(state[name])
-        self.num_updates = state["num_updates"]
+        self.num_updates, self.num_fresh = state["num_updates"], state["num_fresh"]
 
     def _tables(self):
         tables = {name: getattr(self, name) for name in ("leaves", "graph_values", "recent")}

@@ -156,8 +156,9 @@ def idle_flags(args):
     if not args.backup.startswith("graph"):
         found["breadth"] = f"with --backup {args.backup}"
     if args.depth == 0:
-        idle = ("breadth", "persist_targets", "leaf_refresh")
-        found |= dict.fromkeys(idle, "with --depth 0")
+        found |= dict.fromkeys(("breadth", "persist_targets"), "with --depth 0")
+        if hasattr(args, "n_atoms"):  # its leaves are renewed at a pace of their own
+            found["target_network_frequency"] = "with --depth 0"
     if args.backup == "one-step":
         found["depth"] = "with --backup one-step"
     if getattr(args, "act_on", "network") == "network" and (
@@ -206,8 +207,13 @@ def check_flags(args):
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
         warn("torch finds no CUDA device here: the run goes on on the CPU")
         args.cuda = False
-    if getattr(args, "leaf_refresh", 1) > 1 and (args.cuda or args.target_network_frequency > 1):
-        fail("--leaf-refresh above 1 requires --no-cuda and --target-network-frequency 1")
+    if getattr(args, "leaf_refresh", 1) > 1 and (
+        args.cuda or args.target_network_frequency > 1 or args.depth == 0
+    ):
+        fail(
+            "--leaf-refresh above 1 requires --no-cuda, --target-network-frequency 1 and a --depth "
+            "above 0"
+        )
     if args.resume is None:
         folder = Path(args.run_dir).absolute()
         while not os.path.lexists(folder):
