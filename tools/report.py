@@ -55,14 +55,13 @@ def claims(protocol):
     return orders(protocol) | {pair: gain for pair, gain in ours.items() if gain is not None}
 
 
-def orders_text(protocol):
-    """Whether the paper's first order of the means holds here, and how many of the others."""
-    judged = {" > ".join(pair): aggregate.support(g) for pair, g in orders(protocol).items()}
+def first_order(protocol):
+    """Whether the paper's first order of the means holds here; the others: `claims_table`."""
     words = {"supported": "holds", "contradicted": "is contradicted"}
-    others = list(judged.values())[1:]
-    counts = [f"{others.count(name)} {name}" for name in dict.fromkeys(others)]
-    first = [f" {pair} {words.get(name, f'is {name}')}." for pair, name in judged.items()][:1]
-    return "".join(first) + (f" The paper's other orders: {', '.join(counts)}." if counts else "")
+    for pair, gain in itertools.islice(orders(protocol).items(), 1):
+        name = aggregate.support(gain)
+        return f" {' > '.join(pair)} {words.get(name, f'is {name}')}."
+    return ""
 
 
 def findings(protocols):
@@ -76,7 +75,7 @@ def findings(protocols):
                                for b in reversed(OF_THE_PAPER))  # fmt: skip
             seeds = min((gain.seeds for gain in orders(p).values()), default=1)
             where = p.title.removeprefix(name).removeprefix(", ").capitalize() or "Here"
-            parts.append(f"{where}, {seeds} seeds: {scores}.{orders_text(p)}")
+            parts.append(f"{where}, {seeds} seeds: {scores}.{first_order(p)}")
         if parts:
             yield f"- **{name}**, mean score, in brackets the paper's. {' '.join(parts)}"
     for name, setting, without in (
