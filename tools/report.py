@@ -66,16 +66,17 @@ def first_order(protocol):
 
 def findings(protocols):
     """The README's bullets: MiniGrid, MinAtar, exploration and Atari, as far as there are rows."""
-    for name, suite in (("MiniGrid", "minigrid"), ("MinAtar", "minatar")):
-        parts = []
-        for p in (p for p in protocols if p.suite == suite and p.mean("graph") is not None):
-            ran = [b for b in OF_THE_PAPER if p.mean(b) is not None]
+    million = "MinAtar, 1,000,000 steps"
+    for name, suite in (("MiniGrid", "minigrid"), ("MinAtar", "minatar"), (million, "minatar-1m")):
+        names, parts = (WHOLE,) * (name == million) + OF_THE_PAPER[::-1], []
+        for p in (p for p in protocols if p.suite == suite):
+            ran = [b for b in names if p.mean(b) is not None]
             ours = dict(zip(ran, p.means(*ran), strict=True))  # on the seeds that all of them have
-            scores = ", ".join(f"`{b}` {short(ours.get(b))} ({short(p.paper_mean(b))})"
-                               for b in reversed(OF_THE_PAPER))  # fmt: skip
-            seeds = min((gain.seeds for gain in orders(p).values()), default=1)
+            told = [f"`{b}` {short(ours.get(b))} ({short(p.paper_mean(b))})" for b in names]
+            seeds = min((len(p.of(b, task)) for b in ran for task in p.tasks), default=0)
             where = p.title.removeprefix(name).removeprefix(", ").capitalize() or "Here"
-            parts.append(f"{where}, {seeds} seeds: {scores}.{first_order(p)}")
+            text = f"{where}, {seeds} seed{'s' * (seeds != 1)}: {', '.join(told)}."
+            parts += [text + first_order(p)] * bool(ran)
         if parts:
             yield f"- **{name}**, mean score, in brackets the paper's. {' '.join(parts)}"
     for name, setting, without in (
