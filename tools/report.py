@@ -139,12 +139,12 @@ def in_short(protocols, folder):
 def panel(protocol):
     """Title, label and setting -> (Estimate, the paper's mean or nan) of a panel of the picture."""
     bars = {}
-    for name in protocol.settings():
+    for name in dict.fromkeys((*OF_THE_PAPER, *protocol.settings())):
         found = protocol.estimate(aggregate.mean_of_tasks, name, True)
         if name in OF_THE_PAPER or (found is not None and not name.endswith(RELEASED)):
             bars[name] = found, protocol.paper_mean(name, normalised=True)
     label = "mean score / the paper's best" if protocol.scales else "mean return"
-    return protocol.title.replace(", ", ",\n", 1), label, bars
+    return protocol.title.replace(", ", ",\n"), label, bars
 
 
 def claims_table(protocol):

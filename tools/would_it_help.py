@@ -150,7 +150,7 @@ def judge(found):
 def flags_to_try(found, suite):
     """Flags of what won in the MinAtar games with measures like these (docs/minatar.md), or None.
 
-    On Atari the whole graph has one run: there it is the paper's backup.
+    On Atari the whole graph has no run of 100,000 steps: there it is the paper's backup.
     """
     changed, rate = found.get("targets_read"), " --learning-rate 2.5e-4" * (suite == "minatar")
     if changed is None:
