@@ -22,7 +22,7 @@ def findings(protocols, setting=FRONTIER, without="graph"):
             normalised = judged(p.gain(setting, without, normalised=True))
             if normalised.split(",")[0] != found.split(",")[0]:
                 found += f"; normalised {normalised}"
-            yield f"{p.title}: {means} ({found}, {gain.seeds} seeds)"
+            yield f"{p.title}: {means} ({found}, {gain.seeds} seed{'s' * (gain.seeds > 1)})"
 
 
 def judged(gain):
