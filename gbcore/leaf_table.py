@@ -1,4 +1,4 @@
-"""LeafTable: the target network's values by node, each evaluated once."""
+"""LeafTable: a network's values by node, each evaluated once."""
 
 import numpy as np
 

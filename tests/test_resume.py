@@ -70,6 +70,10 @@ CASES = {
         gb_rainbow_atari,
         ["--env-id", "Breakout", "--buffer-size", "100", "--leaf-refresh", "20", *FRONTIER, *ATARI],
     ),
+    "atari, acting on the graph": (
+        gb_rainbow_atari,
+        ["--env-id", "Breakout", *ON_GRAPH, *ATARI],
+    ),
     "atari, values of the whole graph": (
         gb_rainbow_atari,
         ["--env-id", "Breakout", "--depth", "0", *ON_GRAPH, *ATARI],

@@ -57,10 +57,8 @@ def claims(protocol):
 
 def first_order(protocol):
     """Whether the paper's first order of the means holds here; the others: `claims_table`."""
-    words = {"supported": "holds", "contradicted": "is contradicted"}
     for pair, gain in itertools.islice(orders(protocol).items(), 1):
-        name = aggregate.support(gain)
-        return f" {' > '.join(pair)} {words.get(name, f'is {name}')}."
+        return f" {' > '.join(pair)} is {aggregate.support(gain)}.".replace("is supported", "holds")
     return ""
 
 
@@ -125,7 +123,8 @@ def hours(runs):
 
 def in_short(protocols, folder):
     """What the README shows, too: a picture and bullets, in parts."""
-    panels = [panel(p) for p in protocols if p.paper and p.suite != ATARI and panel(p)[2]]
+    panels = [panel(p) for p in protocols if p.paper and p.suite != ATARI]
+    panels = [parts for parts in panels if any(found for found, _ in parts[2].values())]
     if panels:
         report_figures.draw_summary(folder / "report_summary.png", panels)
         yield "![Mean scores of every backup, ours and the paper's](report_summary.png)"
