@@ -335,8 +335,8 @@ def train(args, run, env, learner, rng):
             action = int(learner.act(obs[None])[0])
         obs, reward, terminated, truncated = env.step(action)
         next_node = graph.node(obs)
-        success = float(reward > 0)  # MiniGrid's falls with time, which no state shows
-        replay.add(node, action, success, next_node, terminated)
+        sign = float(np.sign(reward))  # MiniGrid's reward falls with time, which no state shows
+        replay.add(node, action, sign, next_node, terminated)
         node, starts_episode = next_node, terminated or truncated
         run.count(reward, starts_episode)
         if starts_episode:

@@ -64,7 +64,7 @@ class Args(RunFlags):
     cuda_graphs: bool = True
     """on a GPU, replay each update as one CUDA graph; off: the same operations one by one"""
     bf16: bool = False
-    """run the network in bfloat16, forward and backward; weights, Adam and losses stay float32"""
+    """learn in bfloat16, forward and backward; weights, Adam, losses and acting stay float32"""
     threads: int = 0
     """CPU threads for torch; 0 = as many, up to 8, as are quickest when the run starts"""
     total_timesteps: int = 100_000
@@ -112,7 +112,7 @@ class Args(RunFlags):
     breadth: int = 10
     """transitions followed per level of a graph backup; 0 = all"""
     leaf_refresh: int = 1
-    """updates for which targets use a state's features again; 1: anew in each. On a CPU"""
+    """updates for which targets reuse what the convolutions made of a state; 1: none. CPU only"""
     prior: float = 0.0
     """observations that the network's value of a pair below the root counts as; 0: the paper's"""
     act_on: Literal["network", "graph"] = "network"

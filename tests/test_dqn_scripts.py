@@ -115,6 +115,16 @@ def test_minigrid_trains_on_success_and_reports_the_return_of_the_environment(tm
     assert 0 < float(row["charts/episodic_return"]) < 1
 
 
+def test_minigrid_trains_on_collisions(tmp_path):
+    learner, _ = play(
+        minigrid_script, tmp_path, env_id="Dynamic-Obstacles-5x5", total_timesteps=200,
+        learning_starts=199, eval_frequency=0,
+    )  # fmt: skip
+    replay = learner.replay
+    assert -1.0 in replay.reward
+    assert replay.terminated[replay.reward == -1.0].all()
+
+
 def test_minigrid_timeout_is_truncation_with_return_0():
     name = "MiniGrid-Empty-5x5-v0"
     task, args = minigrid_script.Task(name, 1), minigrid_script.Args(eval_epsilon=0.0)

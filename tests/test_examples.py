@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import command, jitted, only_run, read_metrics
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image
 
 import gbcore
@@ -120,6 +121,13 @@ def test_numbers_are_one_hot_and_bounds_are_the_scale():
     scale = GymnasiumTask("CartPole-v1", np.random.default_rng(0)).scale
     np.testing.assert_allclose(scale, [4.8, 1, np.deg2rad(24), 1], rtol=1e-6)
     assert (GymnasiumTask("Sampled-v0", None, '{"space": "image"}').scale == 255).all()
+
+
+def test_environments_of_an_evaluation_are_closed(monkeypatch):
+    closed = []
+    monkeypatch.setattr(CartPoleEnv, "close", lambda env: closed.append(1))
+    example.evaluate(example.Args(), "CartPole-v1", lambda obs: np.zeros(len(obs), np.int64), 0, 3)
+    assert len(closed) == 3
 
 
 def test_limits_are_truncations_the_environments_own_before_ours():

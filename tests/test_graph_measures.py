@@ -153,7 +153,7 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
     assert text.startswith(verdict)
     assert (found["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
     assert any("real numbers" in line for line in failing) == (task == "CartPole-v1")
-    advised = would_it_help.flags_to_try(found, "gymnasium")
+    advised, _ = would_it_help.flags_to_try(found, "gymnasium")
     assert advised == ("--backup tree" if task == "CartPole-v1" else "--backup graph")
     if verdict == "Worth trying:":
         missing = would_it_help.judge(found | {"targets_zero": 0.2})[1]
@@ -167,11 +167,13 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
 @pytest.mark.parametrize("ratio", [0.1, 0.7])
 def test_a_script_takes_the_flags_that_are_advised(suite, ratio):
     found = {"targets_read": 0.9, "novel_state_ratio": ratio}
-    words = would_it_help.flags_to_try(found, suite).split()
-    args = tyro.cli(play.script_of(suite).Args, args=words)
+    flags, page = would_it_help.flags_to_try(found, suite)
+    args = tyro.cli(play.script_of(suite).Args, args=flags.split())
     check_flags(args)
+    assert (ROOT / page).exists()
     assert args.backup == ("tree" if ratio > 0.6 else "graph")
-    assert (args.depth == 0) == (ratio < 0.6 and suite != "atari")
+    assert (args.depth == 0) == (ratio < 0.6 and suite == "minatar")
+    assert (args.exploration == "frontier") == (ratio < 0.6 and suite == "minigrid")
 
 
 def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path, monkeypatch):

@@ -115,6 +115,15 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, capsys):
     assert "/proc/nowhere" in line
 
 
+def test_a_file_that_the_environment_misses_is_no_full_disk(tmp_path, monkeypatch):
+    def step(*_):
+        raise FileNotFoundError(2, "No such file or directory", "levels/7.txt")
+
+    monkeypatch.setattr(script.Game, "step", step)
+    with pytest.raises(FileNotFoundError, match=r"levels/7\.txt"):
+        command(script, *SMALL, "--run-dir", tmp_path)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_number_has_a_range(script):
     numbers = {name for name, value in asdict(script.Args()).items() if type(value) in (int, float)}

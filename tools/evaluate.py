@@ -53,7 +53,7 @@ def main():
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
     run = recorded.read(args.run)
-    if args.network and run.config is not None:
+    if args.network and "act_on" in (run.config or {}):
         run.config |= {"act_on": "network"}
     returns, lengths = play(run, args.episodes, args.epsilon, args.seed, args.video)
     error = np.std(returns, ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan

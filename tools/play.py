@@ -16,7 +16,7 @@ from gbcore import TransitionGraph
 
 # Suite -> its script, and the reward that the script trains on.
 SUITES = {
-    "minigrid": ("gb_dqn_minigrid", lambda reward: float(reward > 0)),
+    "minigrid": ("gb_dqn_minigrid", lambda reward: float(np.sign(reward))),
     "minatar": ("gb_dqn_minatar", float),
     "atari": ("gb_rainbow_atari", lambda reward: float(np.clip(reward, -1, 1))),
     "gymnasium": ("examples/gb_dqn_gymnasium.py", float),

@@ -148,17 +148,16 @@ def judge(found):
 
 
 def flags_to_try(found, suite):
-    """Flags of what won in the MinAtar games with measures like these (docs/minatar.md), or None.
-
-    On Atari the whole graph has no run of 100,000 steps: there it is the paper's backup.
-    """
+    """Flags of what won in the suite's tasks with measures like these, and its page; or None."""
     changed, rate = found.get("targets_read"), " --learning-rate 2.5e-4" * (suite == "minatar")
     if changed is None:
         return None
     if changed < MANY or found["novel_state_ratio"] > SPARSE:
-        return "--backup tree" + rate
-    whole = suite in ("minigrid", "minatar")
-    return "--backup graph" + " --depth 0 --act-on graph --prior 0.3" * whole + rate
+        return "--backup tree" + rate, "docs/minatar.md"
+    if suite == "minigrid":
+        return "--backup graph --exploration frontier", "docs/frontier.md"
+    whole = " --depth 0 --act-on graph --prior 0.3" * (suite == "minatar")
+    return "--backup graph" + whole + rate, "docs/minatar.md"
 
 
 def percent(value):
@@ -192,8 +191,8 @@ def report(name, by_key, suite=None):
     yield from (f"  {label:<46} {value}" for label, value in rows.items())
     yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
     yield f"verdict: {verdict}"
-    if suite and (flags := flags_to_try(found, suite)):
-        yield f"try: {flags}   (docs/minatar.md)"
+    if suite and (advice := flags_to_try(found, suite)):
+        yield "try: {}   ({})".format(*advice)
     if len(by_key) == 1:
         return
     head = "states   unlike tree backup's   explained by the step before"

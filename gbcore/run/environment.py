@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import weakref
 
 import gymnasium
 import numpy as np
@@ -49,6 +50,7 @@ class GymnasiumTask:
             fail(f"cannot make {env_id} with {kwargs}: {error}")
         if self.env.spec.max_episode_steps is None:
             self.env = gymnasium.wrappers.TimeLimit(self.env, time_limit)
+        weakref.finalize(self, self.env.close)  # an evaluation makes many, and drops them
         actions, self.space = self.env.action_space, self.env.observation_space
         if not isinstance(actions, spaces.Discrete):
             fail(f"{env_id} has actions {actions}; a graph needs Discrete ones")

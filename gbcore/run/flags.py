@@ -45,11 +45,12 @@ class RunFlags:
     checkpoint_frequency: int = 0
     """steps between checkpoints; there is one after training in any case"""
     resume: str | None = None
-    """folder of a run to go on with, under its own flags; of these, --total-timesteps may be raised
-    and what leaves the learning alone changed"""
+    """folder of a run to go on with, under its own flags; --total-timesteps may be raised, and
+    those change that only say how it is run: docs/runs.md"""
 
 
-# These do not change what a run learns: they may be given with --resume.
+# These may be given with --resume. They do not change what a run learns, but for a raised
+# --total-timesteps on Atari: the importance exponent is a share of it.
 FREE_WITH_RESUME = (
     "total_timesteps", "checkpoint_frequency", "cuda", "threads", "track", "wandb_project_name",
     "wandb_entity", "capture_video", "save_model",
@@ -61,7 +62,7 @@ RANGES = {
     **dict.fromkeys(
         (
             "total_timesteps", "batch_size", "target_network_frequency", "train_frequency",
-             "updates_per_train", "exploration_steps", "eval_episodes",
+            "updates_per_train", "exploration_steps", "eval_episodes",
             "eval_envs", "curve_episodes", "log_frequency", "time_limit",
         ),
         COUNT,
@@ -81,8 +82,8 @@ RANGES = {
     "v_min": (-1e9, 1e9),
     "v_max": (-1e9, 1e9),
     "noisy_std": (0, 1e3),
-    "priority_exponent": (0, 1e2),
-    "importance_exponent": (0, 1e2),
+    "priority_exponent": (0, 10),  # above 53 a priority becomes 0
+    "importance_exponent": (0, 10),
     "prior": (0, 1e9),
     "leaf_refresh": (1, 1_000),
     "round": (-9, 9),
@@ -155,12 +156,16 @@ def idle_flags(args):
         found["frontier_share"] = "without --exploration frontier"
     if not args.backup.startswith("graph"):
         found["breadth"] = f"with --backup {args.backup}"
+    elif args.depth == 1:
+        found["breadth"] = "with --depth 1"
     if args.depth == 0:
         found |= dict.fromkeys(("breadth", "persist_targets"), "with --depth 0")
         if hasattr(args, "n_atoms"):  # its leaves are renewed at a pace of their own
             found["target_network_frequency"] = "with --depth 0"
     if args.backup == "one-step":
         found["depth"] = "with --backup one-step"
+    if args.eval_frequency == 0:
+        found["curve_episodes"] = "with --eval-frequency 0"
     if getattr(args, "act_on", "network") == "network" and (
         args.backup == "one-step" or args.depth == 1
     ):
@@ -190,12 +195,12 @@ def check_flags(args):
         )
     if args.learning_starts >= args.total_timesteps:
         warn("--learning-starts is not below --total-timesteps: nothing is learned")
+    if args.depth == 0 and not (args.backup == "graph" and hasattr(args, "act_on")):
+        fail("--depth 0 is for --backup graph, and for scripts with --act-on")
     for name, where in idle_flags(args).items():
         if getattr(args, name, None) != getattr(default, name, None):
             warn(f"--{name.replace('_', '-')} does nothing {where}")
     acts_on_graph = getattr(args, "act_on", None) == "graph"
-    if args.depth == 0 and not (args.backup == "graph" and hasattr(args, "act_on")):
-        fail("--depth 0 is for --backup graph, and for scripts with --act-on")
     if (args.depth == 0 or acts_on_graph) and args.gamma == 1:
         fail("--gamma must be below 1 for the values of the whole graph")
     if acts_on_graph and args.end_e == 0:

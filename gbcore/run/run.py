@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import math
 import os
 import random
@@ -30,6 +31,8 @@ METRICS = (
     "losses/td_loss", "losses/q_values", "graph/nodes", "graph/edges", "graph/novel_state_ratio",
     "graph/evaluated_per_update",
 )  # fmt: skip
+# Errors of a disk that is full, broken or read only.
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 @dataclass
@@ -74,15 +77,16 @@ class Run:
             for step in run.steps():
                 ...  # act and learn
                 run.count(reward, is_over)
-            run.finish(score)
+            run.finish(score_of)
 
     Args:
         args: the script's flags.
         script: the script's __file__.
         task: the task's own name.
         parts: what a checkpoint holds: at least "graph", "replay", "learner" (with num_updates and
-            num_evaluated), "env" (with obs, the observation that it is in) and, where training
-            explores with the graph, "frontier". Each has `state()` and `restore(state)`.
+            num_evaluated, and online, its network), "env" (with num_actions, and obs, the
+            observation that it is in) and, where training explores with the graph, "frontier". Each
+            has `state()` and `restore(state)`; the "actions" in the environment's are plain ints.
         rng: the np.random.Generator of all sampling.
         device: torch's device.
         evaluate: function of (step, stop) that plays an evaluation: returns and lengths of its
@@ -120,10 +124,10 @@ class Run:
     def __exit__(self, _, error, __):
         with contextlib.suppress(OSError):
             self.directory.close()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno in OF_A_DISK:  # else it may be the task's own
             fail(
-                f"cannot write to {str(self.directory.path)!r}: {error.strerror or error}; its "
-                "last checkpoint is whole: mend that, and go on with --resume",
+                f"cannot write to {str(self.directory.path)!r}: {error.strerror}; mend that, and "
+                "go on with --resume from its last checkpoint, if there is one",
                 status=1,
             )
 
@@ -301,7 +305,7 @@ class Run:
         """One line: how often states come again, and how often a target has more than one path."""
         rng, replay = np.random.default_rng(0), self.parts["replay"]
         rows = rng.integers(max(replay.size, 1), size=256)
-        several, depth = 0, self.args.depth or 5
+        several, depth = 0, min(self.args.depth or 5, 10)  # nothing is sampled: deeper takes long
         for node, action in zip(replay.node[rows], replay.action[rows], strict=True):
             subgraphs = self.graph.expand([node], [action], depth)
             several += (np.diff(subgraphs.level_outcomes) > 1).any()
