@@ -1,6 +1,6 @@
 """Memory of a replay that forgets.
 
-    python benchmark/memory.py --out results/bounded_memory.csv
+    python benchmark/memory.py --out bounded_memory.csv
 
 The environment is synthetic and never repeats itself for long: a random walk over a line without
 end, with random numbers of 16 bits in view. Replay, graph and leaf values are those of the scripts;

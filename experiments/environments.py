@@ -17,6 +17,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
@@ -87,9 +88,10 @@ def report(rows):
     page.write_text(re.sub(r"(?m)^\| environment(.*\n)+?(?!\|)", table, page.read_text()))
 
 
-def main():
+def main(seeds: tyro.conf.Positional[tuple[int, ...]]):
+    """Make the runs of these seeds that have no row; write table and picture of all rows."""
     rows = [*csv.reader(ROWS.open())][1:] if ROWS.exists() else []
-    for seed, env_id, (key, backup) in itertools.product(sys.argv[1:], TASKS, WAYS):
+    for seed, env_id, (key, backup) in itertools.product(map(str, seeds), TASKS, WAYS):
         if [env_id, backup, key, seed] not in [row[:4] for row in rows]:
             rows.append([*map(str, measure(env_id, backup, key, seed))])
             with ROWS.open("w") as file:
@@ -99,4 +101,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -67,7 +67,8 @@ def test_labels_of_curves_are_the_flags_that_differ():
         (one, {1: 0, 2: 0}), (one | {"depth": 3}, {1: 0}), (one | {"env_id": "Door"}, {1: 0})
     ]  # fmt: skip
     assert list(plot_runs.labels(settings)) == [
-        "Empty, graph, depth 5 (2 seeds)", "Empty, graph, depth 3", "Door, graph, depth 5"
+        "Empty, graph, depth 5 (2 seeds)", "Empty, graph, depth 3 (1 seed: error over episodes)",
+        "Door, graph, depth 5 (1 seed: error over episodes)",
     ]  # fmt: skip
     assert list(plot_runs.labels(settings[:1])) == ["Empty, graph (2 seeds)"]
 

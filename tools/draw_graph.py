@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import measures
 import numpy as np
@@ -48,7 +48,7 @@ PAGE = Path(__file__).with_name("graph_page.html")
 
 @dataclass
 class Args:
-    run: Annotated[Path, tyro.conf.Positional]
+    run: tyro.conf.Positional[Path]
     """a run's folder, finished or running (with a checkpoint), or a graph file"""
     out: tuple[Path, ...] = ()
     """pictures (.png, .svg) and pages (.html); default: graph.png and graph.html in the run"""

@@ -13,7 +13,7 @@ here their expectations are nested, without noise and clipping.
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import recorded
@@ -28,7 +28,7 @@ LINES = 36  # of sums: with the rest at most 40
 
 @dataclass
 class Args:
-    run: Annotated[Path, tyro.conf.Positional]
+    run: tyro.conf.Positional[Path]
     """a run's folder, finished or running (with a checkpoint), or a graph file"""
     out: Path | None = None  # the picture, .png or .svg; none: only the sums are printed
     state: int | None = None

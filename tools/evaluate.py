@@ -13,7 +13,6 @@ was interrupted, plays what its checkpoint has.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import recorded
@@ -23,7 +22,7 @@ from output import fail
 
 @dataclass
 class Args:
-    run: Annotated[Path, tyro.conf.Positional]  # a run's folder, with model.pt or a checkpoint
+    run: tyro.conf.Positional[Path]  # a run's folder, with model.pt or a checkpoint
     episodes: int = 100  # episodes to play
     epsilon: float | None = None  # share of random actions; default: the run's --eval-epsilon
     seed: int = 0  # of everything that the script draws in an evaluation

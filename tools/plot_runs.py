@@ -7,7 +7,6 @@ python tools/plot_runs.py results/krull_graph_1 --out krull.png
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import aggregate
 import matplotlib.pyplot as plt
@@ -19,7 +18,7 @@ from run_records import WITHOUT_EFFECT, read_returns, run_folders
 
 @dataclass
 class Args:
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: tyro.conf.Positional[tuple[Path, ...]]
     """folders of runs, or folders that hold some"""
     out: Path  # the picture: .png, .svg, .pdf or what else matplotlib writes
 
@@ -58,7 +57,8 @@ def labels(settings):
         words = [of_setting["env_id"], of_setting["backup"]]
         names = [name for name in dict.fromkeys(differ) if name in of_setting]
         words += [f"{name.replace('_', ' ')} {of_setting[name]}" for name in names]
-        yield ", ".join(words) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
+        number = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed: error over episodes"
+        yield f"{', '.join(words)} ({number})"
 
 
 def curve_of(seeds):

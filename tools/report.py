@@ -130,7 +130,7 @@ def in_short(protocols, folder):
         yield "![Mean scores of every backup, ours and the paper's](report_summary.png)"
         yield (
             "Bars: mean of the tasks with its 95% interval, pale of fewer than "
-            f"{aggregate.FEWEST_SEEDS} seeds. Diamonds: the paper."
+            f"{aggregate.FEWEST_SEEDS} seeds. Diamonds: the paper. Normalised: by the paper's best."
         )
     yield "\n".join(findings(protocols))
 
@@ -176,8 +176,8 @@ def verdicts_text(protocol):
     if not any(found):
         return ""
     return (
-        f"Of {len(found) - found.count('')} means, {found.count('inside')} lie inside the "
-        f"paper's mean ± std, {found.count('above')} above and {found.count('below')} below."
+        f"Of {len(found) - found.count('')} means: {found.count('inside')} inside the paper's "
+        f"mean ± std, {found.count('above')} above, {found.count('below')} below."
     )
 
 

@@ -8,13 +8,14 @@ import numpy as np
 
 plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
 
-# Okabe and Ito's colours, one per setting in every picture.
+# Okabe and Ito's colours and some more: what the README's picture shows has one colour throughout.
 COLOURS = {
     "one-step": "#999999", "n-step": "#E69F00", "tree": "#56B4E9", "graph": "#D55E00",
     "graph-mixed": "#F0E442", "graph, breadth 0": "#009E73", "graph, persistent": "#CC79A7",
-    "graph, frontier": "#0072B2",
+    "graph, frontier": "#0072B2", "graph, whole": "#6A3D9A", "tree, frontier": "#8C564B",
+    "one-step, frontier": "#33A02C", "tree, learning rate 0.00025": "#1F3B73",
 }  # fmt: skip
-OTHERS = ("#000000", "#8C564B", "#6A3D9A", "#33A02C", "#FB9A99", "#B2DF8A", "#CAB2D6")
+OTHERS = ("#000000", "#FB9A99", "#B2DF8A", "#CAB2D6")
 
 
 def colours(names):

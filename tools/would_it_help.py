@@ -14,7 +14,6 @@ What is played is looked at under other keys, too: what else could make two obse
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import measures
 import numpy as np
@@ -26,7 +25,7 @@ from output import fail
 
 @dataclass
 class Args:
-    task: Annotated[str, tyro.conf.Positional]
+    task: tyro.conf.Positional[str]
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
     steps: int = 20_000  # random actions to play; of a run's folder none
     depth: int = 0  # nested backups per target; 0 = the run's or its script's, or 5
