@@ -158,6 +158,15 @@ def test_flags_that_do_nothing_are_named(capsys):
     for flags in ({"backup": "one-step"}, {"depth": 1}, {"depth": 1, "act_on": "graph"}):
         check_flags(script.Args(**flags, prior=1.0, cuda=False))
         assert ("--prior does nothing" in capsys.readouterr().err) == ("act_on" not in flags)
+    rainbow = gb_rainbow_atari.Args(
+        depth=1, breadth=7, eval_frequency=0, curve_episodes=1, cuda=False
+    )
+    check_flags(rainbow)
+    named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+    assert named == ["--breadth", "--curve-episodes"]
+    with pytest.raises(SystemExit):
+        check_flags(script.Args(backup="one-step", depth=0, cuda=False))
+    assert is_one_line(capsys, "--depth 0 is for --backup graph")
 
 
 @pytest.mark.parametrize(
