@@ -78,7 +78,7 @@ class Args(RunFlags):
     train_frequency: int = 1
     """steps between updates"""
     updates_per_train: int = 1
-    """updates each time"""
+    """updates at a time, each of its own batch"""
 
     start_e: float = 1.0
     """epsilon until learning starts"""
@@ -97,7 +97,7 @@ class Args(RunFlags):
     breadth: int = 50
     """transitions followed per level of a graph backup; 0 = all"""
     prior: float = 0.0
-    """observations that the network's value of a pair below the root counts as; 0: the paper's"""
+    """observations that the network's value counts as, beyond the sampled pair; 0: the paper's"""
     act_on: Literal["network", "graph"] = "network"
     """what is greedy, in training and evaluation: the network, or the values of the whole graph
     where the state is known"""

@@ -88,7 +88,7 @@ class Args(RunFlags):
     train_frequency: int = 1
     """steps between updates"""
     updates_per_train: int = 2
-    """updates each time"""
+    """updates at a time, each of its own batch"""
 
     start_e: float = 1.0
     """epsilon at the start"""
@@ -114,7 +114,7 @@ class Args(RunFlags):
     leaf_refresh: int = 1
     """updates for which targets reuse what the convolutions made of a state; 1: none. CPU only"""
     prior: float = 0.0
-    """observations that the network's value of a pair below the root counts as; 0: the paper's"""
+    """observations that the network's value counts as, beyond the sampled pair; 0: the paper's"""
     act_on: Literal["network", "graph"] = "network"
     """what is greedy, in training and evaluation: the network, or the values of the whole graph
     where the state is known"""
@@ -122,9 +122,9 @@ class Args(RunFlags):
     n_atoms: int = 51
     """atoms of the value distribution"""
     v_min: float = -10.0
-    """its smallest return"""
+    """smallest return of the value distribution"""
     v_max: float = 10.0
-    """its largest return"""
+    """largest return of the value distribution"""
     priority_exponent: float = 0.5
     """how strongly priorities count in sampling"""
     importance_exponent: float = 0.4
@@ -135,7 +135,7 @@ class Args(RunFlags):
     eval_frequency: int = 10_000
     """steps between evaluations before that, for a learning curve; 0 = none"""
     curve_episodes: int = 5
-    """episodes of each of these"""
+    """episodes of each evaluation before the last"""
     eval_envs: int = 16
     """environments that evaluate in parallel"""
     eval_epsilon: float = 0.001

@@ -52,7 +52,7 @@ class CapturedCalls:
         return plan.result.clone()
 
     def forget(self):
-        """What was captured names memory that has moved."""
+        """Forget all captures: the memory that they name has moved."""
         self.plans.clear()
 
     def _first(self, plan):

@@ -196,7 +196,7 @@ def restore_adam(network, optimizer, saved):
 
 
 class LearnerState:
-    """State of a learner: its online, target, optimizer, num_updates and, unless None, tables."""
+    """What a checkpoint holds of a learner: networks, Adam, counters and the tables it has."""
 
     leaves = graph_values = recent = None  # where the learner has them
     num_fresh = 0  # states that targets had evaluated, those kept in `leaves` not counted

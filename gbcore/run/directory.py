@@ -35,8 +35,8 @@ class RunDirectory:
         lock: what `lock_folder` gave, where the folder is locked already.
         wandb_options: arguments of wandb.init where the run is tracked there, else None.
 
-    Every method raises OSError where the folder cannot be written to, as the constructor does; it
-    also does so while another process writes there, or for a table of other columns.
+    Every method raises OSError where the folder cannot be written to. So does the constructor, and
+    also while another process has the folder, or where its tables have other columns.
     """
 
     def __init__(

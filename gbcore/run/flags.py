@@ -150,7 +150,7 @@ def _plain_integers(arguments, flags_class):
 
 
 def idle_flags(args):
-    """Flags that do nothing beside the others: name -> where."""
+    """Flags that do nothing, given the others: name -> why, as in "with --depth 0"."""
     found = {}
     if args.exploration != "frontier":
         found["frontier_share"] = "without --exploration frontier"

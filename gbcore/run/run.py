@@ -141,7 +141,7 @@ class Run:
         return self.counters.episodic_length == 0
 
     def steps(self):
-        """Yields the number of each step to be made; between two of them all else is done.
+        """Yields the number of each step; logs, evaluates and saves between two of them.
 
         Ctrl-C or SIGTERM ends it between two steps, or in an evaluation. Leaves a checkpoint.
         """
@@ -292,7 +292,7 @@ class Run:
                 self._evaluate(stop)
 
     def _evaluate(self, stop):
-        """Where stop was asked it leaves no trace."""
+        """Play and log an evaluation; one that was stopped is not logged."""
         self.require_finite()
         episodes = self.evaluate(self.counters.step, stop)
         if episodes is not None:
@@ -320,7 +320,7 @@ class Run:
     # ----------------------------------------------------------------------------------------------
 
     def state(self):
-        """The tree of a checkpoint but for its parts' own: what the loop and the folder know."""
+        """The loop's own part of a checkpoint."""
         self.require_finite()
         return {"charts": dict(self.charts), "obs": np.ascontiguousarray(self.env.obs)}
 
