@@ -673,10 +673,9 @@ def test_a_run_of_the_table_ends_at_its_score_and_its_row_is_read_again(monkeypa
     monkeypatch.setattr(harness, "WAYS", [("key", "graph")])
     reports = []
     monkeypatch.setattr(harness, "report", reports.append)
-    monkeypatch.setattr(sys, "argv", ["environments.py", "7"])
-    harness.main()
+    harness.main((7,))
     monkeypatch.setattr(harness, "measure", None)
-    harness.main()
+    harness.main((7,))
     header, line = (tmp_path / "environments.csv").read_text().splitlines()
     row = dict(zip(header.split(","), line.split(","), strict=True))
     assert line.startswith("FrozenLake-v1,graph,key,7,500,")
