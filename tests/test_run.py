@@ -124,6 +124,15 @@ def test_a_file_that_the_environment_misses_is_no_full_disk(tmp_path, monkeypatc
         command(script, *SMALL, "--run-dir", tmp_path)
 
 
+def test_a_part_of_the_run_s_folder_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        script, "train", lambda *_: (only_run(tmp_path) / "gone" / "file").write_text("")
+    )
+    assert command(script, *SMALL, "--run-dir", tmp_path) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: cannot write to '{only_run(tmp_path)}'")
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_number_has_a_range(script):
     numbers = {name for name, value in asdict(script.Args()).items() if type(value) in (int, float)}

@@ -124,10 +124,13 @@ class Run:
     def __exit__(self, _, error, __):
         with contextlib.suppress(OSError):
             self.directory.close()
-        if isinstance(error, OSError) and error.errno in OF_A_DISK:  # else it may be the task's own
+        path = str(self.directory.path)
+        if isinstance(error, OSError) and (  # others are the environment's own
+            error.errno in OF_A_DISK or path in str(error.filename)
+        ):
             fail(
-                f"cannot write to {str(self.directory.path)!r}: {error.strerror}; mend that, and "
-                "go on with --resume from its last checkpoint, if there is one",
+                f"cannot write to {path!r}: {error.strerror}; mend that, and go on with --resume "
+                "from its last checkpoint, if there is one",
                 status=1,
             )
 
