@@ -253,7 +253,7 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     write_rows(tmp_path, {("graph", whole): lambda *_: 31.0}, MINATAR, "minatar-1m", "fresh", 1)
     assert (
         "- **MinAtar, 1,000,000 steps**, mean score, in brackets the paper's. Fresh episodes, "
-        "1 seed: `graph, whole` 31.00 (-), `graph` - (22.13), "
+        "1 seed: `graph, whole` 31.00, `graph` (22.13), "
     ) in make_report(tmp_path, monkeypatch)
 
 

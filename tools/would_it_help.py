@@ -40,7 +40,6 @@ FEW = 0.05  # share of targets unlike tree backup's below which there is nothing
 MANY = 0.3
 GAMMA = 0.99  # of the targets compared
 HIDDEN = 0.01  # share of the uncertainty that the step before may explain
-SPARSE = 0.6  # novel state ratio of random play: MinAtar's one game above it (0.68) is tree's
 
 
 def keys_for(obs):
@@ -147,16 +146,14 @@ def judge(found):
 
 
 def flags_to_try(found, suite):
-    """Flags of what won in the suite's tasks with measures like these, and its page; or None."""
-    changed, rate = found.get("targets_read"), " --learning-rate 2.5e-4" * (suite == "minatar")
-    if changed is None:
+    """Flags of what won in the suite's tasks, and its page; None where that was not compared."""
+    if found.get("targets_read", 0.0) < MANY:
         return None
-    if changed < MANY or found["novel_state_ratio"] > SPARSE:
-        return "--backup tree" + rate, "docs/minatar.md"
-    if suite == "minigrid":
-        return "--backup graph --exploration frontier", "docs/frontier.md"
-    whole = " --depth 0 --act-on graph --prior 0.3" * (suite == "minatar")
-    return "--backup graph" + whole + rate, "docs/minatar.md"
+    whole = "--depth 0 --act-on graph --prior 0.3 --learning-rate 2.5e-4"
+    return {
+        "minigrid": ("--backup graph --exploration frontier", "docs/frontier.md"),
+        "minatar": (f"--backup graph {whole}", "docs/minatar.md"),
+    }.get(suite)
 
 
 def percent(value):
@@ -190,7 +187,7 @@ def report(name, by_key, suite=None):
     yield from (f"  {label:<46} {value}" for label, value in rows.items())
     yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
     yield f"verdict: {verdict}"
-    if suite and (advice := flags_to_try(found, suite)):
+    if advice := flags_to_try(found, suite):
         yield "try: {}   ({})".format(*advice)
     if len(by_key) == 1:
         return
