@@ -38,7 +38,7 @@ BACKUPS = {
 class Args(gb.RunFlags):
     env_id: str = "FrozenLake-v1"  # also module:Id-v0, of a module in the current folder
     env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
-    time_limit: int = 1_000  # steps of an episode, where the environment sets no limit
+    time_limit: int | None = None  # steps of an episode at most; else its own limit, or 1,000
     round: int | None = None  # observations equal to so many decimals are one state
     key_last_action: bool = False  # states that another action led to are other states
     total_timesteps: int = 20_000  # environment steps

@@ -1,6 +1,7 @@
 """FrontierPlanner: the way to what was never tried. FrontierEpisodes: when to go there."""
 
 import operator
+import weakref
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class FrontierPlanner:
         self.tolerance = float(tolerance)
         self._q = np.zeros(graph.num_actions)
         self._changes = graph.watch()  # pairs of nodes, since the last plan
+        weakref.finalize(self, graph.unwatch, self._changes)
         self._clear(num_cells=graph.num_edges)
         frontier_kernels.follow_graph(graph.arrays, self._plan, graph.num_ids)
 

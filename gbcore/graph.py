@@ -69,6 +69,9 @@ class TransitionGraph:
         self.obs_dtype = np.dtype(obs_dtype)
         if self.num_actions < 1:
             raise ValueError(f"Require num_actions >= 1, got {num_actions}")
+        for dtype in map(np.dtype, (obs_dtype, key_dtype)):
+            if np.dtype(dtype.str) != dtype:  # what a saved graph could not tell
+                raise ValueError(f"Require plain dtypes, got {dtype}; view it as np.uint8")
         self._frames, content = None, (self.obs_shape, self.obs_dtype)  # of a node: its frame ids
         if frame_stack:
             if len(self.obs_shape) < 2:
@@ -371,10 +374,14 @@ class TransitionGraph:
     def watch(self):
         """A list that gets the pair (node, next_node) of every transition added or removed.
 
-        It grows until the one who watches empties it.
+        It grows until the one who watches empties it, and ends with `unwatch`.
         """
         self._watchers.append([])
         return self._watchers[-1]
+
+    def unwatch(self, changes):
+        """Tell a list that `watch` returned no more."""
+        self._watchers[:] = (other for other in self._watchers if other is not changes)
 
     def _tell(self, nodes, next_nodes):
         for changes in self._watchers:

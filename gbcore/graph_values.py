@@ -1,11 +1,14 @@
 """GraphValues: the nested backup of `targets.py` over the whole graph, at no depth cut off."""
 
+import weakref
+
 import numpy as np
 
 from gbcore import kernels
 from gbcore.graph import as_indices
 from gbcore.interner import Rows, check_array
 from gbcore.kernels import FREED
+from gbcore.leaf_table import UNKNOWN
 
 CHUNK = 128  # states per evaluation, at most
 SWEPT = 2_000  # nodes backed up per update
@@ -46,9 +49,11 @@ class GraphValues:
             raise ValueError(f"Require 0 <= prior < inf, got {prior}")
         self.graph, self.leaves, self.gamma, self.prior = graph, leaves, float(gamma), float(prior)
         self._value = np.zeros(1024)
+        self._generation = np.full(1024, UNKNOWN, np.int64)  # of the id, since it has a value
         self._q = np.empty(graph.num_actions)  # scratch
         self._next = 0  # the id that the sweeps go on below
         self._changes = graph.watch()  # pairs of nodes, since the last time they were followed
+        weakref.finalize(self, graph.unwatch, self._changes)
         self._converge()
 
     def update(self):
@@ -56,10 +61,11 @@ class GraphValues:
         changed = np.array(self._changes, np.int64).reshape(-1)[::-1]  # the newest first
         self._changes.clear()
         changed = changed[self.graph.arrays.in_degree[changed] != FREED]
-        new = np.unique(changed[~self.leaves.knows(changed)])
         self._make_room()
+        new = np.unique(changed[~self._has_value(changed)])
         if len(new):
             self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
+            self._generation[new] = self.graph.generations[new]
         self._sweep(changed)
         n = self.graph.num_ids
         if n:
@@ -75,8 +81,10 @@ class GraphValues:
     def _converge(self):
         self._changes.clear()
         ids = np.arange(self.graph.num_ids - 1, -1, -1)
-        self.leaves.values(ids[self.graph.arrays.in_degree[ids] != FREED], CHUNK)
+        nodes = ids[self.graph.arrays.in_degree[ids] != FREED]
+        self.leaves.values(nodes, CHUNK)
         self._make_room()
+        self._generation[nodes] = self.graph.generations[nodes]
         for _ in range(SWEEPS):
             if self._sweep(ids) <= TOLERANCE:
                 break
@@ -88,7 +96,7 @@ class GraphValues:
             KeyError: for what is no id of a node.
             ValueError: for a node that came after it.
         """
-        self._require_followed(nodes := as_indices("nodes", nodes), self.leaves.knows)
+        self._require_followed(nodes := as_indices("nodes", nodes), self._has_value)
         return self._value[nodes]
 
     def targets(self, nodes, actions):
@@ -149,7 +157,8 @@ class GraphValues:
         """What `restore` takes back, with the same further behaviour."""
         self._make_room()
         waiting = np.array(self._changes, np.int64).reshape(-1, 2)
-        rows = Rows(value=self._value[: self.graph.num_ids])
+        n = self.graph.num_ids
+        rows = Rows(value=self._value[:n], valued=self._generation[:n] == self.graph.generations)
         return {"rows": rows, "waiting": Rows(pairs=waiting), "next": self._next}
 
     def restore(self, saved):
@@ -160,8 +169,10 @@ class GraphValues:
             ValueError: for values of another graph, or not finite. Then nothing has changed.
         """
         n = self.graph.num_ids
-        value, pairs = saved["rows"]["value"], saved["waiting"]["pairs"]
+        value, valued = saved["rows"]["value"], saved["rows"]["valued"]
+        pairs = saved["waiting"]["pairs"]
         check_array("value", value, np.float64, (n,))
+        check_array("valued", valued, np.bool_, (n,))
         check_array("pairs", pairs, np.int64, (len(pairs), 2))
         if not np.isfinite(value).all():
             raise ValueError("Require finite values")
@@ -171,14 +182,21 @@ class GraphValues:
             raise ValueError(f"Require 0 <= next < {n}, got {saved['next']}")
         self._make_room()
         self._value[:n], self._next = value, int(saved["next"])
+        self._generation[:n] = np.where(valued, self.graph.generations, UNKNOWN)
+        self._generation[n:] = UNKNOWN
         self._changes[:] = map(tuple, pairs.tolist())
+
+    def _has_value(self, nodes):
+        self._make_room()
+        is_this_state = self._generation[nodes] == self.graph.generations[nodes]
+        return is_this_state & self.leaves.knows(nodes)
 
     def _follows(self, nodes):
         """Are the transitions of ids int64 [n] those of the last update? bool [n]
 
         Others may lead to a state without a value, which kernels do not look at.
         """
-        follows = self.leaves.knows(nodes)
+        follows = self._has_value(nodes)
         if follows.any():  # none before the first update, when many changes wait
             changed = {node for node, _ in self._changes}
             follows &= np.array([node not in changed for node in nodes.tolist()])
@@ -202,3 +220,4 @@ class GraphValues:
         more = len(self.graph.arrays.degree) - len(self._value)
         if more > 0:
             self._value = np.pad(self._value, (0, more))
+            self._generation = np.pad(self._generation, (0, more), constant_values=UNKNOWN)

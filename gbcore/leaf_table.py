@@ -108,6 +108,7 @@ class LeafTable:
             raise ValueError(f"Require num_evaluated >= 0, got {num_evaluated}")
         self.q[:n] = q
         self._generation[:n] = np.where(known, self.graph.generations, UNKNOWN)
+        self._generation[n:] = UNKNOWN
         self.num_evaluated = int(num_evaluated)
 
     def _unknown(self, nodes):

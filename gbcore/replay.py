@@ -53,6 +53,9 @@ class Replay:
     def add(self, node, action, reward, next_node, terminated, obs=None):
         """Append a transition, to the graph as well. The oldest one leaves both when it is full.
 
+        Ids that are then in no transition may be freed, and given to another state. With several
+        environments, ask `graph.node` for both states right before; their rows cut each other.
+
         obs: the observation met in `node`, needed where the graph has keys.
 
         Raises as `TransitionGraph.add`, and ValueError for another shape or dtype of obs; nothing
@@ -62,6 +65,7 @@ class Replay:
         if self.obs is not None:
             check_array("obs", obs, self.obs.dtype, self.obs.shape[1:])
         self.graph.add(node, action, reward, next_node, terminated)
+        self.cut[i - 1] = self._ended or self.next_node[i - 1] != node
         if self.size == self.capacity:
             self.graph.remove(
                 self.node[i], self.action[i], self.reward[i], self.next_node[i], self.terminated[i]
@@ -70,7 +74,6 @@ class Replay:
         self.next_node[i], self.terminated[i] = next_node, terminated
         if self.obs is not None:
             self.obs[i] = obs
-        self.cut[i - 1] = self._ended
         self.cut[i] = True
         self._ended = False
         self.position = (i + 1) % self.capacity
@@ -201,5 +204,7 @@ class PrioritizedReplay(Replay):
         if not (most < np.inf and (priorities > 0).all() and (priorities <= most).all()):
             raise ValueError(f"Require 0 < priority <= {most}, got others")
         super().restore(saved)
-        self.priorities.set(np.arange(self.size), priorities)
+        self.priorities.set(
+            np.arange(self.capacity), np.pad(priorities, (0, self.capacity - self.size))
+        )
         self.max_priority = most

@@ -470,6 +470,10 @@ def _check_arguments(subgraphs, name, shape, num_axes, gamma, rule, prior):
     if not 0 <= gamma <= 1:
         raise ValueError(f"Require 0 <= gamma <= 1, got {gamma}")
     _check_prior(prior)
+    if (rule != "behaviour" or prior > 0) and subgraphs.vertex_row.min(initial=0) < 0:
+        raise ValueError(
+            "Require subgraphs that were pruned for this rule and prior, or whole ones"
+        )
 
 
 def _check_prior(prior):

@@ -130,13 +130,15 @@ def test_environments_of_an_evaluation_are_closed(monkeypatch):
     assert len(closed) == 3
 
 
-def test_limits_are_truncations_the_environments_own_before_ours():
-    for env_id, kwargs, most in (
-        ("CliffWalking-v1", "{}", 7),
-        ("MountainCar-v0", "{}", 200),
-        ("MountainCar-v0", '{"max_episode_steps": 9}', 9),
+def test_limits_are_truncations_and_the_shorter_one_holds():
+    for env_id, kwargs, limit, most in (
+        ("CliffWalking-v1", "{}", None, 1_000),
+        ("CliffWalking-v1", "{}", 7, 7),
+        ("MountainCar-v0", "{}", None, 200),
+        ("MountainCar-v0", "{}", 7, 7),
+        ("MountainCar-v0", '{"max_episode_steps": 9}', 12, 9),
     ):
-        task = GymnasiumTask(env_id, np.random.default_rng(0), kwargs, time_limit=7)
+        task = GymnasiumTask(env_id, np.random.default_rng(0), kwargs, time_limit=limit)
         task.reset()
         ends = [task.step(0)[2:] for _ in range(most)]
         assert ends == [(False, False)] * (most - 1) + [(False, True)]
@@ -411,7 +413,7 @@ def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp
     monkeypatch.setattr(Sampled, "observation", lambda self: np.zeros(3, np.float32))
     capsys.readouterr()
     assert command(example, "--resume", run, "--total-timesteps", 400) == 2
-    assert "play the episode under way otherwise" in capsys.readouterr().err
+    assert "the episode under way plays otherwise" in capsys.readouterr().err
 
 
 def test_one_network_of_every_shape_has_the_scale_in_its_parameters():
@@ -621,26 +623,32 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
     begin, add, learn, forget = CLEANRL
     torch.manual_seed(0)
     args = types.SimpleNamespace(buffer_size=500, seed=0, batch_size=16, gamma=0.9)
-    envs = gymnasium.wrappers.vector.FlattenObservation(
-        gymnasium.make_vec("FrozenLake-v1", 1, vectorization_mode="sync", is_slippery=False)
+    lake = gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=20)
+    envs = gymnasium.vector.SyncVectorEnv(
+        [lambda: gymnasium.wrappers.FlattenObservation(lake)],
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
     )
     q_network, target_network = torch.nn.Linear(16, 4), torch.nn.Linear(16, 4)
     for network in (q_network, target_network):
         forward = network.forward
         network.forward = lambda x, forward=forward: forward(x.float())
-    optimizer = torch.optim.Adam(q_network.parameters(), lr=0.03)
+    optimizer = torch.optim.Adam(q_network.parameters(), lr=0.01)
     obs, _ = envs.reset(seed=0)
     found = names(args=args, envs=envs, obs=obs, target_network=target_network, q_network=q_network)
     exec(begin, found)
-    rng, over = np.random.default_rng(0), False
-    for step in range(2500):
+    rng, num_truncated = np.random.default_rng(0), 0
+    for step in range(3500):
         actions = rng.integers(4, size=1)
-        next_obs, rewards, terminations, truncations, _ = envs.step(actions)
+        next_obs, rewards, terminations, truncations, infos = envs.step(actions)
+        real_next_obs = next_obs.copy()
+        for i, truncated in enumerate(truncations):
+            if truncated:
+                real_next_obs[i] = infos["final_obs"][i]
+                num_truncated += 1
         found |= {"actions": actions, "rewards": rewards, "terminations": terminations}
-        found |= {"obs": obs, "real_next_obs": next_obs}
-        if not over:
-            exec(add, found)
-        over, obs = bool(terminations[0] or truncations[0]), next_obs
+        found |= {"obs": obs, "real_next_obs": real_next_obs}
+        exec(add, found)
+        obs = next_obs
         if step % 4 == 3:
             exec(learn, found)
             optimizer.zero_grad()
@@ -652,6 +660,14 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
             assert not found["leaves"].known.any()
     start = q_network(torch.eye(16)[0]).max().item()
     assert start == pytest.approx(0.9**5, abs=0.05)
+    edges, states = found["graph"].edges(), found["graph"].observations.argmax(axis=1)
+    assert num_truncated > 5
+    for source, action, after, over in zip(
+        *(edges[name] for name in ("source", "action", "next", "terminated")), strict=True
+    ):
+        ((_, expected, _, ends),) = lake.unwrapped.P[states[source]][action]
+        assert over == ends
+        assert over or states[after] == expected, "a reset is no transition"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -503,6 +503,13 @@ def test_an_observation_is_copied_in():
         assert graph.observations[second].min() == 1
 
 
+def test_a_dtype_that_no_file_could_name_is_refused():
+    mixed = np.dtype([("position", "i4"), ("has_key", "?")])
+    for kind in ({"obs_dtype": mixed}, {"key_shape": (1,), "key_dtype": mixed}):
+        with raises_naming("plain dtypes", ValueError):
+            TransitionGraph(2, (1,), **kind)
+
+
 @pytest.mark.parametrize("shape", [(8,), (3,)])  # a whole number of 64-bit words, and not
 def test_observations_cannot_be_changed_from_outside(shape):
     graph = TransitionGraph(1, obs_shape=shape, obs_dtype=np.uint8)

@@ -1,12 +1,14 @@
 """GraphValues: value iteration on the data, kept up to date while the graph changes."""
 
+import gc
+
 import naive
 import numpy as np
 import pytest
 from conftest import Case, cases, raises_naming, scaled
 from hypothesis import given, settings
 
-from gbcore import GraphValues, LeafTable, Replay, TransitionGraph, q_targets
+from gbcore import FrontierPlanner, GraphValues, LeafTable, Replay, TransitionGraph, q_targets
 
 
 def converged(case, gamma, prior):
@@ -149,6 +151,37 @@ def test_reading_changes_nothing_and_what_came_or_changed_since_is_not_known():
     assert after["rows"]["value"][known] == before["rows"]["value"][known]
 
 
+def test_a_leaf_that_another_reader_evaluated_first_is_no_value():
+    graph, replay, table = graph_that_forgets(capacity=2)
+    values = GraphValues(graph, table, 0.9)
+    nodes = [graph.node(np.array([s])) for s in range(2)]
+    replay.add(nodes[0], 0, 100.0, nodes[1], False)
+    values.update()
+    for s in (2, 3, 4):  # ids are freed and given out again
+        nodes.append(graph.node(np.array([s])))
+        replay.add(nodes[-2], 0, 0.0, nodes[-1], False)
+    assert graph.generations.max() > 0
+    table.values(np.unique(nodes[-2:]))
+    with pytest.raises(ValueError, match="Require an update since node"):
+        values.values(nodes[-1:])
+    values.update()
+    best = leaf_of(np.array([[4]])).max()
+    assert values.values(nodes[-1:])[0] == pytest.approx(best)
+
+
+def test_a_graph_tells_nobody_who_is_gone():
+    graph, *_, table = graph_that_forgets()
+    for make in (lambda: GraphValues(graph, table, 0.9), lambda: FrontierPlanner(graph)):
+        watcher, other = make(), graph.watch()
+        del watcher
+        gc.collect()
+        node = graph.node(np.array([0]))
+        graph.add(node, 0, 1.0, node, False)
+        assert other == [(node, node)], "of two alike the right one is told no more"
+        assert len(graph._watchers) == 1
+        graph.unwatch(other)
+
+
 def test_a_restored_one_goes_on_with_the_same_values():
     def made():
         graph, replay, table = graph_that_forgets()
@@ -174,6 +207,7 @@ def test_a_restored_one_goes_on_with_the_same_values():
     [
         (lambda saved: saved["rows"].update(value=np.zeros(1)), "Require value"),
         (lambda saved: saved["rows"]["value"].fill(np.nan), "Require finite values"),
+        (lambda saved: saved["rows"].update(valued=np.zeros(1)), "Require valued"),
         (lambda saved: saved["waiting"].update(pairs=np.zeros((2, 3), np.int64)), "Require pairs"),
         (lambda saved: saved["waiting"].update(pairs=np.full((1, 2), 999)), "Require changes"),
         (lambda saved: saved.update(next=10**6), "Require 0 <= next"),

@@ -1,5 +1,6 @@
 """LeafTable: what it returns is always the value of the state that has the id now."""
 
+import copy
 from collections import deque
 
 import numpy as np
@@ -88,6 +89,19 @@ def test_what_is_no_node_no_action_or_no_value_is_refused():
     again = np.array([graph.find(observation(2))])
     with pytest.raises(ValueError, match=r"Require values of shape \(32, 2\), got \(32, 1\)"):
         LeafTable(graph, lambda obs: value_of(obs)[:, :1]).values(again)
+
+
+def test_what_came_after_a_state_is_forgotten_by_going_back_to_it():
+    graph = TransitionGraph(2, (2,), np.int64)
+    table = LeafTable(graph, value_of)
+    table.values(np.array([graph.node(observation(k)) for k in range(3)]))
+    before = copy.deepcopy((graph.state(), table.state()))
+    table.values(np.array([graph.node(observation(3))]))
+    graph.restore(before[0])
+    table.restore(before[1])
+    node = graph.node(observation(4))
+    known = table.values(np.array([node]))
+    np.testing.assert_array_equal(known, LeafTable(graph, value_of).values(np.array([node])))
 
 
 def test_state_and_restore(tmp_path):

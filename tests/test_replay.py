@@ -1,5 +1,7 @@
 """gbcore.replay: rows in time order, and their priorities; the graph holds the same rows."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,27 @@ def test_rows_are_cut_where_an_episode_ends_and_where_the_ring_does():
     replay.add(nodes[4], 0, 0.0, nodes[0], False)  # in place of the oldest row
     assert replay.cut.tolist() == [True, True, False, False]
     assert (replay.position, replay.size, replay.graph.num_transitions) == (1, 4, 4)
+
+
+def test_a_row_that_does_not_go_on_from_the_one_before_is_cut_off():
+    replay, nodes = replay_of(4)
+    for i in (0, 1, 3):  # nobody said that an episode ended after the second one
+        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
+    assert replay.cut[:3].tolist() == [False, True, True]
+    other, _ = replay_of(4)
+    other.graph.restore(replay.graph.state())
+    other.restore(replay.state())
+
+
+def test_rows_after_a_state_have_no_priority_once_it_is_restored():
+    replay, nodes = replay_of(6, PrioritizedReplay, 0.5)
+    replay.add(nodes[0], 0, 0.0, nodes[1], False)
+    before = copy.deepcopy((replay.graph.state(), replay.state()))
+    for i in range(1, 4):
+        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
+    replay.graph.restore(before[0])
+    replay.restore(before[1])
+    assert not replay.sample(64, 0.5, np.random.default_rng(0)).rows.any()
 
 
 def test_what_the_graph_refuses_is_no_row():

@@ -906,6 +906,14 @@ def test_prune_rejects():
             prune(sub, "double", wrong)
     with raises_naming("integers for best_actions", TypeError):
         prune(sub, "double", lambda nodes: nodes * 0.5)
+    pruned, _ = prune(sub, "behaviour")
+    leaf_q = np.zeros((len(pruned.nodes), 2))
+    assert q_targets(pruned, leaf_q, 0.9, "behaviour") == q_targets(
+        sub, np.zeros((len(sub.nodes), 2)), 0.9, "behaviour"
+    )
+    for rule, prior in (("greedy", 0.0), ("behaviour", 1.0)):
+        with raises_naming("pruned for this rule", ValueError):
+            q_targets(pruned, leaf_q, 0.9, rule, prior=prior)
 
 
 def test_a_tensor_selects_and_a_policy_sums_to_1():

@@ -26,7 +26,7 @@ class GymnasiumTask:
         env_id: as `gymnasium_id` returns it.
         rng: np.random.Generator from which the seed of every episode is drawn.
         kwargs: what `gymnasium.make` takes, as JSON.
-        time_limit: steps of an episode at most, where the environment has no limit of its own.
+        time_limit: steps of an episode at most; None: the environment's own limit, or 1,000.
         decimals: the key of a state is its observation, rounded to so many decimals.
         key_last_action: the key of a state has the action that led to it.
         render_mode: Gymnasium's.
@@ -38,7 +38,7 @@ class GymnasiumTask:
     """
 
     def __init__(
-        self, env_id, rng, kwargs="{}", time_limit=1_000, decimals=None, key_last_action=False,
+        self, env_id, rng, kwargs="{}", time_limit=None, decimals=None, key_last_action=False,
         render_mode=None,
     ):  # fmt: skip
         self.env_id, self.rng = env_id, rng
@@ -48,8 +48,8 @@ class GymnasiumTask:
             self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
         except Exception as error:  # the environment's own code may raise anything
             fail(f"cannot make {env_id} with {kwargs}: {error}")
-        if self.env.spec.max_episode_steps is None:
-            self.env = gymnasium.wrappers.TimeLimit(self.env, time_limit)
+        if time_limit or self.env.spec.max_episode_steps is None:
+            self.env = gymnasium.wrappers.TimeLimit(self.env, time_limit or 1_000)
         weakref.finalize(self, self.env.close)  # an evaluation makes many, and drops them
         actions, self.space = self.env.action_space, self.env.observation_space
         if not isinstance(actions, spaces.Discrete):

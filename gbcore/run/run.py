@@ -348,7 +348,8 @@ class Run:
                     part.restore(found[name])
                 if not np.array_equal(self.env.obs, found["run"]["obs"]):
                     raise ValueError(
-                        "the environment's versions play the episode under way otherwise"
+                        "the episode under way plays otherwise: other versions of the environment, "
+                        "or chance in it that reset(seed) does not govern"
                     )
                 self.charts = found["run"]["charts"]
         except (OSError, ValueError) as error:
@@ -400,7 +401,7 @@ class StopSignal:
 
 
 def seed_everything(args):
-    """Seed and set up NumPy, Python and torch. Returns the run's generator and torch's device."""
+    """Seed Python and torch, set up torch. Returns the run's NumPy generator, torch's device."""
     random.seed(args.seed)
     torch.manual_seed(args.seed)
     if args.torch_deterministic:
@@ -486,7 +487,7 @@ def errors_in_one_line():
     try:
         yield
     except MemoryError as error:
-        fail(f"no memory: {error}; give a smaller --buffer-size or --total-timesteps")
+        fail(f"no memory: {error}; give a smaller --buffer-size, --total-timesteps or --depth")
     except KeyboardInterrupt:
         fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
     finally:
