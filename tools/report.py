@@ -70,10 +70,11 @@ def findings(protocols):
         for p in (p for p in protocols if p.suite == suite):
             ran = [b for b in names if p.mean(b) is not None]
             ours = dict(zip(ran, p.means(*ran), strict=True))  # on the seeds that all of them have
-            told = [mean_text(b, ours.get(b), p.paper_mean(b)) for b in names]
+            told = [f"`{b}` {short(ours.get(b))} ({short(p.paper_mean(b))})" for b in names]
+            told = ", ".join(told).replace("` - (", "` (").replace(" (-)", "")  # what is not there
             seeds = min((len(p.of(b, task)) for b in ran for task in p.tasks), default=0)
             where = p.title.removeprefix(name).removeprefix(", ").capitalize() or "Here"
-            text = f"{where}, {seeds} seed{'s' * (seeds != 1)}: {', '.join(told)}."
+            text = f"{where}, {seeds} seed{'s' * (seeds != 1)}: {told}."
             parts += [text + first_order(p)] * bool(ran)
         if parts:
             yield f"- **{name}**, mean score, in brackets the paper's. {' '.join(parts)}"
@@ -85,12 +86,6 @@ def findings(protocols):
         if found := "; ".join(frontier_tables.findings(protocols, setting, without)):
             yield f"- **{name}: {found}."
     yield from filter(None, (atari_finding(p) for p in protocols if p.suite == ATARI))
-
-
-def mean_text(setting, ours, paper):
-    """`graph` 0.54 (0.58), without what is not there."""
-    paper = None if np.isnan(paper) else f"({short(paper)})"
-    return " ".join(filter(None, (f"`{setting}`", ours and short(ours), paper)))
 
 
 def atari_finding(protocol):
