@@ -233,15 +233,15 @@ class Game:
 
     def __init__(self, name, rng, episode_seed=None):
         self.env = Environment(name, sticky_action_prob=0.1, difficulty_ramping=True)
-        # Of two random states the outer one repeats actions, the inner one is the game's.
-        self.env.random = random_state(rng.integers(2**32))
-        self.env.env.random = random_state(rng.integers(2**32))
+        # Of two legacy generators the outer one repeats actions, the inner one is the game's.
+        self.env.random = np.random.RandomState(rng.integers(2**32))
+        self.env.env.random = np.random.RandomState(rng.integers(2**32))
         self.episode_seed = episode_seed
         self.num_actions = self.env.num_actions()
 
     def reset(self):
         if self.episode_seed is not None:
-            self.env.env.random = random_state(self.episode_seed)
+            self.env.env.random = np.random.RandomState(self.episode_seed)
         self.actions, self._last_action = [], self.env.last_action  # of this episode
         self._random_states = [of.random.get_state(legacy=False) for of in (self.env, self.env.env)]
         self.env.reset()
@@ -289,11 +289,6 @@ COLOURS = np.array(
     ],
     np.uint8,
 )  # fmt: skip
-
-
-def random_state(seed):
-    """The legacy generator that MinAtar's games draw from."""
-    return np.random.RandomState(seed % 2**32)
 
 
 def task_of(env_id):

@@ -137,8 +137,7 @@ class FrontierPlanner:
 
     def num_untried(self):
         """Number of pairs never tried, of all states but those that only end episodes."""
-        scratch = np.empty(self.graph.num_ids, np.bool_)
-        return int(frontier_kernels.count_untried(self.graph.arrays, len(scratch), scratch))
+        return int(frontier_kernels.count_untried(self.graph.arrays, self.graph.num_ids))
 
     # ----------------------------------------------------------------------------------------------
     # Storage
@@ -188,11 +187,10 @@ class FrontierPlanner:
             raise ValueError("Require a heap with the highest priority first")
         if not ((number >= 0) & (number <= len(source))).all() or number.sum() != len(source):
             raise ValueError("Require as many predecessors as are counted")
-        pairs = np.stack([source, np.repeat(np.arange(n), number)], axis=1)
-        if not np.array_equal(pairs[np.lexsort(pairs.T[::-1])], self._linked_pairs()):
+        if not self._are_predecessors(source, number):
             raise ValueError("Require the predecessors of the graph's states")
 
-        self._clear(num_cells=len(pairs))
+        self._clear(num_cells=len(source))
         plan = self._plan
         plan.value[:n] = saved["value"]
         frontier_kernels.link_listed(plan, number, source)
@@ -208,14 +206,12 @@ class FrontierPlanner:
         """What is broken, one sentence each; empty if every invariant holds."""
         state, problems = self.state(), []
         n, totals = self.graph.num_ids, self._plan.totals
-        target = np.repeat(np.arange(n), state["num_predecessors"])
-        pairs = np.stack([state["predecessors"], target], axis=1)
-        if not np.array_equal(pairs[np.lexsort(pairs.T[::-1])], self._linked_pairs()):
+        if not self._are_predecessors(state["predecessors"], state["num_predecessors"]):
             problems.append("the predecessors are not those of the graph")
         unused, cell = 0, totals[frontier_kernels.FREE_CELL]
         while cell != EMPTY:
             unused, cell = unused + 1, self._plan.next_in[cell]
-        if unused + len(pairs) != totals[CELLS_GIVEN]:
+        if unused + len(state["predecessors"]) != totals[CELLS_GIVEN]:
             problems.append("a cell is neither in use nor free")
         on_stack = np.flatnonzero(self._plan.on_stack)
         if not np.array_equal(np.sort(state["stack"]), on_stack):
@@ -237,13 +233,12 @@ class FrontierPlanner:
                     problems.append(f"node {node}: value {value}, {backed_up} by its actions")
         return problems
 
-    def _linked_pairs(self):
-        """Distinct (node, next node) of all transitions that go on, sorted: int64 [n, 2]."""
+    def _are_predecessors(self, source, number):
+        """Are these the pairs (node, next node) of all transitions that go on, each once?"""
+        pairs = np.stack([source, np.repeat(np.arange(len(number)), number)], axis=1)
         edges = self.graph.edges()
-        goes_on = ~edges["terminated"]
-        return np.unique(
-            np.stack([edges["source"][goes_on], edges["next"][goes_on]], axis=1), axis=0
-        )
+        linked = np.stack([edges["source"], edges["next"]], axis=1)[~edges["terminated"]]
+        return np.array_equal(pairs[np.lexsort(pairs.T[::-1])], np.unique(linked, axis=0))
 
     # What grows the arrays returns them: arrays that were read before may be too short.
 

@@ -79,10 +79,9 @@ def back_up_state(graph, value, node, discount, prior, q):
 
 
 @njit(cache=True, nogil=True)
-def count_untried(graph, num_ids, entered):
-    """Pairs never tried of the nodes that an episode was in; entered bool [num_ids] is scratch."""
-    for node in range(num_ids):
-        entered[node] = graph.degree[node] > 0
+def count_untried(graph, num_ids):
+    """Pairs never tried of the nodes that an episode was in."""
+    entered = graph.degree[:num_ids] > 0
     for node in range(num_ids):
         start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):

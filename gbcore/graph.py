@@ -425,10 +425,11 @@ class TransitionGraph:
 
         source, action, next and count are int64, reward float64, terminated bool.
         """
-        arrays = self._arrays
-        source = np.empty(self.num_edges, np.int64)
-        position = np.empty(self.num_edges, np.int64)
-        kernels.list_edges(arrays, self.num_ids, source, position)
+        arrays, n = self._arrays, self.num_ids
+        degree = arrays.degree[:n]
+        source = np.repeat(np.arange(n), degree)
+        first = arrays.block_start[:n] - (np.cumsum(degree) - degree)
+        position = np.arange(len(source)) + np.repeat(first, degree)
         return {
             "source": source,
             "action": arrays.edge_action[position],
@@ -514,12 +515,15 @@ class TransitionGraph:
     def _grow_edges(self):
         old = self._arrays
         if 2 * (self.num_edges + 1) > len(old.edge_slots):
-            slots = np.full(2 * len(old.edge_slots), EMPTY, np.int64)
-            self._arrays = old._replace(edge_slots=slots)
-            kernels.rebuild_edge_slots(self._arrays, self.num_ids)
+            self._hash_edges(2 * len(old.edge_slots))
         else:
             self._resize_edges(2 * len(old.edge_next))
         return self._arrays
+
+    def _hash_edges(self, num_slots):
+        slots = np.full(num_slots, EMPTY, np.int64)
+        self._arrays = self._arrays._replace(edge_slots=slots)
+        kernels.rebuild_edge_slots(self._arrays, self.num_ids)
 
     def _resize_edges(self, room):
         used = self._arrays.totals[TOTAL_USED]
@@ -667,10 +671,7 @@ class TransitionGraph:
         problems = graph._check_arrays()
         if problems:
             raise ValueError(problems[0])
-        while 2 * graph.num_edges > len(graph._arrays.edge_slots):
-            slots = np.full(2 * len(graph._arrays.edge_slots), EMPTY, np.int64)
-            graph._arrays = graph._arrays._replace(edge_slots=slots)
-        kernels.rebuild_edge_slots(graph._arrays, graph.num_ids)
+        graph._hash_edges(max(len(arrays.edge_slots), slots_for(graph.num_edges)))
         return graph
 
     def check_valid(self):
@@ -684,9 +685,9 @@ class TransitionGraph:
         arrays, edges = self._arrays, self.edges()
         if np.count_nonzero(arrays.edge_slots != EMPTY) != self.num_edges:
             problems.append("the edge slots do not hold each edge exactly once")
-        columns = ("source", "action", "reward", "next", "terminated")  # the order of find_edge
+        columns = ("source", "action", "reward", "next", "terminated")
         for edge in zip(*(edges[name].tolist() for name in columns), strict=True):
-            if kernels.find_edge(arrays, *edge) == EMPTY:
+            if kernels.find_edge_slot(arrays, *edge) == EMPTY:
                 problems.append(f"edge {edge} is not found by its hash")
         return problems
 

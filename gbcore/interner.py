@@ -83,7 +83,7 @@ class Interner:
             raise KeyError(f"Require 0 <= id < {self.num_ids}, got {least} to {most}")
 
     def add(self, array):
-        """Id of an array, inserted if new. Raises ValueError for another shape or dtype."""
+        """Id of an array of the shape and dtype, inserted if new."""
         key = self._key_of(array)
         i = kernels.intern_key(self.table, key)
         while i == EMPTY:
@@ -100,7 +100,7 @@ class Interner:
         return ids
 
     def find(self, array):
-        """Id of an array, or -1. Raises ValueError for another shape or dtype."""
+        """Id of an array of the shape and dtype, or -1."""
         return kernels.lookup_key(self.table, self._key_of(array))
 
     def _decoded(self, rows):
@@ -108,12 +108,6 @@ class Interner:
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
 
     def _key_of(self, array):
-        array = np.asarray(array)
-        if array.shape != self.shape or array.dtype != self.dtype:
-            raise ValueError(
-                f"Require shape {self.shape} and dtype {self.dtype}, "
-                f"got shape {array.shape} and dtype {array.dtype}"
-            )
         self._key_bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return self._key
 

@@ -255,10 +255,10 @@ def hash_edge_at(graph, node, e):
 
 
 @njit(cache=True, nogil=True)
-def find_edge_slot(graph, h, node, action, reward, next_node, terminated):
+def find_edge_slot(graph, node, action, reward, next_node, terminated):
     """Hash slot of a transition, or EMPTY."""
     mask = graph.edge_slots.shape[0] - 1
-    slot = np.int64(h & np.uint64(mask))
+    slot = np.int64(hash_edge(node, action, reward, next_node, terminated) & np.uint64(mask))
     while True:
         packed = graph.edge_slots[slot]
         if packed == EMPTY:
@@ -273,13 +273,6 @@ def find_edge_slot(graph, h, node, action, reward, next_node, terminated):
             ):
                 return slot
         slot = (slot + 1) & mask
-
-
-@njit(cache=True, nogil=True)
-def find_edge(graph, node, action, reward, next_node, terminated):
-    """Hash slot of a transition, or EMPTY, by its hash."""
-    h = hash_edge(node, action, reward, next_node, terminated)
-    return find_edge_slot(graph, h, node, action, reward, next_node, terminated)
 
 
 @njit(cache=True, nogil=True)
@@ -333,8 +326,7 @@ def copy_edge(graph, source, target):
 def add_transition(graph, node, action, reward, next_node, terminated):
     """Count one more transition. Returns OK, or NO_ROOM with nothing changed."""
     totals = graph.totals
-    h = hash_edge(node, action, reward, next_node, terminated)
-    slot = find_edge_slot(graph, h, node, action, reward, next_node, terminated)
+    slot = find_edge_slot(graph, node, action, reward, next_node, terminated)
     if slot != EMPTY:
         e = graph.block_start[node] + (graph.edge_slots[slot] & 0xFFFFFFFF)
         graph.edge_count[e] += 1
@@ -351,7 +343,7 @@ def add_transition(graph, node, action, reward, next_node, terminated):
         graph.edge_reward[e] = reward
         graph.edge_terminated[e] = terminated
         graph.edge_count[e] = 1
-        place_id(graph.edge_slots, h, (node << 32) | degree)
+        place_id(graph.edge_slots, hash_edge_at(graph, node, e), (node << 32) | degree)
         graph.degree[node] += 1
         graph.in_degree[next_node] += 1
         totals[TOTAL_EDGES] += 1
@@ -408,7 +400,7 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
     transition.
     """
     totals = graph.totals
-    slot = find_edge(graph, node, action, reward, next_node, terminated)
+    slot = find_edge_slot(graph, node, action, reward, next_node, terminated)
     if slot == EMPTY:
         return -1
     start = graph.block_start[node]
@@ -468,7 +460,7 @@ def find_absent_transition(graph, node, action, reward, next_node, terminated):
     """First row of arrays [n] that is not there once the rows before it are removed; or n."""
     edges = np.empty(node.shape[0], np.int64)
     for i in range(node.shape[0]):
-        slot = find_edge(graph, node[i], action[i], reward[i], next_node[i], terminated[i])
+        slot = find_edge_slot(graph, node[i], action[i], reward[i], next_node[i], terminated[i])
         edges[i] = EMPTY
         if slot != EMPTY:
             edges[i] = graph.block_start[node[i]] + (graph.edge_slots[slot] & 0xFFFFFFFF)
@@ -503,17 +495,6 @@ def find_bad_pair(in_degree, num_actions, nodes, actions):
         if actions[i] < 0 or actions[i] >= num_actions:
             return i
     return -1
-
-
-@njit(cache=True, nogil=True)
-def list_edges(graph, num_ids, source, position):
-    """Node and edge position of every edge, in node order, into two int64 [num_edges]."""
-    i = 0
-    for node in range(num_ids):
-        for k in range(graph.degree[node]):
-            source[i] = node
-            position[i] = graph.block_start[node] + k
-            i += 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1022,136 +1003,6 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, prior, values, pair_q):
     for i in range(sub.root_row.shape[0]):
         if sub.root_row[i] >= 0:
             pair_q[i] = leaf_q[sub.root_row[i], pair_action[i]]
-
-
-# --------------------------------------------------------------------------------------------------
-# What a double or behaviour target really reads
-# --------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True, nogil=True)
-def list_path_rows(sub, level, best, pair_read, vertex_read, rows, size):
-    """Mark the vertices that the read pairs of one level lead to, and append to rows int64 [M],
-    of which size are filled, those whose best action is not known yet (-1). They become -2, asked
-    for. Returns the new size.
-    """
-    outcome_pair, outcome_vertex, vertex_row = sub.outcome_pair, sub.outcome_vertex, sub.vertex_row
-    num_leaves = best.shape[0]
-    for o in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
-        vertex = outcome_vertex[o]
-        if not pair_read[outcome_pair[o]] or vertex == num_leaves + vertex_row.shape[0]:
-            continue
-        row = vertex
-        if vertex >= num_leaves:
-            vertex_read[vertex - num_leaves] = True
-            row = vertex_row[vertex - num_leaves]
-        if best[row] == -1:
-            best[row] = -2
-            rows[size] = row
-            size += 1
-    return size
-
-
-@njit(cache=True, nogil=True)
-def mark_path_pairs(sub, level, best, pair_read, vertex_read):
-    """Mark, for the vertices read on one level, the pair of the best action."""
-    vertex_row, vertex_pairs, pair_action = sub.vertex_row, sub.vertex_pairs, sub.pair_action
-    for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
-        if vertex_read[v]:
-            for p in range(vertex_pairs[v], vertex_pairs[v + 1]):
-                pair_read[p] = pair_action[p] == best[vertex_row[v]]
-
-
-@njit(cache=True, nogil=True)
-def keep_marked(sub, rows, pair_read, leaf_read):
-    """The subgraphs with only some rows, in the order of rows int64 [K], only the pairs that are
-    read, and no empty vertices. leaf_read bool [K] out: is the leaf value itself read there?
-    """
-    num_leaves, num_roots = sub.nodes.shape[0], sub.root_row.shape[0]
-    num_vertices, num_pairs = sub.vertex_row.shape[0], sub.pair_action.shape[0]
-    new_row = np.full(num_leaves, -1, np.int64)
-    num_rows = rows.shape[0]
-    for i in range(num_rows):
-        new_row[rows[i]] = i
-        leaf_read[i] = False
-
-    # Vertices and pairs, in their order; a vertex of which no pair is read becomes a leaf.
-    new_vertex = np.full(num_vertices, -1, np.int64)
-    new_pair = np.full(num_pairs, -1, np.int64)
-    new_pair[:num_roots] = np.arange(num_roots)
-    vertex_row = np.empty(num_vertices, np.int64)
-    vertex_pairs = np.empty(num_vertices + 1, np.int64)
-    pair_action, pair_count = sub.pair_action.copy(), sub.pair_count.copy()
-    depth = sub.level_pairs.shape[0] - 1
-    level_vertices = np.zeros(depth + 1, np.int64)
-    level_pairs = np.zeros(depth + 1, np.int64)
-    level_outcomes = np.zeros(depth + 1, np.int64)
-    vertices, pairs, outcomes = 0, num_roots, 0
-    for level in range(depth):
-        for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
-            first = pairs
-            for p in range(sub.vertex_pairs[v], sub.vertex_pairs[v + 1]):
-                if pair_read[p]:
-                    new_pair[p] = pairs
-                    pair_action[pairs] = sub.pair_action[p]
-                    pair_count[pairs] = sub.pair_count[p]
-                    pairs += 1
-            if pairs > first:
-                new_vertex[v] = vertices
-                vertex_row[vertices] = new_row[sub.vertex_row[v]]
-                vertex_pairs[vertices] = first
-                vertices += 1
-        level_vertices[level + 1] = vertices
-        level_pairs[level + 1] = pairs
-    vertex_pairs[vertices] = pairs
-
-    num_outcomes = sub.outcome_pair.shape[0]
-    outcome_pair = np.empty(num_outcomes, np.int64)
-    outcome_vertex = np.empty(num_outcomes, np.int64)
-    outcome_weight = np.empty(num_outcomes, np.float64)
-    outcome_reward = np.empty(num_outcomes, np.float64)
-    for level in range(depth):
-        for o in range(sub.level_outcomes[level], sub.level_outcomes[level + 1]):
-            pair = new_pair[sub.outcome_pair[o]]
-            if pair < 0:
-                continue
-            vertex = sub.outcome_vertex[o]
-            if vertex == num_leaves + num_vertices:
-                vertex = num_rows + vertices
-            elif vertex >= num_leaves and new_vertex[vertex - num_leaves] >= 0:
-                vertex = num_rows + new_vertex[vertex - num_leaves]
-            else:
-                old = vertex if vertex < num_leaves else sub.vertex_row[vertex - num_leaves]
-                vertex = new_row[old]
-                leaf_read[vertex] = True
-            outcome_pair[outcomes] = pair
-            outcome_vertex[outcomes] = vertex
-            outcome_weight[outcomes] = sub.outcome_weight[o]
-            outcome_reward[outcomes] = sub.outcome_reward[o]
-            outcomes += 1
-        level_outcomes[level + 1] = outcomes
-
-    root_row = sub.root_row.copy()
-    for i in range(num_roots):
-        if root_row[i] >= 0:
-            root_row[i] = new_row[root_row[i]]
-            leaf_read[root_row[i]] = True
-    return Subgraphs(
-        sub.nodes[rows],
-        sub.root_nodes,
-        root_row,
-        vertex_row[:vertices],
-        vertex_pairs[: vertices + 1],
-        pair_action[:pairs],
-        pair_count[:pairs],
-        outcome_pair[:outcomes],
-        outcome_vertex[:outcomes],
-        outcome_weight[:outcomes],
-        outcome_reward[:outcomes],
-        level_vertices,
-        level_pairs,
-        level_outcomes,
-    )
 
 
 # --------------------------------------------------------------------------------------------------

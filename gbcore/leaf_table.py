@@ -38,8 +38,7 @@ class LeafTable:
     @property
     def known(self):
         """Has the id a value? bool [num_ids]"""
-        self._make_room()
-        return self._generation[: self.graph.num_ids] == self.graph.generations
+        return self.knows(np.arange(self.graph.num_ids))
 
     def knows(self, nodes):
         """Have node ids int64 [n] a value? bool [n]"""

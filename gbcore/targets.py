@@ -294,81 +294,87 @@ def back_up_laws(
         levels: what `level_bounds` returned.
         leaf_pmf, support, gamma, rule, selector_q, policy, prior: as in `categorical_targets`.
     """
-    device, dtype = leaf_pmf.device, leaf_pmf.dtype
     num_leaves, _, num_atoms = leaf_pmf.shape
     num_roots, num_pairs, num_vertices = levels[1][1], levels[-1][1], levels[-1][2]
     end = num_leaves + num_vertices
-
-    # Laws of all vertices; the one of the end of an episode is only ever scaled by 0.
-    law = leaf_pmf.new_zeros(end + 1, num_atoms)
-    law[end, 0] = 1
-    pair_law = leaf_pmf.new_zeros(num_pairs, num_atoms)
+    leaf_rule, best = ("greedy" if rule == "behaviour" else rule), None
     if _needs_selector(rule, selector_q):
-        best = selector_q.argmax(dim=1)  # [M]
-        law[:num_leaves] = leaf_pmf[torch.arange(num_leaves, device=device), best]
-    elif rule == "policy":
-        law[:num_leaves] = torch.einsum("ma,maz->mz", policy, leaf_pmf)
-    else:
-        best = (leaf_pmf @ support).argmax(dim=1)
-        law[:num_leaves] = leaf_pmf[torch.arange(num_leaves, device=device), best]
-
-    # The projection depends on rewards alone: lower atom and share of every outcome, at once.
-    alive = (sub.outcome_vertex < end).to(dtype)
-    atom = sub.outcome_reward[:, None] + gamma * alive[:, None] * support  # [O, n_atoms]
-    position = (atom - support[0]) / (support[-1] - support[0]) * (num_atoms - 1)
-    position = position.clamp(0, num_atoms - 1)
-    lower = position.floor().clamp(max=num_atoms - 2)  # an atom on the last point has share 1
-    upper_share = position - lower
-    upper_weight = sub.outcome_weight[:, None] * upper_share
-    lower_weight = sub.outcome_weight[:, None] - upper_weight
-    target = sub.outcome_pair[:, None] * num_atoms + lower.long()
-
+        leaf_rule, best = "double", selector_q.argmax(dim=1)  # [M]
+    law = leaf_pmf.new_zeros(end + 1, num_atoms)  # of all vertices
+    law[:num_leaves] = _read_laws(leaf_rule, leaf_pmf, support, best, policy)
+    law[end, 0] = 1  # the end of an episode, only ever scaled by 0
+    pair_law = leaf_pmf.new_zeros(num_pairs, num_atoms)
+    flat = pair_law.view(-1)
+    place, lower_weight, upper_weight = _projections(sub, end, support, gamma)
     if rule == "double" and num_vertices:
-        # Only the pair of the online network's action is read: its index, or the leaf.
-        vertex_best = best[sub.vertex_row]
-        chosen = sub.pair_action[num_roots:] == vertex_best[sub.pair_vertex]
-        pair_of = torch.full((num_vertices + 1,), -1, device=device)
-        where = torch.where(chosen, sub.pair_vertex, num_vertices)
-        pair_of[where] = torch.arange(num_roots, num_pairs, device=device)
-        pair_of = pair_of[:num_vertices, None]  # [V, 1]
+        chosen = _chosen_pairs(sub, best, num_roots)
         vertex_leaf = law[sub.vertex_row]
     if prior > 0:
-        prior_share = prior / (sub.pair_count[num_roots:, None].to(dtype) + prior)
+        prior_share = prior / (sub.pair_count[num_roots:, None].to(leaf_pmf.dtype) + prior)
         prior_law = leaf_pmf[sub.vertex_row[sub.pair_vertex], sub.pair_action[num_roots:]]
-    flat = pair_law.view(-1)
     for (o0, p0, v0), (o1, p1, v1) in zip(levels[-2::-1], levels[:0:-1], strict=True):
         if o0 == o1:
             continue
         mass = law[sub.outcome_vertex[o0:o1]]
-        flat.index_add_(0, target[o0:o1].view(-1), (mass * lower_weight[o0:o1]).view(-1))
-        flat.index_add_(0, target[o0:o1].view(-1) + 1, (mass * upper_weight[o0:o1]).view(-1))
+        flat.index_add_(0, place[o0:o1].view(-1), (mass * lower_weight[o0:o1]).view(-1))
+        flat.index_add_(0, place[o0:o1].view(-1) + 1, (mass * upper_weight[o0:o1]).view(-1))
         if v0 == v1:
             continue
-        here = slice(num_leaves + v0, num_leaves + v1)
+        here, pairs, rows = slice(num_leaves + v0, num_leaves + v1), pair_law[p0:p1], slice(v0, v1)
         below = slice(p0 - num_roots, p1 - num_roots)  # pairs of the level, the roots not counted
         if prior > 0:
-            pair_law[p0:p1].lerp_(prior_law[below], prior_share[below])
+            pairs.lerp_(prior_law[below], prior_share[below])
         if rule == "double":
-            nested = pair_law[pair_of[v0:v1, 0]]
-            law[here] = torch.where(pair_of[v0:v1] >= 0, nested, vertex_leaf[v0:v1])
+            nested = pair_law[chosen[rows, 0]]
+            law[here] = torch.where(chosen[rows] >= 0, nested, vertex_leaf[rows])
             continue
-        local = sub.pair_vertex[below] - v0
+        vertex = sub.pair_vertex[below] - v0
         if rule == "behaviour":
-            count = sub.pair_count[p0:p1].to(dtype)[:, None]
-            total = count.new_zeros(v1 - v0, 1).index_add_(0, local, count)
-            share = count / total.clamp(min=1)[local]
-            law[here] = law[here].index_add(0, local, share * pair_law[p0:p1])
-            continue
-        rows = sub.vertex_row[v0:v1]
-        nested = leaf_pmf[rows]  # [v, A, n_atoms]
-        nested[local, sub.pair_action[p0:p1]] = pair_law[p0:p1]
-        if rule == "policy":
-            law[here] = torch.einsum("va,vaz->vz", policy[rows], nested)
+            count = sub.pair_count[p0:p1].to(pairs.dtype)[:, None]
+            total = count.new_zeros(v1 - v0, 1).index_add_(0, vertex, count)
+            share = count / total.clamp(min=1)[vertex]
+            law[here] = law[here].index_add(0, vertex, share * pairs)
         else:
-            greedy = (nested @ support).argmax(dim=1)
-            law[here] = nested[torch.arange(v1 - v0, device=device), greedy]
-
+            leaves = sub.vertex_row[rows]
+            nested = leaf_pmf[leaves]  # [v, A, n_atoms]
+            nested[vertex, sub.pair_action[p0:p1]] = pairs
+            of_leaves = policy[leaves] if rule == "policy" else None
+            law[here] = _read_laws(rule, nested, support, None, of_leaves)
     return pair_law[:num_roots]
+
+
+def _read_laws(rule, pmf, support, best, policy):
+    """Laws [n, n_atoms] of states from those of their actions [n, A, n_atoms]."""
+    if rule == "policy":
+        return torch.einsum("va,vaz->vz", policy, pmf)
+    if rule == "greedy":
+        best = (pmf @ support).argmax(dim=1)
+    return pmf[torch.arange(len(pmf), device=pmf.device), best]
+
+
+def _projections(sub, end, support, gamma):
+    """Where each atom of each outcome's target falls, [O, n_atoms]: the place of the point below in
+    the laws of all pairs, flat, the weight that goes there, and the one that goes to the next.
+    """
+    num_atoms = len(support)
+    alive = (sub.outcome_vertex < end).to(support.dtype)
+    atom = sub.outcome_reward[:, None] + gamma * alive[:, None] * support
+    position = (atom - support[0]) / (support[-1] - support[0]) * (num_atoms - 1)
+    position = position.clamp(0, num_atoms - 1)
+    lower = position.floor().clamp(max=num_atoms - 2)  # an atom on the last point has share 1
+    upper_weight = sub.outcome_weight[:, None] * (position - lower)
+    place = sub.outcome_pair[:, None] * num_atoms + lower.long()
+    return place, sub.outcome_weight[:, None] - upper_weight, upper_weight
+
+
+def _chosen_pairs(sub, best, num_roots):
+    """int64 [V, 1]: the pair of the online network's action at every vertex, -1 for its leaf."""
+    num_vertices = len(sub.vertex_row)
+    is_best = sub.pair_action[num_roots:] == best[sub.vertex_row][sub.pair_vertex]
+    chosen = torch.full((num_vertices + 1,), -1, device=best.device)
+    places = torch.where(is_best, sub.pair_vertex, num_vertices)  # the others: one place more
+    chosen[places] = torch.arange(num_roots, num_roots + len(is_best), device=best.device)
+    return chosen[:num_vertices, None]
 
 
 def prune(subgraphs, rule, best_actions=None, prior=0.0):
@@ -404,35 +410,76 @@ def prune(subgraphs, rule, best_actions=None, prior=0.0):
         rows = subgraphs.outcome_vertex[subgraphs.outcome_vertex < num_leaves]
         rows = np.unique(rows) if prior == 0 else np.union1d(rows, subgraphs.vertex_row)
     elif rule == "double" and best_actions is not None:
-        pair_read[subgraphs.num_roots :] = False
-        vertex_read = np.zeros(len(subgraphs.vertex_row), np.bool_)
-        best = np.full(num_leaves, -1, np.int64)
-        rows = np.empty(num_leaves, np.int64)
-        size = 0
-        num_levels = len(subgraphs.level_pairs) - 1
-        for level in range(num_levels):
-            asked = size
-            size = kernels.list_path_rows(
-                subgraphs, level, best, pair_read, vertex_read, rows, size
-            )
-            if size > asked:
-                new = rows[asked:size]
-                chosen = as_indices("best_actions", best_actions(subgraphs.nodes[new]))
-                if chosen.shape != new.shape or chosen.min() < 0:
-                    raise ValueError(f"Require {len(new)} best actions >= 0, got {chosen}")
-                best[new] = chosen
-            if level + 1 < num_levels:
-                kernels.mark_path_pairs(subgraphs, level + 1, best, pair_read, vertex_read)
-        rows = rows[:size]
+        rows = _follow_paths(subgraphs, best_actions, pair_read)
     else:
         raise ValueError(f"Require rule 'behaviour', or 'double' with best_actions; got {rule!r}")
     unseen_roots = np.setdiff1d(subgraphs.root_row[subgraphs.root_row >= 0], rows)
     rows = np.concatenate([rows, unseen_roots])
-    leaf_read = np.empty(len(rows), np.bool_)
-    pruned = kernels.keep_marked(subgraphs, rows, pair_read, leaf_read)
+    pruned, leaf_read = _kept(subgraphs, rows, pair_read)
     if prior > 0:
         leaf_read[pruned.vertex_row] = True
     return pruned, leaf_read
+
+
+def _follow_paths(sub, best_actions, pair_read):
+    """Rows of the nodes on the paths of the best actions, in the order in which they are asked for.
+
+    Out: pair_read bool [P], True for the roots and the pairs on these paths.
+    """
+    num_roots, num_leaves = sub.num_roots, len(sub.nodes)
+    row_of = np.append(np.arange(num_leaves), sub.vertex_row)  # of every vertex but the end
+    end = len(row_of)
+    pair_vertex = np.repeat(np.arange(num_leaves, end), np.diff(sub.vertex_pairs))
+    met = np.zeros(end + 1, np.bool_)
+    best, rows = np.full(num_leaves, -1), np.empty(0, np.int64)
+    pair_read[num_roots:] = False
+    for _ in sub.level_pairs[1:]:  # each time the paths are one level longer
+        vertices = sub.outcome_vertex[pair_read[sub.outcome_pair]]
+        new = row_of[vertices[vertices < end]]
+        new = new[best[new] < 0]
+        new = new[np.sort(np.unique(new, return_index=True)[1])]  # each once, in their order
+        if len(new):
+            chosen = as_indices("best_actions", best_actions(sub.nodes[new]))
+            if chosen.shape != new.shape or chosen.min() < 0:
+                raise ValueError(f"Require {len(new)} best actions >= 0, got {chosen}")
+            best[new], rows = chosen, np.append(rows, new)
+        met[vertices] = True
+        is_best = best[row_of[pair_vertex]] == sub.pair_action[num_roots:]
+        pair_read[num_roots:] = met[pair_vertex] & is_best
+    return rows
+
+
+def _kept(sub, rows, pair_read):
+    """The subgraphs with only some rows, in that order, the pairs that are read, and no empty
+    vertices; and bool [K]: is the leaf value of the row itself read?
+    """
+    num_leaves, num_roots = len(sub.nodes), sub.num_roots
+    new_row = np.full(num_leaves + 1, -1)  # the last one: of a row -1
+    new_row[rows] = np.arange(len(rows))
+    pair_vertex = np.repeat(np.arange(len(sub.vertex_row)), np.diff(sub.vertex_pairs))
+    num_pairs = np.bincount(pair_vertex[pair_read[num_roots:]], minlength=len(sub.vertex_row))
+    vertices, pairs = np.flatnonzero(num_pairs), np.flatnonzero(pair_read)
+    outcomes = np.flatnonzero(pair_read[sub.outcome_pair])
+    end = len(rows) + len(vertices)
+    # Where each vertex is now: one of which no pair is read is a leaf.
+    place = np.concatenate([new_row[:-1], new_row[sub.vertex_row], [end]])
+    place[num_leaves + vertices] = np.arange(len(rows), end)
+    outcome_vertex, root_row = place[sub.outcome_vertex[outcomes]], new_row[sub.root_row]
+    leaf_read = np.zeros(len(rows), np.bool_)
+    leaf_read[outcome_vertex[outcome_vertex < len(rows)]] = True
+    leaf_read[root_row[root_row >= 0]] = True
+    return Subgraphs(
+        nodes=sub.nodes[rows], root_nodes=sub.root_nodes, root_row=root_row,
+        vertex_row=new_row[sub.vertex_row[vertices]],
+        vertex_pairs=num_roots + np.append(0, np.cumsum(num_pairs[vertices])),
+        pair_action=sub.pair_action[pairs], pair_count=sub.pair_count[pairs],
+        outcome_pair=(np.cumsum(pair_read) - 1)[sub.outcome_pair[outcomes]],
+        outcome_vertex=outcome_vertex, outcome_weight=sub.outcome_weight[outcomes],
+        outcome_reward=sub.outcome_reward[outcomes],
+        level_vertices=np.searchsorted(vertices, sub.level_vertices),
+        level_pairs=np.searchsorted(pairs, sub.level_pairs),
+        level_outcomes=np.searchsorted(outcomes, sub.level_outcomes),
+    ), leaf_read  # fmt: skip
 
 
 def _round_up(size):

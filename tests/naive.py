@@ -402,14 +402,20 @@ def graph_values(graph, leaf_q, gamma, prior):
     Q(s, a) = (sum_T f(T) (r + gamma (1 - done) V(s')) + prior q(s, a)) / (c(s, a) + prior) of seen
     pairs, else q(s, a); V(s) = max_a Q(s, a). gamma < 1.
     """
-    values, moved = dict.fromkeys(graph.out, 0.0), 1.0
+    return values_of(
+        graph, 0.0,
+        lambda values, s, a: graph_action_value(graph, values, leaf_q, s, a, gamma, prior),
+    )  # fmt: skip
+
+
+def values_of(graph, first, action_value):
+    """V(s) = max_a action_value(V, s, a) of every state."""
+    values, moved = dict.fromkeys(graph.out, first), 1.0
     while moved > 1e-13:
         new = {
-            state: max(graph_action_value(graph, values, leaf_q, state, action, gamma, prior)
-                       for action in range(graph.num_actions))
-            for state in graph.out
-        }  # fmt: skip
-        moved = max((abs(new[state] - values[state]) for state in new), default=0.0)
+            s: max(action_value(values, s, a) for a in range(graph.num_actions)) for s in graph.out
+        }
+        moved = max((abs(new[s] - values[s]) for s in new), default=0.0)
         values = new
     return values
 
@@ -432,16 +438,10 @@ def frontier_values(graph, discount, prior):
     Q(s, a) = 1 if the pair was never tried, else
     (prior + discount * sum_T f(T) (1 - done) V(s')) / (prior + c(s, a)).
     """
-    values, moved = dict.fromkeys(graph.out, 1.0), 1.0
-    while moved > 1e-13:
-        new = {
-            state: max(frontier_action_value(graph, values, state, action, discount, prior)
-                       for action in range(graph.num_actions))
-            for state in graph.out
-        }  # fmt: skip
-        moved = max((abs(new[state] - values[state]) for state in new), default=0.0)
-        values = new
-    return values
+    return values_of(
+        graph, 1.0,
+        lambda values, s, a: frontier_action_value(graph, values, s, a, discount, prior),
+    )  # fmt: skip
 
 
 def frontier_action_value(graph, values, state, action, discount, prior):

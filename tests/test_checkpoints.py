@@ -8,12 +8,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import command, files_in, jitted, leaves, only_run
+from conftest import command, files_in, jitted, leaves, only_run, write_checkpoint
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
-from gbcore.run import checkpoint, load_checkpoint
+from gbcore.run import load_checkpoint
 from gbcore.run import run as run_module
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
@@ -47,12 +47,6 @@ def run_of(tmp_path_factory):
         return runs[case, seed]
 
     return get
-
-
-def save(run, tree):
-    """Write a tree as the checkpoint of a run, with checksums that fit."""
-    parts = {name: type("Part", (), {"state": lambda _, b=b: b})() for name, b in tree.items()}
-    checkpoint.save_checkpoint(run, parts)
 
 
 def put(tree, place, value):
@@ -248,7 +242,7 @@ def test_a_start_refuses_in_one_line_or_goes_on_to_the_end(case, run_of, tmp_pat
     for place, what, changed in every[:: len(every) // (3 if case == "atari" else 6)]:
         copied = tmp_path / str(len(list(tmp_path.iterdir())))
         shutil.copytree(run, copied)
-        save(copied, changed)
+        write_checkpoint(copied, changed)
         before = files_in(copied)
         capsys.readouterr()
         status = command(script, "--resume", copied, "--total-timesteps", "130")
@@ -274,7 +268,7 @@ def test_a_start_refuses_in_one_line_or_goes_on_to_the_end(case, run_of, tmp_pat
 def test_what_would_break_a_kernel_breaks_no_process(case, place, value, run_of, tmp_path, capsys):
     """This one, if it did."""
     script, run = CASES[case][0], shutil.copytree(run_of(case, 1), tmp_path / "copy")
-    save(run, put(load_checkpoint(run), place.split(), value))
+    write_checkpoint(run, put(load_checkpoint(run), place.split(), value))
     capsys.readouterr()
     assert command(script, "--resume", run, "--total-timesteps", "130") == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -18,7 +18,7 @@ import kill_and_resume
 import numpy as np
 import pytest
 import torch
-from conftest import command, files_in, is_one_line, jitted, only_run
+from conftest import command, files_in, is_one_line, jitted, only_run, write_checkpoint
 from kill_and_resume import left_behind
 
 import gb_dqn_minatar
@@ -448,12 +448,6 @@ def is_refused(script, run, capsys, *words):
     for word in ("cannot resume", *words):
         assert word in line
     assert files_in(run) == before
-
-
-def write_checkpoint(run, tree):
-    """Save a tree, with checksums that fit."""
-    parts = {name: type("Part", (), {"state": lambda _, b=b: b})() for name, b in tree.items()}
-    checkpoint.save_checkpoint(run, parts)
 
 
 @pytest.mark.parametrize("name", ["state.json", "arrays.npz"])

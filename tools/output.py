@@ -7,11 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # gbcore and the scripts, for all that import this module
 
-
-def fail(message):
-    """One line on stderr, exit status 2."""
-    print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-    sys.exit(2)
+from gbcore.run.flags import fail  # noqa: E402
 
 
 def pyplot():

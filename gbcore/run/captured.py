@@ -36,8 +36,13 @@ class CapturedCalls:
         key = tuple(tensor.shape for tensor in tensors)
         plan = self.plans.get(key)
         if plan is None:
-            self.plans[key] = plan = Plan(template, tensors)
-            return self._first(plan)
+            self.plans[key] = Plan(template, tensors)
+            try:
+                return self.function(template, *tensors)
+            except RuntimeError as error:
+                if len(self.plans) > 1:
+                    raise
+                fail(f"the first update on the GPU failed; --no-cuda runs on the CPU: {error}", 1)
         for static, tensor in zip(plan.tensors, tensors, strict=True):
             static.copy_(tensor)
         if self.use_graphs and plan.graph is None:
@@ -54,14 +59,6 @@ class CapturedCalls:
     def forget(self):
         """Forget all captures: the memory that they name has moved."""
         self.plans.clear()
-
-    def _first(self, plan):
-        if len(self.plans) > 1:
-            return self.function(plan.template, *plan.tensors)
-        try:
-            return self.function(plan.template, *plan.tensors)
-        except RuntimeError as error:
-            fail(f"the first update on the GPU failed; --no-cuda runs on the CPU: {error}", 1)
 
     def _captured(self, plan):
         graph = torch.cuda.CUDAGraph()

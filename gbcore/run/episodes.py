@@ -59,8 +59,8 @@ def write_video(path, frames, fps, zoom=1):
     writer.close()
 
 
-def nearest(name, known, most=3):
+def nearest(name, known):
     """What of known, a dict of spellings to names, name may mean; all where nothing is near."""
-    close = difflib.get_close_matches(name, known, n=2 * most, cutoff=0.4)
+    close = difflib.get_close_matches(name, known, n=6, cutoff=0.4)
     names = list(dict.fromkeys(known[key] for key in close or known))
-    return ", ".join(names[:most] if close else names)
+    return ", ".join(names[:3] if close else names)

@@ -270,8 +270,7 @@ def _saved_flags(flags_class, script, path):
     for field in fields(flags_class):
         value = config.get(field.name, field.default)
         allowed = get_args(field.type) or (field.type,)
-        is_choice = isinstance(allowed[0], str)
-        if value not in allowed if is_choice else type(value) not in allowed:
+        if (value if isinstance(allowed[0], str) else type(value)) not in allowed:
             fail(f"cannot resume {path!r}: Require {field.name} of {allowed}, got {value!r}")
     unknown = sorted(config.keys() - {field.name for field in fields(flags_class)})
     if unknown:

@@ -24,7 +24,7 @@ from gbcore.run.checkpoint import RandomStates, check_like, load_checkpoint, sav
 from gbcore.run.directory import RunDirectory, lock_folder, run_name, versions
 from gbcore.run.flags import fail
 from gbcore.run.progress import Progress
-from gbcore.targets import pair_q_values, prune
+from gbcore.targets import pair_q_values
 
 METRICS = (
     "charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/epsilon",
@@ -465,8 +465,6 @@ def compile_kernels(graph):
         leaf_q = np.zeros((len(subgraphs.nodes), graph.num_actions), np.float32)
         for rule in ("greedy", "behaviour"):
             pair_q_values(subgraphs, leaf_q, 0.5, rule)
-        for rule in ("double", "behaviour"):
-            prune(subgraphs, rule, np.zeros_like)
     leaves = LeafTable(toy, lambda obs: np.zeros((len(obs), toy.num_actions), np.float32))
     values = GraphValues(toy, leaves, 0.5)
     values.update()
