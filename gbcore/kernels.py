@@ -623,14 +623,15 @@ def sample_level(graph, nodes, vertex_row, group_start, breadth, state, limited,
 
 
 @njit(cache=True, nogil=True)
-def row_of(marks, stamp, node, nodes, num_rows):
-    """Row of a node in nodes, and the number of rows, one more where the node is new."""
-    mark = marks[node, 0]
-    if mark >> 32 == stamp:
-        return mark & 0xFFFFFFFF, num_rows
-    marks[node, 0] = (stamp << 32) | num_rows
-    nodes[num_rows] = node
-    return num_rows, num_rows + 1
+def number_of(marks, column, stamp, node, values, value, size):
+    """Number of a node under a stamp, and how many have one. A new one gets the next, and its value
+    is appended to values.
+    """
+    if marks[node, column] >> 32 == stamp:
+        return marks[node, column] & 0xFFFFFFFF, size
+    marks[node, column] = (stamp << 32) | size
+    values[size] = value
+    return size, size + 1
 
 
 ROOM_NODES, ROOM_PAIRS, ROOM_OUTCOMES, ROOM_LEVEL = 0, 1, 2, 3
@@ -696,6 +697,14 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, s
 
 
 @njit(cache=True, nogil=True)
+def is_short(room, which, wanted, have):
+    """Is there less room than wanted? Then twice as much is asked for."""
+    if wanted > have:
+        room[which] = 2 * wanted
+    return wanted > have
+
+
+@njit(cache=True, nogil=True)
 def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamps, room, sub):
     """Expand into the arrays of sub. Returns how many rows and vertices there are, or -1 where an
     array was too short: room then asks for more.
@@ -714,9 +723,12 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     num_actions = all_counts.shape[1]
     num_groups = 1 if breadth == 0 else num_roots
     depth = sub.level_pairs.shape[0] - 1
-    group_start = np.zeros((2, num_groups + 1), np.int64)  # vertices of this level and the next
+    # Of each group the first vertex on this level and on the next, in turns. Level 0 has roots.
+    group_start = np.zeros((2, num_groups + 1), np.int64)
+    for group in range(num_groups):
+        group_start[0, group + 1] = num_roots if breadth == 0 else group + 1
     pair_of_action = np.empty(num_actions, np.int64)
-    action_vertex = np.full(num_actions, -1, np.int64)  # whose pair that is
+    action_vertex = np.empty(num_actions, np.int64)  # whose pair that is
     limited = np.zeros(num_groups, np.bool_)
     taken = np.empty((num_groups, room[ROOM_LEVEL]), np.bool_)
 
@@ -733,6 +745,7 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
     for level in range(depth):
         level_end = num_vertices
         this, following = level % 2, (level + 1) % 2
+        action_vertex[:] = -1
         if level > 0 and breadth > 0:
             size = sample_level(
                 graph, nodes, vertex_row, group_start[this], breadth, state, limited, taken
@@ -742,31 +755,24 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                 return -1, -1
         for group in range(num_groups):
             group_start[following, group] = num_vertices
-            # Level 0 has no vertices: the blocks to scan there are those of the group's roots.
-            first, last = group_start[this, group], group_start[this, group + 1]
-            if level == 0:
-                first = 0 if breadth == 0 else group
-                last = num_roots if breadth == 0 else group + 1
             all_kept = not limited[group]
             stamps[0] += 1
             vertex_stamp = stamps[0]
             offset = 0  # position on the level of the vertex's first transition
-            for v in range(first, last):
+            for v in range(group_start[this, group], group_start[this, group + 1]):
                 node = root_nodes[v] if level == 0 else nodes[vertex_row[v]]
                 start, degree = block_start[node], degrees[node]
-                if num_rows + degree + 1 > nodes.shape[0]:
-                    room[ROOM_NODES] = 2 * (num_rows + degree + 1)
+                rows_wanted = max(num_rows + 1, num_vertices) + degree
+                if (
+                    is_short(room, ROOM_NODES, rows_wanted, nodes.shape[0])
+                    or is_short(room, ROOM_OUTCOMES, num_outcomes + degree, outcome_pair.shape[0])
+                    or is_short(room, ROOM_PAIRS, num_pairs + num_actions, pair_action.shape[0])
+                ):
                     return -1, -1
-                if num_vertices + degree > vertex_row.shape[0]:
-                    room[ROOM_NODES] = 2 * (num_vertices + degree)
-                    return -1, -1
-                if num_outcomes + degree > outcome_pair.shape[0]:
-                    room[ROOM_OUTCOMES] = 2 * (num_outcomes + degree)
-                    return -1, -1
-                if num_pairs + num_actions > pair_action.shape[0]:
-                    room[ROOM_PAIRS] = 2 * (num_pairs + num_actions)
-                    return -1, -1
-                if level > 0:
+                if level == 0:
+                    action_vertex[root_actions[v]] = v
+                    pair_of_action[root_actions[v]] = v
+                else:
                     vertex_pairs[v] = num_pairs
                     for k in range(degree):
                         action = edge_action[start + k]
@@ -779,28 +785,22 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                 for k in range(degree):
                     e = np.uint64(start + k)  # unsigned: no test for a negative index
                     action = edge_action[e]
-                    if level == 0:
-                        if action != root_actions[v]:
-                            continue
-                        pair = v
-                    else:
-                        if action_vertex[action] != v:
-                            continue
-                        pair = pair_of_action[action]
+                    if action_vertex[action] != v:
+                        continue
+                    pair = pair_of_action[action]
                     # For now: a row for a leaf, -1 for the end, -2 - v for an expanded vertex.
                     target = -1
                     if not edge_terminated[e]:
                         next_node = edge_next[e]
-                        target, num_rows = row_of(marks, row_stamp, next_node, nodes, num_rows)
+                        target, num_rows = number_of(
+                            marks, 0, row_stamp, next_node, nodes, next_node, num_rows
+                        )
                         kept = all_kept or taken[group, offset + k]
                         if kept and level + 1 < depth and degrees[next_node] > 0:
-                            mark = marks[next_node, 1]
-                            if mark >> 32 != vertex_stamp:
-                                mark = (vertex_stamp << 32) | num_vertices
-                                marks[next_node, 1] = mark
-                                vertex_row[num_vertices] = target
-                                num_vertices += 1
-                            target = -2 - (mark & 0xFFFFFFFF)
+                            vertex, num_vertices = number_of(
+                                marks, 1, vertex_stamp, next_node, vertex_row, target, num_vertices
+                            )
+                            target = -2 - vertex
                     at = np.uint64(num_outcomes)
                     outcome_pair[at] = pair
                     outcome_vertex[at] = target
@@ -808,7 +808,9 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
                     outcome_reward[at] = edge_reward[e]
                     num_outcomes += 1
                 if level == 0 and pair_count[v] == 0:
-                    sub.root_row[v], num_rows = row_of(marks, row_stamp, node, nodes, num_rows)
+                    sub.root_row[v], num_rows = number_of(
+                        marks, 0, row_stamp, node, nodes, node, num_rows
+                    )
                 offset += degree
         group_start[following, num_groups] = num_vertices
         sub.level_vertices[level + 1] = level_end
@@ -842,7 +844,7 @@ class Trajectory(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def row_in(keys, rows, node, nodes, num_rows):
-    """As `row_of`, with a hash table of the batch's nodes in place of marks on all nodes."""
+    """Row of a node in nodes, and how many rows there are, by a hash table of the batch's nodes."""
     mask = keys.shape[0] - 1
     slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
     while keys[slot] != node:
