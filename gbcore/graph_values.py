@@ -178,6 +178,10 @@ class GraphValues:
             raise ValueError("Require finite values")
         if len(pairs) and not 0 <= pairs.min() <= pairs.max() < n:
             raise ValueError("Require changes of the graph's nodes")
+        wanted = (self.graph.arrays.degree[:n] > 0) | (self.graph.arrays.in_degree[:n] > 0)
+        wanted[pairs] = False
+        if (wanted & ~valued).any():
+            raise ValueError("Require a value of every node in a transition, or a change of it")
         if not 0 <= saved["next"] < max(n, 1):
             raise ValueError(f"Require 0 <= next < {n}, got {saved['next']}")
         self._make_room()

@@ -391,7 +391,8 @@ def prune(subgraphs, rule, best_actions=None, prior=0.0):
         rule: "double" or "behaviour".
         best_actions: function of node ids int64 [n] that returns the online network's actions
             int64 [n]; needed by "double". It is called once per level, never twice for a node.
-        prior: as in `q_targets`, which must be given the same one.
+        prior: as in `q_targets`, which must be given the same one and the same rule: not every
+            mistake can be noticed there.
 
     Returns:
         The pruned `Subgraphs`, whose nodes come in the order in which they were asked for, and a

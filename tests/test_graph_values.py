@@ -208,6 +208,7 @@ def test_a_restored_one_goes_on_with_the_same_values():
         (lambda saved: saved["rows"].update(value=np.zeros(1)), "Require value"),
         (lambda saved: saved["rows"]["value"].fill(np.nan), "Require finite values"),
         (lambda saved: saved["rows"].update(valued=np.zeros(1)), "Require valued"),
+        (lambda saved: saved["rows"]["valued"].fill(False), "Require a value of every node"),
         (lambda saved: saved["waiting"].update(pairs=np.zeros((2, 3), np.int64)), "Require pairs"),
         (lambda saved: saved["waiting"].update(pairs=np.full((1, 2), 999)), "Require changes"),
         (lambda saved: saved.update(next=10**6), "Require 0 <= next"),

@@ -135,7 +135,7 @@ def read_flags(flags_class, arguments, **options):
 
 def _plain_integers(arguments, flags_class):
     """1e5 as 100000, where the flag before it takes an integer."""
-    integers = {f"--{field.name}" for field in fields(flags_class) if field.type is int}
+    integers = {f"--{field.name}" for field in fields(flags_class) if int in _types(field)}
     plain = []
     for argument in arguments:
         name, equals, value = argument.rpartition("=")
@@ -147,6 +147,11 @@ def _plain_integers(arguments, flags_class):
             argument = f"{name}{equals}{int(number)}" if number.is_integer() else argument
         plain.append(argument)
     return plain
+
+
+def _types(field):
+    """The types, or the choices, of a flag."""
+    return get_args(field.type) or (field.type,)
 
 
 def idle_flags(args):
@@ -269,7 +274,7 @@ def _saved_flags(flags_class, script, path):
         fail(f"cannot resume {path!r}: it is a run of {made_by.name}; type python {made_by}")
     for field in fields(flags_class):
         value = config.get(field.name, field.default)
-        allowed = get_args(field.type) or (field.type,)
+        allowed = _types(field)
         if (value if isinstance(allowed[0], str) else type(value)) not in allowed:
             fail(f"cannot resume {path!r}: Require {field.name} of {allowed}, got {value!r}")
     unknown = sorted(config.keys() - {field.name for field in fields(flags_class)})
