@@ -540,9 +540,14 @@ class Subgraphs(NamedTuple):
         return len(self.root_row)
 
     @property
+    def pair_vertex(self):
+        """int64 [P - B], the vertex of every pair that is no root, from 0."""
+        return np.repeat(np.arange(len(self.vertex_row)), np.diff(self.vertex_pairs))
+
+    @property
     def pair_nodes(self):
         """int64 [P], the node of every pair, roots first; -1 where `prune` has left it out."""
-        rows = np.repeat(self.vertex_row, np.diff(self.vertex_pairs))
+        rows = self.vertex_row[self.pair_vertex]
         return np.append(self.root_nodes, np.append(self.nodes, -1)[rows])
 
 

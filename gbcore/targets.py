@@ -48,7 +48,8 @@ def q_targets(subgraphs, leaf_q, gamma, rule="greedy", selector_q=None, policy=N
 
     Raises:
         ValueError: for an unknown rule, a missing argument, a wrong shape, a policy that is
-            negative or whose rows do not sum to 1, or a prior out of range.
+            negative or whose rows do not sum to 1, a prior out of range, or subgraphs that lack
+            what the rule reads, see `prune`.
         TypeError: for values that are neither float32 nor float64.
     """
     pair_q = pair_q_values(subgraphs, leaf_q, gamma, rule, selector_q, policy, prior)
@@ -204,7 +205,7 @@ def pad(subgraphs, sizes):
     fits = padded_sizes(subgraphs)
     if fits.nodes > num_nodes or fits.levels > levels or fits.width > width:
         raise ValueError(f"Require room for {fits}, got {sizes}")
-    num_roots, num_vertices = subgraphs.num_roots, len(subgraphs.vertex_row)
+    num_roots = subgraphs.num_roots
     steps = np.arange(levels + 1)
     level_vertices = np.maximum(steps - 1, 0) * width
     level_pairs = np.where(steps > 0, num_roots + (steps - 1) * width, 0)
@@ -215,9 +216,7 @@ def pad(subgraphs, sizes):
 
     last_vertex = np.repeat(level_vertices[2:] - 1, width)  # of each pair's level
     pair_vertex = np.concatenate([np.full(num_roots, -1), last_vertex])
-    pair_vertex[pair_place[num_roots:]] = vertex_place[
-        np.repeat(np.arange(num_vertices), np.diff(subgraphs.vertex_pairs))
-    ]
+    pair_vertex[pair_place[num_roots:]] = vertex_place[subgraphs.pair_vertex]
     pairs_of = np.bincount(pair_vertex[num_roots:], minlength=level_vertices[-1])
     any_node = subgraphs.nodes[0] if len(subgraphs.nodes) else 0
     leaves, end = np.arange(len(subgraphs.nodes)), [num_nodes + level_vertices[-1]]
@@ -258,9 +257,8 @@ class SubgraphTensors(NamedTuple):
 
 def pack(subgraphs):
     """Two flat arrays, int64 and float64, so that two transfers take all to a device."""
-    pair_vertex = np.repeat(np.arange(len(subgraphs.vertex_row)), np.diff(subgraphs.vertex_pairs))
     integers = (
-        subgraphs.vertex_row, subgraphs.pair_action, subgraphs.pair_count, pair_vertex,
+        subgraphs.vertex_row, subgraphs.pair_action, subgraphs.pair_count, subgraphs.pair_vertex,
         subgraphs.outcome_pair, subgraphs.outcome_vertex,
     )  # fmt: skip
     floats = (subgraphs.outcome_weight, subgraphs.outcome_reward)
@@ -430,7 +428,8 @@ def _follow_paths(sub, best_actions, pair_read):
     num_roots, num_leaves = sub.num_roots, len(sub.nodes)
     row_of = np.append(np.arange(num_leaves), sub.vertex_row)  # of every vertex but the end
     end = len(row_of)
-    pair_vertex = np.repeat(np.arange(num_leaves, end), np.diff(sub.vertex_pairs))
+    pair_vertex = sub.pair_vertex
+    pair_row = sub.vertex_row[pair_vertex]
     met = np.zeros(end + 1, np.bool_)
     best, rows = np.full(num_leaves, -1), np.empty(0, np.int64)
     pair_read[num_roots:] = False
@@ -445,8 +444,8 @@ def _follow_paths(sub, best_actions, pair_read):
                 raise ValueError(f"Require {len(new)} best actions >= 0, got {chosen}")
             best[new], rows = chosen, np.append(rows, new)
         met[vertices] = True
-        is_best = best[row_of[pair_vertex]] == sub.pair_action[num_roots:]
-        pair_read[num_roots:] = met[pair_vertex] & is_best
+        is_best = best[pair_row] == sub.pair_action[num_roots:]
+        pair_read[num_roots:] = met[num_leaves + pair_vertex] & is_best
     return rows
 
 
@@ -457,8 +456,8 @@ def _kept(sub, rows, pair_read):
     num_leaves, num_roots = len(sub.nodes), sub.num_roots
     new_row = np.full(num_leaves + 1, -1)  # the last one: of a row -1
     new_row[rows] = np.arange(len(rows))
-    pair_vertex = np.repeat(np.arange(len(sub.vertex_row)), np.diff(sub.vertex_pairs))
-    num_pairs = np.bincount(pair_vertex[pair_read[num_roots:]], minlength=len(sub.vertex_row))
+    read = sub.pair_vertex[pair_read[num_roots:]]
+    num_pairs = np.bincount(read, minlength=len(sub.vertex_row))
     vertices, pairs = np.flatnonzero(num_pairs), np.flatnonzero(pair_read)
     outcomes = np.flatnonzero(pair_read[sub.outcome_pair])
     end = len(rows) + len(vertices)

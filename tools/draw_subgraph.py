@@ -56,7 +56,7 @@ class Nested:
         self.pair_q, leaf_q, selector_q = backed_up(run, sub, args)
         self.names, self.gamma, num_leaves = run.action_names(), args.gamma, len(sub.nodes)
         self.end = num_leaves + len(sub.vertex_row)
-        vertex = np.repeat(np.arange(num_leaves, self.end), np.diff(sub.vertex_pairs))
+        vertex = num_leaves + sub.pair_vertex
         rows = np.concatenate([np.arange(num_leaves), sub.vertex_row])
         q = leaf_q[rows]
         q[vertex, sub.pair_action[1:]] = self.pair_q[1:]
