@@ -102,7 +102,7 @@ class Args(RunFlags):
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
     frontier_share: float = 0.5
-    """share of these episodes at most; it falls as they find no more than the others"""
+    """largest share of frontier episodes; it falls as they find no more than the others"""
 
     backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
@@ -114,7 +114,7 @@ class Args(RunFlags):
     leaf_refresh: int = 1
     """updates for which targets reuse what the convolutions made of a state; 1: none. CPU only"""
     prior: float = 0.0
-    """observations that the network's value counts as, beyond the sampled pair; 0: the paper's"""
+    """observations of a nested pair that the network's value counts as; 0: the paper's backup"""
     act_on: Literal["network", "graph"] = "network"
     """what is greedy, in training and evaluation: the network, or the values of the whole graph
     where the state is known"""
@@ -133,7 +133,7 @@ class Args(RunFlags):
     eval_episodes: int = 100
     """episodes of the evaluation after training, which gives the score"""
     eval_frequency: int = 10_000
-    """steps between evaluations before that, for a learning curve; 0 = none"""
+    """steps between evaluations in training, for a learning curve; 0 = none"""
     curve_episodes: int = 5
     """episodes of each evaluation before the last"""
     eval_envs: int = 16

@@ -40,7 +40,7 @@ class Args(gb.RunFlags):
     env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
     time_limit: int | None = None  # steps of an episode at most; else its own limit, or 1,000
     round: int | None = None  # observations equal to so many decimals are one state
-    key_last_action: bool = False  # states that another action led to are other states
+    key_last_action: bool = False  # the last action is part of a state
     total_timesteps: int = 20_000  # environment steps
     learning_rate: float = 1e-3  # step size of Adam
     buffer_size: int = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
@@ -50,7 +50,7 @@ class Args(gb.RunFlags):
     learning_starts: int = 1_000  # steps before the first update
     train_frequency: int = 2  # steps between updates
     exploration_steps: int = 5_000  # steps over which epsilon falls from 1
-    end_e: float = 0.05  # epsilon from then on
+    end_e: float = 0.05  # epsilon in the end
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
     frontier_share: float = 0.5  # share of frontier episodes, at most
     backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"  # the target

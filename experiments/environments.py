@@ -2,7 +2,7 @@
 
 python experiments/environments.py 1 2 3    # runs of these seeds that have no row; then the table
 A run ends with the first evaluation (20 episodes, every 500 steps) whose mean return is at least
-the score below, or after the steps below. All other flags are the example's own.
+the score below, or after the steps below. All other flags but the key are the example's own.
 """
 
 import csv
