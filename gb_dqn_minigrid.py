@@ -83,11 +83,11 @@ class Args(RunFlags):
     start_e: float = 1.0
     """epsilon until learning starts"""
     end_e: float = 0.02
-    """epsilon from then on"""
+    """epsilon once learning starts"""
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
     frontier_share: float = 0.5
-    """share of these episodes at most; it falls as they find no more than the others"""
+    """largest share of frontier episodes; it falls as they find no more than the others"""
 
     backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
@@ -97,7 +97,7 @@ class Args(RunFlags):
     breadth: int = 50
     """transitions followed per level of a graph backup; 0 = all"""
     prior: float = 0.0
-    """observations that the network's value counts as, beyond the sampled pair; 0: the paper's"""
+    """observations of a nested pair that the network's value counts as; 0: the paper's backup"""
     act_on: Literal["network", "graph"] = "network"
     """what is greedy, in training and evaluation: the network, or the values of the whole graph
     where the state is known"""
@@ -240,7 +240,10 @@ class Task:
     """
 
     def __init__(self, env_id, seed, render_mode=None):
-        env = gymnasium.make(env_id, disable_env_checker=True, render_mode=render_mode)
+        try:
+            env = gymnasium.make(env_id, disable_env_checker=True, render_mode=render_mode)
+        except gymnasium.error.Error as error:
+            fail(f"cannot make {env_id}: {error}; {ELSEWHERE}")
         if not isinstance(env.unwrapped, MiniGridEnv):
             fail(f"cannot use {env_id}, which is no MiniGrid grid; {ELSEWHERE}")
         if not isinstance(env.action_space, gymnasium.spaces.Discrete):

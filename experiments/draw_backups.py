@@ -10,11 +10,12 @@ import itertools
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import ROOT, draw_arrow, pyplot, write_figure
+from output import ROOT, draw_arrow, write_figure
 
 from gbcore import TransitionGraph, q_targets, trajectory_subgraphs
 
@@ -68,7 +69,7 @@ def backed_up(graph, rows, backup):
 
 def main():
     graph, names, rows = build()
-    figure, axes = pyplot().subplots(1, len(BACKUPS), figsize=(15, 2.9), sharey=True)
+    figure, axes = plt.subplots(1, len(BACKUPS), figsize=(15, 2.9), sharey=True)
     for axis, backup in zip(axes, BACKUPS, strict=True):
         target, read = backed_up(graph, rows, backup)
         edges = graph.edges()

@@ -15,6 +15,7 @@ import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore.run import load_checkpoint
 from gbcore.run import run as run_module
+from gbcore.run.checkpoint import check_like, save_checkpoint
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
@@ -273,3 +274,14 @@ def test_what_would_break_a_kernel_breaks_no_process(case, place, value, run_of,
     assert command(script, "--resume", run, "--total-timesteps", "130") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "cannot resume" in line
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    class Env:
+        def state(self):
+            return {"room": np.int64(3), "seen": np.True_, "actions": [np.int64(1), 0]}
+
+    save_checkpoint(tmp_path, {"env": Env()})
+    found = load_checkpoint(tmp_path)
+    assert found == {"env": {"room": 3, "seen": True, "actions": [1, 0]}}
+    check_like(found, {"env": Env().state()})

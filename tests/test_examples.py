@@ -106,7 +106,7 @@ def test_any_space_is_one_shape_and_dtype_and_is_played_again(space):
         assert obs is task.obs
         assert (obs.shape, obs.dtype) == (first.shape, first.dtype)
     assert (type(reward), terminated, truncated) == (float, False, False)
-    other = GymnasiumTask("Sampled-v0", np.random.default_rng(9), kwargs)
+    other = GymnasiumTask("Sampled-v0", np.random.default_rng(9), kwargs, decimals=1)
     other.reset()
     other.restore(json.loads(json.dumps(task.state())))
     np.testing.assert_array_equal(other.obs, obs)

@@ -257,13 +257,16 @@ def test_where_nothing_untried_is_left_there_is_no_action_and_no_draw():
 
 
 def grid_world(episodes, rng, num_steps, size=6):
-    """Walk in a grid in which the last column ends an episode. Returns the share at each start."""
-    graph, shares, starts, at = episodes.planner.graph, [], True, 0
+    """Walk in a grid in which the last column ends an episode. Returns the share at each start, and
+    how many steps were planned.
+    """
+    graph, shares, num_planned, starts, at = episodes.planner.graph, [], 0, True, 0
     for _ in range(num_steps):
         node = graph.node(np.array([at]))
         action = episodes.act(node, rng, starts)
         if starts:
             shares.append(episodes.share)
+        num_planned += action is not None
         if action is None:
             action = int(rng.integers(4))
         x, y = at % size, at // size
@@ -274,14 +277,15 @@ def grid_world(episodes, rng, num_steps, size=6):
         graph.add(node, action, 0.0, next_node, done)
         starts = done
         at = 0 if done else at
-    return shares
+    return shares, num_planned
 
 
 def test_the_share_falls_to_zero_when_everything_was_tried():
     graph = TransitionGraph(4, (1,), np.int64)
     episodes = FrontierEpisodes(graph, share=1.0)
-    shares = grid_world(episodes, np.random.default_rng(0), 1_500)
+    shares, num_planned = grid_world(episodes, np.random.default_rng(0), 1_500)
     assert max(shares) > 0.5
+    assert num_planned > 0
     assert shares[-1] == 0
     assert episodes.metrics()["frontier/untried"] == 0
     assert graph.num_nodes == 36
@@ -290,7 +294,7 @@ def test_the_share_falls_to_zero_when_everything_was_tried():
 def test_no_share_no_planned_step():
     graph = TransitionGraph(4, (1,), np.int64)
     episodes = FrontierEpisodes(graph, share=0.0)
-    assert set(grid_world(episodes, np.random.default_rng(0), 500)) == {0.0}
+    assert grid_world(episodes, np.random.default_rng(0), 500)[1] == 0
 
 
 def test_the_share_is_what_planned_steps_find_more_than_others():

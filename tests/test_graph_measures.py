@@ -351,6 +351,8 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys, monkeypatch):
         evaluate.main()
         played.append(capsys.readouterr().out)
     assert played[0] != played[1]
+    del run.learner["graph_values"]["rows"]["valued"]
+    refused(capsys, run.policy, "cannot restore the learner", "valued")
     shutil.rmtree(folder / "checkpoint")
     refused(capsys, recorded.read(folder).policy, "acts on values of its graph", "checkpoint")
 
@@ -513,6 +515,16 @@ def test_the_layouts_and_their_pictures(run_folder, tmp_path, capsys, monkeypatc
     draw_graph.paint(layout, "reward", None)
     assert layout.edges["reward"][0] == rewards[abs(rewards).argmin()]
     assert (layout.edges["reward"][-1], layout.edges["colour"][-1]) == (-1, "#1c4fd8")
+
+
+def test_states_that_no_transition_joins_are_no_picture(capsys):
+    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
+    import draw_graph
+
+    graph = TransitionGraph(1, (1,), np.int64)
+    graph.add(graph.node(np.array([0])), 0, 0.0, graph.node(np.array([1])), False)
+    run = recorded.Recorded("chain", graph)
+    refused(capsys, lambda: draw_graph.lay_out(run, max_states=1), "no transition joins the 1 ")
 
 
 def test_pictures_of_observations_in_the_page(run_folder):

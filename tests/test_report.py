@@ -224,6 +224,13 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
         assert (tmp_path / picture).stat().st_size > 5_000
 
 
+def test_means_are_told_of_the_seeds_that_all_have(tmp_path, monkeypatch):
+    for first, backup in ((1, "graph"), (4, "tree")):
+        write_rows(tmp_path, {(backup, ""): lambda seed, _: 0.1 * seed}, MINIGRID, first=first)
+    text = make_report(tmp_path, monkeypatch)
+    assert "Here, 2 seeds: `graph` 0.45 (0.58), `tree` 0.45 (0.20)" in text
+
+
 def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_path, monkeypatch):
     rate = "learning_rate=0.00025"
     whole = f"act_on=graph depth=0 {rate} prior=0.3"
@@ -308,6 +315,7 @@ def atari_rows(folder, backup, variant, scores):
 def test_atari_runs_in_bfloat16_stand_for_their_backup_beside_the_paper(tmp_path, monkeypatch):
     atari_rows(tmp_path, "graph", "bf16=True", {"freeway": [21.3]})
     atari_rows(tmp_path, "one-step", "bf16=True", {"freeway": [15.0]})
+    atari_rows(tmp_path, "graph", "bf16=True", {"space_invaders": [500.0]})  # none of the 26
     text = make_report(tmp_path, monkeypatch)
     # 100 * 21.3 / 29.6 percent of human; the paper has 64.16 +- 46.23, which is a score of 18.99.
     assert rows_of(text, "freeway") == [

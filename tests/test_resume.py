@@ -345,7 +345,7 @@ def test_a_total_that_there_is_no_memory_for(finished, capsys, monkeypatch):
         raise MemoryError("Unable to allocate 1.0 TiB")
 
     monkeypatch.setattr(script, "TransitionGraph", no_room)
-    assert command(script, "--resume", run, "--total-timesteps", "1_000") == 2
+    assert command(script, "--resume", run, "--total-timesteps", "1_000") == 1
     assert is_one_line(capsys, "no memory", "1.0 TiB", "--total-timesteps")
     assert files_in(run) == before
 

@@ -1,7 +1,10 @@
 """benchmark/: the small commands behind single figures and pictures, on small input."""
 
+import json
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import draw_backups
@@ -12,9 +15,11 @@ import released_updates
 import timings
 from conftest import jitted
 from output import read_rows
-from run_records import RESULTS, SUITES
+from run_records import SUITES
 
 from gbcore import FrontierPlanner, Replay, TransitionGraph
+
+RUNS = Path(__file__).resolve().parent / "finished_runs"
 
 
 @pytest.fixture
@@ -44,13 +49,13 @@ def test_the_picture_of_the_five_backups_says_what_they_read():
 
 
 def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
-    krull = RESULTS / "krull_graph_1"
+    krull = RUNS / "krull_graph_1"
     ((_, seeds),) = plot_runs.read_settings([krull])
     steps, means, errors = plot_runs.curve_of(seeds)
     assert steps.tolist() == list(range(2000, 20_001, 2000))
     assert round(means[-1]) == 2478
     assert round(errors[-1], 1) == 64.3  # of 20 episodes: their deviation is 287.5, over 20 ** 0.5
-    runs = [RESULTS / f"doorkey-6x6_graph_{seed}" for seed in (1, 2, 3)]
+    runs = [RUNS / f"doorkey-6x6_graph_{seed}" for seed in (1, 2, 3)]
     ((_, seeds),) = plot_runs.read_settings(runs)
     assert sorted(seeds) == [1, 2, 3]
     steps, means, errors = plot_runs.curve_of(seeds)
@@ -59,6 +64,18 @@ def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
     assert errors[-1] == pytest.approx(np.std(last, ddof=1) / 3**0.5)
     type_command(plot_runs, krull, *runs, "--out", tmp_path / "krull.png")
     assert (tmp_path / "krull.png").stat().st_size > 0
+
+
+def test_a_copied_script_is_a_setting_of_its_own(tmp_path):
+    for name in ("mine", "theirs"):
+        run = shutil.copytree(RUNS / "doorkey-6x6_graph_1", tmp_path / name)
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | {"script": f"/a/{name}.py"}))
+    labels = plot_runs.labels(plot_runs.read_settings([tmp_path]))
+    assert [label.split(" (")[0] for label in labels] == [
+        "DoorKey-6x6, graph, script mine",
+        "DoorKey-6x6, graph, script theirs",
+    ]
 
 
 def test_labels_of_curves_are_the_flags_that_differ():
@@ -74,7 +91,7 @@ def test_labels_of_curves_are_the_flags_that_differ():
 
 
 def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
-    krull = RESULTS / "krull_graph_1"
+    krull = RUNS / "krull_graph_1"
     for words, named in (
         ((tmp_path, "--out", tmp_path / "x.png"), f"no run with an evaluation in {tmp_path}"),
         ((krull, "--out", tmp_path / "x.bmp"), "supported formats: "),

@@ -137,6 +137,7 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
     make_run(runs / "nested" / "b", "minatar", env_id="freeway", episode_seed="fixed")
     make_run(runs / "long", "minatar-1m", env_id="freeway")
     make_run(runs / "short", env_id="Empty-8x8", seed=3, total_timesteps=500)  # of no suite
+    make_run(runs / "game", "atari100k", env_id="space_invaders")  # none of the 26
     for name, content in (("damaged", '{"env_id": '), ("empty", "{}"), ("list", "[1]")):
         make_run(runs / name, env_id="Empty-8x8", seed=5)
         (runs / name / "config.json").write_text(content)
@@ -430,6 +431,9 @@ def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"content": {"counters": {"step": 5_000}}}))
     (run.folder / "old" / "config.json").write_text("{}")
+    shutil.copytree(run.folder / "old", run.folder / "shorter")  # the last by name
+    state = run.folder / "shorter" / "checkpoint" / "state.json"
+    state.write_text(json.dumps({"content": {"counters": {"step": 1_000}}}))
     commands = []
 
     def script(command, **_):

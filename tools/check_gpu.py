@@ -80,7 +80,7 @@ def check(args):
     runs = {}
     for name, graphs in (("captured", True), ("again", True), ("one by one", False)):
         learner = make_learner(args, args.device, cuda_graphs=graphs and args.device == "cuda")
-        runs[name] = some_updates(learner, 40, padded=True)
+        runs[name] = some_updates(learner, min(40, args.updates), padded=True)
         if name == "captured":
             kept = learner.captured.use_graphs or args.device == "cpu"
             yield "CUDA graphs are captured", len(learner.captured.plans), kept

@@ -21,16 +21,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
+import matplotlib.pyplot as plt
 import measures
 import numpy as np
 import recorded
 import tyro
-from output import fail, pyplot, write_figure
+from matplotlib import cm, collections, colors
+from output import fail, write_figure
+from PIL import Image
 
 try:
     import pygraphviz
-    from matplotlib import cm, collections, colors
-    from PIL import Image
 except ImportError as missing:
     fail(f"no {missing.name}: pip install -r requirements-draw.txt")
 
@@ -89,6 +90,8 @@ def lay_out(run, max_states=100_000, layout="auto"):
         distance = recorded.distances(run.graph.num_ids, *ends, run.initial_states)
         states = np.sort(states[np.argsort(distance[states], kind="stable")[:max_states]])
     inside = np.isin(edges["source"], states) & np.isin(edges["next"], states)
+    if not inside.any():
+        fail(f"no transition joins the {max_states} states nearest to the start: draw more of them")
     edges = {name: column[inside] for name, column in edges.items()}
     edges |= {name: np.searchsorted(states, edges[name]) for name in ("source", "next")}
     n, initial = len(states), np.searchsorted(states, np.intersect1d(run.initial_states, states))
@@ -120,8 +123,12 @@ def graphviz(program, pairs, num):
     graph = pygraphviz.AGraph(string=head + "\n".join(lines) + "}")
     copy, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)  # the C library's lines
-    svg = graph.draw(format="svg", prog=program).decode()
-    os.dup2(copy, 2)
+    try:
+        svg = graph.draw(format="svg", prog=program).decode()
+    finally:
+        os.dup2(copy, 2)
+        os.close(copy)
+        os.close(sink)
     found = re.findall(r'<title>(\d+)</title>\s*<ellipse [^>]*cx="([-\d.]+)" cy="([-\d.]+)"', svg)
     numbers = np.array(found, np.float64)
     return numbers[np.argsort(numbers[:, 0]), 1:] / 72
@@ -150,7 +157,7 @@ def paint(layout, color_by, q):
 
 def draw_picture(layout, path):
     """A PNG or SVG."""
-    figure, axis = pyplot().subplots(figsize=(9, 9.7), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 9.7), layout="constrained")
     xy, pairs, colour = layout.xy, layout.pairs, layout.edges["colour"]
     width = float(np.clip(110 / np.sqrt(len(pairs)), 0.35, 1.5))
     loop = pairs[:, 0] == pairs[:, 1]

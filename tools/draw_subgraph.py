@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import matplotlib.pyplot as plt
 import numpy as np
 import recorded
 import tyro
-from output import draw_arrow, fail, pyplot, write_figure
+from output import draw_arrow, fail, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
 
@@ -34,7 +35,7 @@ class Args:
     state: int | None = None
     """the root's state; none: of a transition where graph and tree backup differ"""
     action: str = ""  # the root's action, by name (by number where it has none)
-    depth: int = 0  # nested backups; 0 = the run's (5 for a bare graph)
+    depth: int = 0  # nested backups; 0 = the run's, or 5
     breadth: int = -1
     """transitions followed per level, 0 = all; -1 = the run's (20 for a bare graph)"""
     gamma: float = -1.0  # the discount; -1 = the run's (0.99 for a bare graph)
@@ -119,7 +120,7 @@ def draw(nested, title, path):
         for k, vertex in enumerate(vertices):
             xy[column, vertex] = column, ((len(vertices) - 1) / 2 - k) * tallest / len(vertices)
     size = 2.7 * num_levels + 1.8, float(np.clip(0.42 * tallest + 1.2, 3.2, 13))
-    figure, axis = pyplot().subplots(figsize=size, layout="tight")
+    figure, axis = plt.subplots(figsize=size, layout="tight")
     for o in np.argsort(nested.read[sub.outcome_pair], kind="stable"):
         pair, level = sub.outcome_pair[o], nested.level[sub.outcome_pair[o]]
         ends = xy[level, nested.pair_vertex[pair]], xy[level + 1, sub.outcome_vertex[o]]
@@ -190,7 +191,8 @@ def main():
     if args.leaves != "zero" and run.missing:
         fail(f"{run.missing}; --leaves zero backs up its rewards alone")
     flags = run.config or {}
-    args.depth = args.depth or flags.get("depth") or 5  # 0: the whole graph
+    of_the_run = 1 if flags.get("backup") == "one-step" else flags.get("depth")
+    args.depth = args.depth or of_the_run or 5
     args.breadth = flags.get("breadth", 20) if args.breadth == -1 else args.breadth
     args.gamma = flags.get("gamma", 0.99) if args.gamma == -1 else args.gamma
     if args.depth < 1 or args.breadth < 0 or not 0 <= args.gamma <= 1 or args.seed < 0:

@@ -10,18 +10,6 @@ sys.path.insert(0, str(ROOT))  # gbcore and the scripts, for all that import thi
 from gbcore.run.flags import fail  # noqa: E402
 
 
-def pyplot():
-    """matplotlib.pyplot without a screen; one line where it is not installed."""
-    try:
-        import matplotlib
-    except ImportError as missing:
-        fail(f"no {missing.name}: pip install -r requirements-draw.txt")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def draw_arrow(axis, start, end, colour, width, **style):
     """An arrow between two marks of a picture."""
     style |= {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 8, "shrinkB": 8}

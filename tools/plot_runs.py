@@ -1,7 +1,6 @@
 """Draw the learning curves of runs: mean and standard error over the seeds of each setting.
 
 python tools/plot_runs.py runs/* --out curves.png
-python tools/plot_runs.py results/krull_graph_1 --out krull.png
 """
 
 import json
@@ -37,6 +36,7 @@ def read_settings(paths):
         except (OSError, ValueError, KeyError) as error:
             fail(f"{folder} cannot be read: {error!r}")
         flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
+        flags["script"] = Path(config.get("script", "")).stem
         if returns:
             seeds = found.setdefault(json.dumps(flags, sort_keys=True), (flags, {}))[1]
             seeds[seed] = returns  # of a seed that was run twice, the last

@@ -130,7 +130,10 @@ class Recorded:
         # On an empty graph there is nothing that an untrained network would be asked for.
         learner = self.module.Learner(args, graph, None, torch.device("cpu"))
         graph.restore(self.graph.state())
-        learner.restore(self.learner)
+        try:
+            learner.restore(self.learner)
+        except (ValueError, KeyError) as error:
+            fail(f"{self.script} as it is now cannot restore the learner of {self.name}: {error!r}")
         return learner.act
 
     def q_values(self, nodes, which="online"):
@@ -161,6 +164,7 @@ def read(path):
         run.missing = f"the script that made {path} is gone: {script}"
     try:
         tree = load_checkpoint(path)
+        run.graph, run.steps = TransitionGraph.from_state(tree["graph"]), tree["counters"]["step"]
     except FileNotFoundError:
         if not (path / "graph.npz").exists():
             fail(
@@ -174,9 +178,8 @@ def read(path):
             fail(f"cannot read the networks in {path / 'model.pt'}: {error}")
         run.networks = {"online": model, "target": model}
         return run
-    except (OSError, ValueError) as error:
-        fail(error)
-    run.graph, run.steps = TransitionGraph.from_state(tree["graph"]), tree["counters"]["step"]
+    except (OSError, ValueError, KeyError) as error:
+        fail(f"cannot read the checkpoint of {path}: {error}")
     if run.graph.num_edges == 0:
         fail(f"{path} has no transitions yet")
     rows, position = tree["replay"]["rows"], tree["replay"]["position"]

@@ -69,13 +69,14 @@ def findings(protocols):
         names, parts = (WHOLE,) * (name == million) + OF_THE_PAPER[::-1], []
         for p in (p for p in protocols if p.suite == suite):
             ran = [b for b in names if p.mean(b) is not None]
+            if not (seeds := min(map(len, p.shared_seeds(*ran)), default=0)):
+                continue
             ours = dict(zip(ran, p.means(*ran), strict=True))  # on the seeds that all of them have
             told = [f"`{b}` {short(ours.get(b))} ({short(p.paper_mean(b))})" for b in names]
             told = ", ".join(told).replace("` - (", "` (").replace(" (-)", "")  # what is not there
-            seeds = min((len(p.of(b, task)) for b in ran for task in p.tasks), default=0)
             where = p.title.removeprefix(name).removeprefix(", ").capitalize() or "Here"
             text = f"{where}, {seeds} seed{'s' * (seeds != 1)}: {told}."
-            parts += [text + first_order(p)] * bool(ran)
+            parts.append(text + first_order(p))
         if parts:
             yield f"- **{name}**, mean score, in brackets the paper's. {' '.join(parts)}"
     for name, setting, without in (

@@ -8,6 +8,7 @@ number of threads, they compute the same digits.
 
 import contextlib
 import fcntl
+import functools
 import importlib
 import json
 import math
@@ -57,7 +58,7 @@ SUITES = {
     ),
 }  # fmt: skip
 
-# Flags that say where and how a run is computed, not what.
+# Flags that say where and how a run is computed, not what; and the script, which its suite says.
 WITHOUT_EFFECT = {
     "run_dir", "resume", "track", "wandb_project_name", "wandb_entity", "capture_video",
     "save_model", "threads", "cuda", "cuda_graphs", "torch_deterministic", "log_frequency",
@@ -87,6 +88,12 @@ def script_of(suite):
     return importlib.import_module(SUITES[suite].script)
 
 
+@functools.cache
+def tasks_of(suite):
+    """Names of a suite's tasks, as its script writes them."""
+    return tuple(map(script_of(suite).task_of, SUITES[suite].tasks))
+
+
 def flags_of(suite, **changed):
     """All flags of a run of a suite, as config.json holds them.
 
@@ -97,6 +104,16 @@ def flags_of(suite, **changed):
     for name in changed.keys() - args.keys() - {"script"}:
         raise KeyError(name)
     return args | {"total_timesteps": SUITES[suite].total_timesteps} | changed
+
+
+def words_of(flags):
+    """Words of a command line that give a script these flags, name -> value."""
+    words = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        switch = {"true": [f"--{flag}"], "false": [f"--no-{flag}"]}
+        words += switch.get(str(value).lower(), [f"--{flag}", str(value)])
+    return words
 
 
 def key_of(suite, config):
@@ -195,7 +212,7 @@ def first_reward_step(folder):
 def finished_runs(run_dir, suites, wanted=()):
     """Key -> folder of every finished run in run_dir that belongs to one of the suites.
 
-    A run belongs to a suite by its script and its number of steps, or if its key is wanted.
+    A run belongs to a suite by its script, number of steps and task, or if its key is wanted.
     """
     found = {}
     for folder in filter(is_finished, run_folders(run_dir)):
@@ -207,7 +224,7 @@ def finished_runs(run_dir, suites, wanted=()):
             except (KeyError, TypeError, SystemExit) as error:  # of a flag, or of the task
                 print(f"left out: {folder}, config.json is of no run: {error!r}", file=sys.stderr)
                 break
-            if same_steps or key in wanted:
+            if (same_steps and key.task in tasks_of(suite)) or key in wanted:
                 found.setdefault(key, folder)
     return found
 

@@ -25,6 +25,7 @@ import torch
 import tyro
 from output import fail, read_rows, write_rows
 from recorded import load_script
+from run_records import words_of
 from tables import markdown
 
 # Script -> task, steps of learning before the clock starts, steps on the clock.
@@ -69,15 +70,10 @@ def rate(run, first_step):
 
 def flags_of(variant):
     """The words of a command line: default, or name=value and so on."""
-    words = []
-    for part in variant.split() if variant != "default" else ():
-        name, _, value = part.partition("=")
-        if not value:
-            fail(f"--variants takes default or name=value, got {variant!r}")
-        name = name.replace("_", "-")
-        switch = {"true": [f"--{name}"], "false": [f"--no-{name}"]}
-        words += switch.get(value.lower(), [f"--{name}", value])
-    return words
+    flags = dict(part.partition("=")[::2] for part in variant.split() if variant != "default")
+    if not all(flags.values()):
+        fail(f"--variants takes default or name=value, got {variant!r}")
+    return words_of(flags)
 
 
 def timed(args, script, env_id, backup, variant):

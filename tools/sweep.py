@@ -174,13 +174,7 @@ def make_run(args, suite, flags):
         "total_timesteps": steps, "checkpoint_frequency": args.checkpoint_frequency,
         "save_model": False, "threads": args.threads, "cuda": args.gpus_per_run > 0,
     }  # fmt: skip
-    words = [f"{SUITES[suite].script}.py"]
-    for name, value in flags.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
+    words = [f"{SUITES[suite].script}.py", *run_records.words_of(flags)]
     name = "__".join(str(part).replace(" ", "_").replace("/", "_") for part in key if part != "")
     return Run(key, tuple(words), args.run_dir.resolve() / name, steps)
 
@@ -203,7 +197,8 @@ def execute(run, threads, keep_checkpoints):
             resumable = {folder: step for folder, step in steps.items() if step is not None}
             commands = [(*run.command, "--run-dir", str(run.folder))]
             if resumable:
-                commands.insert(0, (run.command[0], "--resume", str(max(resumable))))
+                furthest = max(resumable, key=resumable.get)
+                commands.insert(0, (run.command[0], "--resume", str(furthest)))
             for words in commands:
                 print("$", shlex.join(words), file=log, flush=True)
                 status = subprocess.run(

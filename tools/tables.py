@@ -10,7 +10,7 @@ from pathlib import Path
 import aggregate
 import numpy as np
 from output import read_rows
-from run_records import RESULTS, SUITES, Records, script_of
+from run_records import RESULTS, SUITES, Records, script_of, tasks_of
 
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 FRONTIER = "graph, frontier"
@@ -79,16 +79,21 @@ class Protocol:
         pair = (self.scores(name, tasks, normalised) for name in (setting, other))
         return aggregate.difference(*pair)
 
+    def shared_seeds(self, *settings):
+        """The seeds of each task that all settings have."""
+        found = zip(*map(self.scores, settings), strict=True)
+        return [set.intersection(*map(set, of)) for of in found]
+
     def means(self, *settings):
         """Mean of the tasks' means of each, on the seeds that all have: `gain` is of the same."""
-        found = [self.scores(setting) for setting in settings]
-        shared = [set.intersection(*map(set, of)) for of in zip(*found, strict=True)]
+        shared = self.shared_seeds(*settings)
         return [
-            aggregate.mean_of_tasks(
-                *(np.array([of[s] for s in both]) for of, both in zip(tasks, shared, strict=True))
-            )
-            for tasks in found
-        ]
+            aggregate.mean_of_tasks(*(
+                np.array([of[seed] for seed in seeds])
+                for of, seeds in zip(self.scores(setting), shared, strict=True)
+            ))
+            for setting in settings
+        ]  # fmt: skip
 
     def mean(self, setting):
         """Mean of the tasks' means; None until every task has a run."""
@@ -155,9 +160,7 @@ def read_paper():
 
 
 def new_protocol(suite, episode_seed, numbers):
-    tasks = list(numbers.get("graph", ())) or list(
-        map(script_of(suite).task_of, SUITES[suite].tasks)
-    )
+    tasks = list(numbers.get("graph", tasks_of(suite)))
     scales = {}
     if suite.startswith("minatar"):
         scales = {t: max(numbers[b][t][0] for b in OF_THE_PAPER) for t in tasks}
@@ -172,7 +175,10 @@ def read_protocols(results_dir):
         given = {key[:-1] for key in rows}  # without the seed
         for key, row in rows.items():
             where = suite, key.episode_seed
-            protocol = found.setdefault(where, new_protocol(*where, paper.get(suite, {})))
+            protocol = found.get(where) or new_protocol(*where, paper.get(suite, {}))
+            if key.task not in protocol.tasks:
+                continue
+            found[where] = protocol
             run = {
                 name: float(row[name]) if row[name] else None
                 for name in ("score", "wall_seconds", "steps_per_second", "novel_state_ratio",

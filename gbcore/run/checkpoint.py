@@ -41,7 +41,8 @@ def save_checkpoint(run_path, parts):
     try:
         new.mkdir()
         np.savez(new / "arrays.npz", **arrays)
-        content = json.dumps({"format_version": FORMAT_VERSION, "names": sorted(arrays), **tree})
+        tree = {"format_version": FORMAT_VERSION, "names": sorted(arrays), **tree}
+        content = json.dumps(tree, default=np.generic.item)
         checksum = zlib.crc32(content.encode())
         (new / "state.json").write_text(f'{{"crc32": {checksum}, "content": {content}}}\n')
         for path in (*new.iterdir(), new):
@@ -103,6 +104,8 @@ def check_like(found, wanted, name="checkpoint"):
     """Raise ValueError, naming the place, where a tree is not like the one of a fresh run."""
     if isinstance(wanted, torch.Tensor):
         wanted = wanted.numpy(force=True)
+    if isinstance(wanted, np.generic):
+        wanted = wanted.item()
     if isinstance(wanted, dict):
         if not isinstance(found, dict) or found.keys() != wanted.keys():
             raise ValueError(f"Require {name} with {sorted(wanted)}")

@@ -86,7 +86,7 @@ class Run:
         parts: what a checkpoint holds: at least "graph", "replay", "learner" (with num_updates and
             num_evaluated, and online, its network), "env" (with num_actions, and obs, the
             observation that it is in) and, where training explores with the graph, "frontier". Each
-            has `state()` and `restore(state)`; the "actions" in the environment's are plain ints.
+            has `state()` and `restore(state)`.
         rng: the np.random.Generator of all sampling.
         device: torch's device.
         evaluate: function of (step, stop) that plays an evaluation: returns and lengths of its
@@ -339,7 +339,7 @@ class Run:
                 found = load_checkpoint(path)
                 parts = self.parts | {"run": self}
                 check_like(found, {name: part.state() for name, part in parts.items()})
-                actions = found["env"]["actions"]
+                actions = found["env"].get("actions", ())
                 if not all(type(a) is int and 0 <= a < self.env.num_actions for a in actions):
                     raise ValueError("Require the environment's own actions")
                 if found["counters"]["step"] > self.args.total_timesteps:
@@ -352,6 +352,8 @@ class Run:
                         "or chance in it that reset(seed) does not govern"
                     )
                 self.charts = found["run"]["charts"]
+        except MemoryError:
+            raise
         except (OSError, ValueError) as error:
             fail(f"cannot resume {path!r}: {error}")
         except Exception as error:  # what the parts' own libraries raise
@@ -485,7 +487,7 @@ def errors_in_one_line():
     try:
         yield
     except MemoryError as error:
-        fail(f"no memory: {error}; give a smaller --buffer-size, --total-timesteps or --depth")
+        fail(f"no memory: {error}; give a smaller --buffer-size, --total-timesteps or --depth", 1)
     except KeyboardInterrupt:
         fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
     finally:
