@@ -1,6 +1,6 @@
 """Memory of a replay that forgets.
 
-    python benchmark/memory.py --out bounded_memory.csv
+    python benchmark/memory.py
 
 The environment is synthetic and never repeats itself for long: a random walk over a line without
 end, with random numbers of 16 bits in view. Replay, graph and leaf values are those of the scripts;
@@ -18,7 +18,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import fail, write_rows
+from output import fail
 
 from gbcore import LeafTable, Replay, TransitionGraph, q_targets
 
@@ -74,7 +74,6 @@ def forgetting(
     capacity: int = 100_000,
     report_frequency: int = 1_000_000,
     frame_stack: bool = False,
-    out: Path | None = None,
 ):
     """Memory and time per step over millions of transitions. Exit status 1 if anything is stale.
 
@@ -83,7 +82,6 @@ def forgetting(
         capacity: of the replay
         report_frequency: transitions between two rows
         frame_stack: observations are stacks of 4 frames, each stored once, as in Atari
-        out: CSV file to write
     """
     if not 1 <= report_frequency <= steps or capacity < 1:
         fail("require 1 <= --report-frequency <= --steps and --capacity >= 1")
@@ -112,20 +110,16 @@ def forgetting(
             stale, problems = faults(graph, leaves)
             rows.append({
                 "transitions": step,
-                "resident_mb": round(memory, 1),
                 "above_start_mb": round(memory - at_start, 1),
                 "us_per_step": round(1e6 * seconds / report_frequency, 2),
                 "nodes": graph.num_nodes, "edges": graph.num_edges, "ids": graph.num_ids,
                 "ids_given_out": graph.num_ids + int(graph.generations.sum()),
-                "frames": graph.num_frames if frame_stack else 0,
                 "stale_leaf_values": stale, "problems": problems,
             })  # fmt: skip
             print(", ".join(f"{name} {value:,}" for name, value in rows[-1].items()), flush=True)
             begin = time.process_time()
         if step % 32_000 == 0:
             leaves.forget_all()  # a new target network
-    if out:
-        write_rows(out, rows[0], rows)
     sys.exit(any(row["problems"] or row["stale_leaf_values"] for row in rows))
 
 

@@ -127,8 +127,6 @@ def graphviz(program, pairs, num):
         svg = graph.draw(format="svg", prog=program).decode()
     finally:
         os.dup2(copy, 2)
-        os.close(copy)
-        os.close(sink)
     found = re.findall(r'<title>(\d+)</title>\s*<ellipse [^>]*cx="([-\d.]+)" cy="([-\d.]+)"', svg)
     numbers = np.array(found, np.float64)
     return numbers[np.argsort(numbers[:, 0]), 1:] / 72

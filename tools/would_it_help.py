@@ -172,9 +172,7 @@ def report(name, by_key, suite=None):
         "self-loops, rewarded transitions": f"{found['self_loops']:.1%}, {found['rewarded']:.1%}",
     }
     if "targets_read" in found:
-        read, value, zero = (
-            f"{found[f'targets_{name}']:.1%}" for name in ("read", "value", "zero")
-        )
+        read, value, zero = (percent(found[f"targets_{n}"]) for n in ("read", "value", "zero"))
         rows |= {
             f"targets of depth {found['depth']} unlike tree backup's": f"{read}   (what is read); "
             f"{value} (the value, where leaves are random)",
