@@ -98,7 +98,7 @@ class Args(RunFlags):
     breadth: int = 20
     """transitions followed per level of a graph backup; 0 = all"""
     prior: float = 0.0
-    """observations of a nested pair that the network's value counts as; 0: the paper's backup"""
+    """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
     act_on: Literal["network", "graph"] = "network"
     """what is greedy, in training and evaluation: the network, or the values of the whole graph
     where the state is known"""
