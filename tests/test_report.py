@@ -297,7 +297,8 @@ def test_rows_of_a_sweep_with_overrides_alone_make_a_report(tmp_path, monkeypatc
     text = make_report(tmp_path, monkeypatch)
     assert rows_of(text, "**tree, gamma 0.5**")[0][0] == "0.10 ± 0.00 (2)"
     assert "## The paper's claims" not in text
-    write_rows(tmp_path, {("tree", ""): lambda *_: 0.1}, ["MiniGrid-FourRooms-v0"], "minigrid-hard", seeds=2)
+    rooms = ["MiniGrid-FourRooms-v0"]
+    write_rows(tmp_path, {("tree", ""): lambda *_: 0.1}, rooms, "minigrid-hard", seeds=2)
     assert "## MiniGrid, harder tasks" in make_report(tmp_path, monkeypatch)  # not in the paper
     assert f"wrote {tmp_path / 'report.md'}\n" in capsys.readouterr().out
 
