@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import run_records
@@ -441,9 +442,9 @@ def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
         if "--resume" not in command:
             make_run(run.folder / "anew", env_id="Empty-8x8")
             (run.folder / "anew" / "checkpoint").mkdir()
-        return subprocess.CompletedProcess(command, 2 if "--resume" in command else 0)
+        return SimpleNamespace(wait=lambda: 2 if "--resume" in command else 0)
 
-    monkeypatch.setattr(subprocess, "run", script)
+    monkeypatch.setattr(subprocess, "Popen", script)
     row, _, resumed_from = sweep.execute(run, 1, keep_checkpoints=False)
     assert (row["score"], resumed_from) == (1.0, None)
     assert [f"--resume {run.folder / 'old'}" in words for words in commands] == [True, False]
@@ -515,6 +516,8 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
     assert out.count("try again") == 1
     assert "stopped; 1 of 1 runs are left" in out
     assert not processes_of(runs)
+    (log,) = runs.glob("*/log.txt")
+    assert "interrupted after" in log.read_text().splitlines()[-1]  # with a checkpoint
 
     second = start()
     out, err = second.communicate(timeout=150)

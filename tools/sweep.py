@@ -201,12 +201,12 @@ def execute(run, threads, keep_checkpoints):
                 commands.insert(0, (run.command[0], "--resume", str(furthest)))
             for words in commands:
                 print("$", shlex.join(words), file=log, flush=True)
-                status = subprocess.run(
+                # Not subprocess.run: where the worker is stopped, that kills the run at once.
+                status = subprocess.Popen(
                     ["setpriv", "--pdeathsig", "TERM", sys.executable, *words],
                     cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
-                    check=False,
-                ).returncode  # fmt: skip
+                ).wait()  # fmt: skip
                 if status != 2:  # else the checkpoint cannot be used
                     break
         finished = list(filter(run_records.is_finished, run_records.run_folders(run.folder)))
@@ -325,6 +325,7 @@ def start_ray(args):
     """The ray module, connected."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "false")  # runs save first
     try:
         import ray
         import rich  # noqa: F401
