@@ -510,13 +510,15 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
     ((script, worker),) = processes_of(runs).items()
     os.kill(worker, signal.SIGKILL)  # the script ends with it, and is resumed by another
     wait_until(lambda: processes_of(runs).keys() - {script} and script not in processes_of(runs))
+    (log,) = runs.glob("*/log.txt")
+    wait_until(lambda: log.read_text().count("results go to") == 2)
+    time.sleep(0.5)
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=60)
     assert first.returncode == 130, out + err
     assert out.count("try again") == 1
     assert "stopped; 1 of 1 runs are left" in out
     assert not processes_of(runs)
-    (log,) = runs.glob("*/log.txt")
     assert "interrupted after" in log.read_text().splitlines()[-1]  # with a checkpoint
 
     second = start()
