@@ -58,11 +58,11 @@ SUITES = {
     ),
 }  # fmt: skip
 
-# Flags that say where and how a run is computed, not what; and the script, which its suite says.
+# Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = {
     "run_dir", "resume", "track", "wandb_project_name", "wandb_entity", "capture_video",
     "save_model", "threads", "cuda", "cuda_graphs", "torch_deterministic", "log_frequency",
-    "checkpoint_frequency", "script",
+    "checkpoint_frequency",
 }  # fmt: skip
 IN_KEY = {"env_id", "seed", "backup", "episode_seed"}  # by themselves, not in the variant
 

@@ -180,7 +180,7 @@ def make_run(args, suite, flags):
 
 
 def execute(run, threads, keep_checkpoints):
-    """Run the script to its end, from the newest checkpoint if there is one. In a Ray worker.
+    """Run the script to its end, from the furthest checkpoint if there is one. In a Ray worker.
 
     Returns what the run measured, its curve, and the step of the checkpoint or None.
     """

@@ -85,7 +85,8 @@ class GymnasiumTask:
             fail(f"{self.env_id} gave an observation with NaN or infinity")
         self.obs, self.key = np.array(obs), None  # environments may go on writing into theirs
         if self.decimals is not None or self.key_last_action:
-            key = obs if self.decimals is None else np.round(obs + 0, self.decimals) + 0  # no -0.0
+            # + 0 makes booleans numbers, and of -0.0 0.0.
+            key = obs if self.decimals is None else np.round(obs + 0, self.decimals) + 0
             last = (self.actions or [-1])[-1] if self.key_last_action else -1
             self.key = np.frombuffer(key.tobytes() + np.int64(last).tobytes(), np.uint8)
         return self.obs
