@@ -261,7 +261,7 @@ class Game:
     def state(self):
         """What `restore` takes back: how this episode began, and its actions."""
         begin = {"outer": self._random_states[0], "inner": self._random_states[1]}
-        return {"begin": begin, "last_action": self._last_action, "actions": self.actions}
+        return {"begin": begin, "last_action": self._last_action, "actions": list(self.actions)}
 
     def restore(self, state):
         """Play an episode again, up to where `state` was called."""

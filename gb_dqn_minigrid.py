@@ -266,7 +266,7 @@ class Task:
 
     def state(self):
         """What `restore` takes back."""
-        return {"actions": self.actions}
+        return {"actions": list(self.actions)}
 
     def restore(self, state):
         """Play an episode again, up to where `state` was called."""

@@ -557,7 +557,7 @@ class Game:
 
     def state(self):
         """What `restore` takes back."""
-        return {"seed": self.seed, "actions": self.actions}
+        return {"seed": self.seed, "actions": list(self.actions)}
 
     def restore(self, state):
         """Play a game again, up to where `state` was called."""

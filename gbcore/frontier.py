@@ -144,7 +144,7 @@ class FrontierPlanner:
     # ----------------------------------------------------------------------------------------------
 
     def state(self):
-        """Arrays that `restore` takes back, with the same further behaviour."""
+        """Arrays that `restore` takes back, with the same further behaviour; some are views."""
         plan, changes = self._take_changes()
         frontier_kernels.follow_changes(self.graph.arrays, plan, changes)
         n = self.graph.num_ids

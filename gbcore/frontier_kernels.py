@@ -1,7 +1,7 @@
 """The compiled loops of `frontier.py`: values that follow a changing graph.
 
 No kernel here calls one of `kernels.py`: Numba's cache does not notice an edit in another file.
-Nor does it notice new values of EMPTY and FREED: after such an edit, delete `__pycache__`.
+Nor does it notice a new value of EMPTY: after such an edit, delete `__pycache__`.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from gbcore.kernels import EMPTY, FREED
+from gbcore.kernels import EMPTY
 
 FLOOR = 1e-9  # a smaller value is none: no chain of discounts goes on for ever
 ROUNDING = 1.0 + 1e-12
@@ -89,7 +89,7 @@ def count_untried(graph, num_ids):
                 entered[graph.edge_next[e]] = True
     untried = 0
     for node in range(num_ids):
-        if entered[node] and graph.in_degree[node] != FREED:
+        if entered[node]:
             for a in range(graph.pair_count.shape[1]):
                 untried += graph.pair_count[node, a] == 0
     return untried

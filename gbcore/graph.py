@@ -277,7 +277,7 @@ class TransitionGraph:
         if self._contents is None:
             return self._keys.take(nodes)
         self._keys.require_ids(np.asarray(nodes))
-        return self._contents[nodes]
+        return self._contents.take(nodes, axis=0)  # never a view
 
     def _check_obs(self, obs, key, many=False):
         """Observation and key as arrays; the observation itself where there are no keys."""
@@ -384,7 +384,7 @@ class TransitionGraph:
         self._watchers[:] = (other for other in self._watchers if other is not changes)
 
     def _tell(self, nodes, next_nodes):
-        for changes in self._watchers:
+        for changes in tuple(self._watchers):  # one may end meanwhile, by the garbage collector
             changes.extend(zip(nodes, next_nodes, strict=True))
 
     def _check_transition(self, node, action, reward, next_node, terminated):

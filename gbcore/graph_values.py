@@ -131,7 +131,8 @@ class GraphValues:
     def act(self, obs, otherwise):
         """Greedy actions int64 [n] for observations [n, *obs_shape].
 
-        `otherwise`, a function of such observations, is asked where `actions` knows none.
+        `otherwise`, a function of such observations, is asked where `actions` knows none. Where the
+        graph has keys, ask `graph.find` and `actions` instead.
         """
         actions = self._choose(np.array([self.graph.find(one) for one in obs], np.int64))
         unknown = actions < 0
@@ -154,7 +155,7 @@ class GraphValues:
     # ----------------------------------------------------------------------------------------------
 
     def state(self):
-        """What `restore` takes back, with the same further behaviour."""
+        """What `restore` takes back, with the same further behaviour; some are views."""
         self._make_room()
         waiting = np.array(self._changes, np.int64).reshape(-1, 2)
         n = self.graph.num_ids

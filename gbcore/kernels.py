@@ -685,7 +685,7 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, s
     num_pairs, num_outcomes = level_pairs[depth], level_outcomes[depth]
     return Subgraphs(
         sub.nodes[:num_rows],
-        root_nodes,
+        root_nodes.copy(),
         sub.root_row,
         sub.vertex_row[:num_vertices],
         sub.vertex_pairs[: num_vertices + 1],

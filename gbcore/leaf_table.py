@@ -25,8 +25,8 @@ class LeafTable:
         graph: the TransitionGraph.
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
 
-    Methods raise KeyError for what is not the id of a node, and ValueError for arrays of another
-    shape or actions out of range.
+    Methods but `knows` raise KeyError for what is not the id of a node, and ValueError for arrays
+    of another shape or actions out of range.
     """
 
     def __init__(self, graph, evaluate):
@@ -81,7 +81,7 @@ class LeafTable:
         self._generation[:] = UNKNOWN
 
     def state(self):
-        """What `restore` takes back; q float32 [num_ids, A] and known bool [num_ids] are in it."""
+        """What `restore` takes back: q float32 [num_ids, A], a view, and known bool [num_ids]."""
         known = self.known
         rows = Rows(q=self.q[: len(known)], known=known)
         return {"rows": rows, "num_evaluated": self.num_evaluated}

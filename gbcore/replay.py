@@ -1,5 +1,6 @@
 """Replay: a ring of transitions that feeds the graph, sampled uniformly or by priority."""
 
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,9 @@ class Replay:
         has then changed.
         """
         i = self.position
+        node, action, next_node = map(operator.index, (node, action, next_node))
         if self.obs is not None:
+            obs = np.asarray(obs)
             check_array("obs", obs, self.obs.dtype, self.obs.shape[1:])
         self.graph.add(node, action, reward, next_node, terminated)
         self.cut[i - 1] = self._ended or self.next_node[i - 1] != node
@@ -111,7 +114,7 @@ class Replay:
         )  # fmt: skip
 
     def state(self):
-        """What `restore` takes back."""
+        """What `restore` takes back; its arrays are views, to be saved or copied at once."""
         columns = Rows({name: getattr(self, name)[: self.size] for name in self.COLUMNS})
         return {"rows": columns, "position": self.position, "ended": self._ended}
 
@@ -119,7 +122,7 @@ class Replay:
         """Go on from what `state` returned. There may be more room than there was.
 
         Raises:
-            ValueError: for rows that are not the transitions of the graph.
+            ValueError: for rows that are not the transitions of the graph; nothing has changed.
         """
         rows = saved["rows"]
         size, position = len(rows["node"]), saved["position"]
@@ -131,20 +134,21 @@ class Replay:
         for name in self.COLUMNS:
             column = getattr(self, name)
             check_array(name, rows[name], column.dtype, (size, *column.shape[1:]))
-            column[:size] = rows[name]
         after = np.roll(rows["node"], -1)
         if (
             not (rows["cut"] | (rows["next_node"] == after)).all()
             or not rows["cut"][position - 1 :][:1].all()
         ):
             raise ValueError("Require rows that go on where they are not cut, as the newest is")
-        self._check_rows_are_the_graph(size)
+        self._check_rows_are_the_graph(rows)
+        for name in self.COLUMNS:
+            getattr(self, name)[:size] = rows[name]
         self.size, self._ended = size, bool(saved["ended"])
         self.position = position if is_full else size
 
-    def _check_rows_are_the_graph(self, size):
-        columns = (self.node, self.action, self.next_node, self.reward, self.terminated)
-        rows = np.rec.fromarrays([column[:size] for column in columns])
+    def _check_rows_are_the_graph(self, rows):
+        columns = ("node", "action", "next_node", "reward", "terminated")
+        rows = np.rec.fromarrays([rows[name] for name in columns])
         rows, counts = np.unique(rows, return_counts=True)
         edges = self.graph.edges()
         names = ("source", "action", "next", "reward", "terminated")

@@ -151,7 +151,7 @@ def categorical_targets(
         targets[torch.as_tensor(unseen, device=device)] = leaf_pmf[rows, actions]
     if device.type == "cpu":
         sums = targets.sum(dim=1, dtype=torch.float64).numpy()
-        wrong = np.flatnonzero(np.abs(sums - 1) > 0.05)  # bfloat16 drifts by 0.004 in ten levels
+        wrong = np.flatnonzero(~(np.abs(sums - 1) <= 0.05))  # bfloat16 drifts by 0.004 in 10 levels
         if len(wrong):
             raise ValueError(
                 "Require leaf_pmf whose rows sum to 1, "
@@ -393,9 +393,10 @@ def prune(subgraphs, rule, best_actions=None, prior=0.0):
             mistake can be noticed there.
 
     Returns:
-        The pruned `Subgraphs`, whose nodes come in the order in which they were asked for, and a
-        bool [M] of these nodes: is the leaf value itself read there? With "behaviour" and no prior,
-        vertex_row is -1 for an expanded vertex whose state is not among the nodes.
+        The pruned `Subgraphs`, whose nodes come in the order in which they were asked for, those
+        of roots never seen last; and a bool [M] of these nodes: is the leaf value itself read
+        there? With "behaviour" and no prior, vertex_row is -1 for an expanded vertex whose state is
+        not among the nodes.
 
     Raises:
         ValueError: for another rule, missing best_actions, other than one action >= 0 per node, or

@@ -588,6 +588,8 @@ def test_a_coarser_key_merges_states_that_keep_their_first_observation():
     other = graph.node(later, key + np.int16(1))  # a finer key: the same observation twice
     assert graph.node(later, key + np.int16(2)) not in (node, other)
     np.testing.assert_array_equal(graph.observations_of(np.array([[node, other]]))[0, 1], later)
+    graph.observations_of(node)[:] = 9  # a copy
+    np.testing.assert_array_equal(graph.observations[node], first)
     graph.add(node, 0, 0.0, node, False)
     assert graph.remove(node, 0, 0.0, node, False) == [node]
     assert graph.find(first, key) == -1

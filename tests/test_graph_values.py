@@ -182,6 +182,18 @@ def test_a_graph_tells_nobody_who_is_gone():
         graph.unwatch(other)
 
 
+def test_a_watcher_that_goes_while_others_are_told_takes_nothing_from_them():
+    class GoesAway(list):
+        def extend(self, changes):
+            graph.unwatch(self)
+
+    graph, *_ = graph_that_forgets()
+    graph._watchers.append(GoesAway())
+    changes, node = graph.watch(), graph.node(np.array([0]))
+    graph.add(node, 0, 1.0, node, False)
+    assert changes == [(node, node)]
+
+
 def test_a_restored_one_goes_on_with_the_same_values():
     def made():
         graph, replay, table = graph_that_forgets()

@@ -58,9 +58,27 @@ def test_what_the_graph_refuses_is_no_row():
     replay, nodes = replay_of(4)
     with pytest.raises(ValueError, match="action"):
         replay.add(nodes[0], 7, 0.0, nodes[1], False)
+    with pytest.raises(TypeError, match="integer"):  # several at once, as the graph takes them
+        replay.add(
+            np.array(nodes[:2]),
+            np.zeros(2, int),
+            np.zeros(2),
+            np.array(nodes[1:3]),
+            np.zeros(2, bool),
+        )
     assert (replay.size, replay.position, replay.graph.num_transitions) == (0, 0, 0)
     with pytest.raises(ValueError, match="capacity"):
         Replay(replay.graph, 0)
+
+
+def test_rows_of_another_graph_change_nothing():
+    replay, nodes = replay_of(4)
+    replay.add(nodes[0], 2, 0.0, nodes[1], False)
+    saved = copy.deepcopy(replay.state())
+    saved["rows"]["action"][0] = 1
+    with pytest.raises(ValueError, match="are the transitions of the graph"):
+        replay.restore(saved)
+    assert replay.action[0] == 2
 
 
 @pytest.mark.parametrize("num_rows", [0, 2, 4, 6])

@@ -1,5 +1,6 @@
 """gbcore.run: what all scripts share of the command line, a run's folder and its end."""
 
+import importlib
 import json
 import os
 import re
@@ -154,6 +155,20 @@ def test_integers_as_people_write_them(words, monkeypatch):
             assert (args.total_timesteps, args.learning_rate) == (100_000, 1e-3)
 
 
+def test_a_copy_that_postpones_its_annotations_can_be_resumed(tmp_path, monkeypatch):
+    source = Path(script.__file__).read_text().replace("gamma: float = 0.99", "gamma: float = 1")
+    (tmp_path / "mine.py").write_text(f"from __future__ import annotations\n{source}")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("mine")
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--total-timesteps", "1e3"])
+    args = parse_flags(mine.Args, mine.__file__)
+    assert (args.total_timesteps, args.gamma) == (1000, 1)
+    config = asdict(args) | {"script": mine.__file__}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--resume", str(tmp_path)])
+    assert asdict(parse_flags(mine.Args, mine.__file__)) == asdict(args) | {"resume": str(tmp_path)}
+
+
 def test_flags_that_do_nothing_are_named(capsys):
     check_flags(script.Args(frontier_share=0.9, total_timesteps=100, cuda=False))
     first, second = capsys.readouterr().err.splitlines()
@@ -198,11 +213,14 @@ def test_the_fewest_threads_that_are_nearly_the_quickest(seconds, chosen, monkey
     assert args.threads == number[0] == chosen
 
 
-def test_too_little_memory_is_one_line(capsys):
+@pytest.mark.parametrize("allocate", [np.empty, torch.empty])
+def test_too_little_memory_is_one_line(allocate, capsys):
     with pytest.raises(SystemExit) as stopped, errors_in_one_line():
-        raise MemoryError("99 TiB")
+        allocate(10**17, dtype={np.empty: np.uint8, torch.empty: torch.uint8}[allocate])
     assert stopped.value.code == 1
-    assert is_one_line(capsys, "99 TiB", "--buffer-size")
+    assert is_one_line(capsys, "allocate", "--buffer-size")
+    with pytest.raises(RuntimeError, match="memory format"), errors_in_one_line():
+        raise RuntimeError("another memory format was expected")
 
 
 def test_a_terminal_has_a_bar(monkeypatch, capsys):

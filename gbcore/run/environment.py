@@ -93,7 +93,7 @@ class GymnasiumTask:
 
     def state(self):
         """What `restore` takes back."""
-        return {"seed": self.seed, "actions": self.actions}
+        return {"seed": self.seed, "actions": list(self.actions)}
 
     def restore(self, state):
         """Play an episode again, up to where `state` was called."""

@@ -8,9 +8,9 @@ import math
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import torch
 import tyro
@@ -135,7 +135,7 @@ def read_flags(flags_class, arguments, **options):
 
 def _plain_integers(arguments, flags_class):
     """1e5 as 100000, where the flag before it takes an integer."""
-    integers = {f"--{field.name}" for field in fields(flags_class) if int in _types(field)}
+    integers = {f"--{name}" for name, allowed in _types(flags_class).items() if int in allowed}
     plain = []
     for argument in arguments:
         name, equals, value = argument.rpartition("=")
@@ -149,9 +149,9 @@ def _plain_integers(arguments, flags_class):
     return plain
 
 
-def _types(field):
-    """The types, or the choices, of a flag."""
-    return get_args(field.type) or (field.type,)
+def _types(flags_class):
+    """The types, or the choices, of each flag by name."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(flags_class).items()}
 
 
 def idle_flags(args):
@@ -272,12 +272,13 @@ def _saved_flags(flags_class, script, path):
         fail(f"cannot resume {path!r}: config.json is of no run: {error!r}")
     if made_by.stem != script.stem:
         fail(f"cannot resume {path!r}: it is a run of {made_by.name}; type python {made_by}")
-    for field in fields(flags_class):
-        value = config.get(field.name, field.default)
-        allowed = _types(field)
-        if (value if isinstance(allowed[0], str) else type(value)) not in allowed:
-            fail(f"cannot resume {path!r}: Require {field.name} of {allowed}, got {value!r}")
-    unknown = sorted(config.keys() - {field.name for field in fields(flags_class)})
+    types, default = _types(flags_class), flags_class()
+    for name, allowed in types.items():
+        value = config.get(name, getattr(default, name))
+        kind = value if isinstance(allowed[0], str) else type(value)
+        if kind not in allowed and not (kind is int and float in allowed):
+            fail(f"cannot resume {path!r}: Require {name} of {allowed}, got {value!r}")
+    unknown = sorted(config.keys() - types.keys())
     if unknown:
         fail(f"cannot resume {path!r}: {unknown[0]} is no flag of {script.name}")
     return flags_class(**config)

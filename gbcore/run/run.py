@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -486,8 +487,12 @@ def errors_in_one_line():
     previous = signal.signal(signal.SIGINT, interrupted)
     try:
         yield
-    except MemoryError as error:
-        fail(f"no memory: {error}; give a smaller --buffer-size, --total-timesteps or --depth", 1)
+    except (MemoryError, RuntimeError) as error:
+        of_torch = re.search("(out of|allocate) memory", str(error))
+        if isinstance(error, RuntimeError) and not of_torch:
+            raise
+        smaller = "--batch-size, --buffer-size, --total-timesteps or --depth"
+        fail(f"no memory: {error}; give a smaller {smaller}", 1)
     except KeyboardInterrupt:
         fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
     finally:
