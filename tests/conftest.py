@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -256,6 +257,7 @@ def torch_settings():
     """What the scripts set for the whole process is taken back."""
     torch.set_num_threads(1)
     yield
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_flush_denormal(False)
     torch.use_deterministic_algorithms(False)
 

@@ -113,6 +113,8 @@ def signal_at(monkeypatch, script, step, number=signal.SIGTERM):
         added.append(add(replay, *transition))
         if len(added) == step:
             signal.raise_signal(number)
+            if number == signal.SIGTERM:  # from each thread of a sweep's worker
+                signal.raise_signal(number)
 
     def evaluating(*arguments):
         if len(added) == int(step) != step:

@@ -447,7 +447,9 @@ def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", script)
     row, _, resumed_from = sweep.execute(run, 1, keep_checkpoints=False)
     assert (row["score"], resumed_from) == (1.0, None)
-    assert [f"--resume {run.folder / 'old'}" in words for words in commands] == [True, False]
+    free = "--checkpoint-frequency 10000 --threads 1 --no-cuda"  # of this sweep, not the last
+    goes_on = f"--resume {run.folder / 'old'} {free}"
+    assert [goes_on in words for words in commands] == [True, False]
     assert not (run.folder / "anew" / "checkpoint").exists()
     sweep.execute(run, 1, keep_checkpoints=False)  # it is finished
     assert len(commands) == 2

@@ -90,6 +90,7 @@ class Args:
 class Run(NamedTuple):
     key: Key
     command: tuple  # of a new run; without --run-dir
+    free: tuple  # words of it that a resumed run takes, too
     folder: Path  # the run's own folder is in it
     total_timesteps: int
 
@@ -170,13 +171,14 @@ def overrides(suite, backup, words):
 def make_run(args, suite, flags):
     key = key_of(suite, flags)
     steps = flags.get("total_timesteps", SUITES[suite].total_timesteps)
-    flags = flags | {
-        "total_timesteps": steps, "checkpoint_frequency": args.checkpoint_frequency,
-        "save_model": False, "threads": args.threads, "cuda": args.gpus_per_run > 0,
-    }  # fmt: skip
-    words = [f"{SUITES[suite].script}.py", *run_records.words_of(flags)]
+    free = tuple(run_records.words_of({
+        "checkpoint_frequency": args.checkpoint_frequency, "threads": args.threads,
+        "cuda": args.gpus_per_run > 0,
+    }))  # fmt: skip
+    words = run_records.words_of(flags | {"total_timesteps": steps, "save_model": False})
     name = "__".join(str(part).replace(" ", "_").replace("/", "_") for part in key if part != "")
-    return Run(key, tuple(words), args.run_dir.resolve() / name, steps)
+    command = (f"{SUITES[suite].script}.py", *words, *free)
+    return Run(key, command, free, args.run_dir.resolve() / name, steps)
 
 
 def execute(run, threads, keep_checkpoints):
@@ -198,7 +200,7 @@ def execute(run, threads, keep_checkpoints):
             commands = [(*run.command, "--run-dir", str(run.folder))]
             if resumable:
                 furthest = max(resumable, key=resumable.get)
-                commands.insert(0, (run.command[0], "--resume", str(furthest)))
+                commands.insert(0, (run.command[0], "--resume", str(furthest), *run.free))
             for words in commands:
                 print("$", shlex.join(words), file=log, flush=True)
                 # Not subprocess.run: where the worker is stopped, that kills the run at once.

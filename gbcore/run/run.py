@@ -384,7 +384,8 @@ class Run:
 class StopSignal:
     """Ctrl-C or SIGTERM, noted for the loop to end at a place of its choice.
 
-    As a context manager: `asked` becomes True at the first signal; the second one acts at once.
+    As a context manager: `asked` becomes True at the first signal. A second Ctrl-C acts at once; a
+    second SIGTERM is ignored for good, since a sweep that ends sends one per thread of a worker.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -398,8 +399,10 @@ class StopSignal:
         for number, handler in zip(self.SIGNALS, self._previous, strict=True):
             signal.signal(number, handler)
 
-    def _note(self, *_):
+    def _note(self, number, _):
         self.asked = True
+        if number == signal.SIGTERM:
+            self._previous[1] = signal.SIG_IGN
         self.__exit__()
 
 
