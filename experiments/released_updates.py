@@ -41,16 +41,12 @@ COLUMNS = ("suite", "episode_seed", "task", "backup", "depth", "update", "seed",
 class Args:
     suites: tuple[Literal["minatar", "minigrid"], ...] = ("minatar", "minigrid")
     """of them all tasks; MinAtar's with fixed episode seeds, as in the authors' code"""
-    backup: Literal["n-step", "graph"] = "n-step"
-    """whose update"""
+    backup: Literal["n-step", "graph"] = "n-step"  # whose update
     depth: int = 5
     """steps of a return or levels; the paper has 5, the released command for MiniGrid 10"""
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
-    """runs of each"""
-    parallel: int = 1
-    """runs at a time"""
-    out: Path = RESULTS / "released_updates.csv"
-    """CSV file with a row per run"""
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)  # runs of each
+    parallel: int = 1  # runs at a time
+    out: Path = RESULTS / "released_updates.csv"  # CSV file with a row per run
 
 
 def ends_of(replay, time_limit_is_terminal):

@@ -314,7 +314,8 @@ def test_a_run_is_read_from_its_checkpoint_or_its_model(run_folder, tmp_path):
 def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     run = recorded.read(run_folder)
     video = tmp_path / "episode.mp4"
-    returns, lengths = evaluate.play(run, episodes=3, epsilon=0, seed=5, video=video)
+    returns, lengths, film = evaluate.play(run, episodes=3, epsilon=0, seed=5)
+    film(video)
     assert video.stat().st_size > 0
     task = gb_dqn_minigrid.Task(run.task, seed=run.config["seed"])
     obs, rewards, over = task.reset(), [], False
@@ -336,6 +337,17 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--video", "none/e.mp4"])
     refused(capsys, evaluate.main, "--video", "none/e.mp4")
 
+    def draws_nothing(task):
+        raise NotImplementedError
+
+    monkeypatch.setattr(gb_dqn_minigrid.Task, "render", draws_nothing)
+    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--video", str(video)])
+    with pytest.raises(SystemExit, match="1"):
+        evaluate.main()
+    out, err = capsys.readouterr()
+    assert "mean return" in out
+    assert err.startswith(f"error: cannot write {video}")
+
 
 @pytest.mark.usefixtures("torch_settings")
 def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys, monkeypatch):
@@ -345,12 +357,6 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys, monkeypatch):
     run, obs = recorded.read(folder), learner.graph.observations_of(np.unique(learner.replay.node))
     np.testing.assert_array_equal(run.policy()(obs), learner.act(obs))
     assert (learner.act(obs) != run.network()(obs).argmax(axis=1)).any()
-    played = []
-    for words in ((), ("--network",)):
-        monkeypatch.setattr("sys.argv", ["evaluate.py", str(folder), "--episodes", "8", *words])
-        evaluate.main()
-        played.append(capsys.readouterr().out)
-    assert played[0] != played[1]
     del run.learner["graph_values"]["rows"]["valued"]
     refused(capsys, run.policy, "cannot restore the learner", "valued")
     shutil.rmtree(folder / "checkpoint")
@@ -411,7 +417,11 @@ def test_tools_load_the_script_that_made_a_run(run_of_a_copy, run_folder, capsys
     run = recorded.read(run_of_a_copy[0])
     assert (run.suite, run.module.__file__) == ("minigrid", str(run_of_a_copy[1]))
     assert (run.q_values(np.arange(3)) == recorded.read(run_folder).q_values(np.arange(3))).all()
-    assert evaluate.play(run, 2, 0, 0) == evaluate.play(recorded.read(run_folder), 2, 0, 0)
+    assert evaluate.play(run, 2, 0, 0)[:2] == evaluate.play(recorded.read(run_folder), 2, 0, 0)[:2]
+    assert capsys.readouterr().err == ""
+    (run_of_a_copy[1].parent / "gbcore").mkdir()
+    assert recorded.read(run_of_a_copy[0]).module
+    assert f"is read with {ROOT / 'gbcore'}" in capsys.readouterr().err
 
 
 def test_tools_look_at_a_run_of_the_whole_graph_at_depth_5(run_of_a_copy, capsys, monkeypatch):
@@ -421,7 +431,9 @@ def test_tools_look_at_a_run_of_the_whole_graph_at_depth_5(run_of_a_copy, capsys
     for tool, *words in ((would_it_help, "--sampled", "20"), (draw_subgraph, "--leaves", "zero")):
         monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", str(run), *words])
         tool.main()
-        assert re.search(r"\bdepth 5\b", capsys.readouterr().out)
+        out = capsys.readouterr().out
+        assert re.search(r"\bdepth 5\b", out)
+        assert ("; the run learned from other targets" in out) == (tool is draw_subgraph)
 
 
 def test_what_cannot_be_read_is_refused_and_never_drawn(run_of_a_copy, capsys, monkeypatch):

@@ -264,6 +264,15 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     ) in make_report(tmp_path, monkeypatch)
 
 
+def test_a_csv_file_without_a_column_is_named(tmp_path, monkeypatch, capsys):
+    write_rows(tmp_path, {("graph", ""): lambda *_: 0.9}, MINIGRID)
+    path = tmp_path / "minigrid.csv"
+    path.write_text(path.read_text().replace(",score,", ",mean,"))
+    with pytest.raises(SystemExit):
+        make_report(tmp_path, monkeypatch)
+    assert f"a CSV file in {tmp_path} has no column 'score'" in capsys.readouterr().err
+
+
 def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypatch):
     write_rows(tmp_path, {("n-step", ""): lambda *_: 0.9}, MINIGRID)
     of_run = {"suite": "minigrid", "episode_seed": "", "backup": "n-step", "update": "released"}

@@ -183,11 +183,12 @@ def test_flags_that_do_nothing_are_named(capsys):
         check_flags(script.Args(**flags, prior=1.0, cuda=False))
         assert ("--prior does nothing" in capsys.readouterr().err) == ("act_on" not in flags)
     rainbow = gb_rainbow_atari.Args(
-        depth=1, breadth=7, eval_frequency=0, curve_episodes=1, cuda=False
-    )
+        depth=1, breadth=7, eval_frequency=0, curve_episodes=1, cuda=False, cuda_graphs=False,
+        wandb_entity="me",
+    )  # fmt: skip
     check_flags(rainbow)
     named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
-    assert named == ["--breadth", "--curve-episodes"]
+    assert named == ["--wandb-entity", "--cuda-graphs", "--breadth", "--curve-episodes"]
 
 
 @pytest.mark.parametrize(

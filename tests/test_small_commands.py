@@ -15,7 +15,7 @@ import released_updates
 import timings
 from conftest import jitted
 from output import read_rows
-from run_records import SUITES
+from run_records import SUITES, read_returns
 
 from gbcore import FrontierPlanner, Replay, TransitionGraph
 
@@ -62,8 +62,18 @@ def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
     last = [np.mean(returns[100_000]) for returns in seeds.values()]
     assert means[-1] == pytest.approx(np.mean(last))
     assert errors[-1] == pytest.approx(np.std(last, ddof=1) / 3**0.5)
-    type_command(plot_runs, krull, *runs, "--out", tmp_path / "krull.png")
-    assert (tmp_path / "krull.png").stat().st_size > 0
+    picture = tmp_path / "krull.png"
+    found = type_command(plot_runs, krull, *runs, "runs/TYPO", "--out", picture)
+    assert found == f"wrote {picture}\n"
+    assert picture.stat().st_size > 0
+
+
+def test_a_row_that_a_full_disk_cut_is_left_out(tmp_path):
+    run = shutil.copytree(RUNS / "krull_graph_1", tmp_path / "run")
+    whole = read_returns(run)
+    with (run / "evaluations.csv").open("a") as file:
+        file.write("22000,3")
+    assert read_returns(run) == whole
 
 
 def test_a_copied_script_is_a_setting_of_its_own(tmp_path):
@@ -99,8 +109,9 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
         with pytest.raises(SystemExit) as stopped:
             type_command(plot_runs, *words)
         assert stopped.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        *warned, line = capsys.readouterr().err.splitlines()
         assert named in line
+        assert warned == [f"warning: no run in {tmp_path}"] * (words[0] == tmp_path)
 
 
 @jitted

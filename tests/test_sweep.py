@@ -322,6 +322,18 @@ def test_rows_of_a_user_stay_out_of_tracked_files(tmp_path, monkeypatch, capsys)
     assert {path: path.stat().st_mtime_ns for path in run_records.RESULTS.rglob("*")} == before
 
 
+def test_numbers_of_overrides_are_written_as_those_of_flags():
+    flags = sweep.overrides("minigrid", "graph", ("total_timesteps=5e3", "gamma=0.5"))
+    assert flags == {"total_timesteps": 5000, "gamma": 0.5}
+
+
+@pytest.mark.parametrize("flag", ["--seeds", "--backups", "--variants"])
+def test_a_sweep_over_nothing_is_refused(flag, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        in_process(monkeypatch, "--suites", "minigrid", "--dry-run", flag)
+    assert flag in capsys.readouterr().err
+
+
 def test_the_live_table_keeps_its_width_without_a_row(tmp_path):
     from rich.console import Console
 

@@ -32,10 +32,8 @@ TOLERANCE = 2e-3  # of errors and losses: TF32 is off, sums are taken in another
 class Args:
     device: Literal["cuda", "cpu"] = "cuda"
     """cpu: try this program itself, padded updates included"""
-    states: int = 2_000
-    """pictures in the graph"""
-    updates: int = 300
-    """updates that are timed, for each backup"""
+    states: int = 2_000  # pictures in the graph
+    updates: int = 300  # updates that are timed, for each backup
 
 
 def make_learner(args, device, **flags):

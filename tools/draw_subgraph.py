@@ -32,8 +32,7 @@ class Args:
     run: tyro.conf.Positional[Path]
     """a run's folder, finished or running (with a checkpoint), or a graph file"""
     out: Path | None = None  # the picture, .png or .svg; none: only the sums are printed
-    state: int | None = None
-    """the root's state; none: of a transition where graph and tree backup differ"""
+    state: int | None = None  # the root's; none: of a transition where graph and tree backup differ
     action: str = ""  # the root's action, by name (by number where it has none)
     depth: int = 0  # nested backups; 0 = the run's, or 5
     breadth: int = -1
@@ -200,10 +199,12 @@ def main():
     rng = np.random.default_rng(args.seed)
     state, action, tree = root_of(run, args, rng)
     nested = Nested(run, args, state, action, rng)
-    found = f"target of ({state}, {nested.names[action]}): {nested.value[-1]:.4f}"
+    found = f"graph backup's target of ({state}, {nested.names[action]}): {nested.value[-1]:.4f}"
     found += "" if tree is None else f" (tree backup: {tree:.4f})"
     about = f"depth {args.depth}, breadth {args.breadth or 'all'}, gamma {args.gamma:g}, "
     about += f"leaf values: {args.leaves}"
+    if flags.get("backup", "graph") != "graph" or flags.get("depth") == 0 or flags.get("prior"):
+        about += "; the run learned from other targets"
     if args.out is not None:
         draw(nested, f"{run.task or run.name}\n{found}\n{about}", args.out)
     sub, lines = nested.sub, list(nested.sums())

@@ -3,7 +3,6 @@
     python tools/evaluate.py runs/RUN
     python tools/evaluate.py runs/RUN --episodes 500 --epsilon 0 --seed 7
     python tools/evaluate.py runs/RUN --video episode.mp4
-    python tools/evaluate.py runs/RUN --network          # of a run that acts on its graph
 
 Environments, action noise and episodes are those of the run's script: MiniGrid plays the layout of
 the run's seed, MinAtar with fixed episode seeds the run's game. What else is random (sticky
@@ -18,6 +17,7 @@ import numpy as np
 import recorded
 import tyro
 from output import fail
+from scipy import stats
 
 
 @dataclass
@@ -27,20 +27,16 @@ class Args:
     epsilon: float | None = None  # share of random actions; default: the run's --eval-epsilon
     seed: int = 0  # of everything that the script draws in an evaluation
     video: Path | None = None  # write one more episode as mp4
-    network: bool = False  # play the network alone, also where the run acts on its graph
 
 
-def play(run, episodes, epsilon, seed, video=None):
-    """Returns and lengths of episodes; epsilon None is the run's. Writes a video if asked to."""
+def play(run, episodes, epsilon, seed):
+    """Returns, lengths, and a function of a path that films one more; epsilon None: the run's."""
     policy, args = run.policy(), recorded.args_of(run.module, run.config)
     if epsilon is not None:
         args = replace(args, eval_epsilon=epsilon)
-
     seeds = [[seed, args.seed, number] for number in range(2)]
     played = run.module.evaluate(args, run.task, policy, seeds[0], episodes)
-    if video is not None:
-        run.module.record_video(args, run.task, policy, seeds[1], video)
-    return played
+    return *played, lambda path: run.module.record_video(args, run.task, policy, seeds[1], path)
 
 
 def main():
@@ -52,17 +48,16 @@ def main():
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
     run = recorded.read(args.run)
-    if args.network and "act_on" in (run.config or {}):
-        run.config |= {"act_on": "network"}
-    returns, lengths = play(run, args.episodes, args.epsilon, args.seed, args.video)
-    error = np.std(returns, ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
+    returns, lengths, film = play(run, args.episodes, args.epsilon, args.seed)
+    error = f" (standard error {stats.sem(returns):.2g})" if len(returns) > 1 else ""
     print(
         f"{run.task} {run.config['backup']} seed {run.config['seed']}: "
-        f"mean return {np.mean(returns):.4g} (standard error {error:.2g}) over {len(returns)} "
-        f"episodes; median {np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
+        f"mean return {np.mean(returns):.4g}{error}, number of episodes {len(returns)}; median "
+        f"{np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
         f"{np.max(returns):.4g}; {np.mean(lengths):.4g} steps per episode"
     )
     if args.video is not None:
+        film(args.video)
         print(f"wrote {args.video}")
 
 

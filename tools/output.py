@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # gbcore and the scripts, for all that import this module
 
-from gbcore.run.flags import fail  # noqa: E402
+from gbcore.run.flags import fail, warn  # noqa: E402, F401
 
 
 def draw_arrow(axis, start, end, colour, width, **style):
@@ -25,9 +25,9 @@ def write_figure(figure, path, dpi=110):
 
 
 def read_rows(path):
-    """Rows of a CSV file: dicts of text. Raises OSError for one that cannot be read."""
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+    """Whole rows of a CSV file: dicts of text. Raises OSError for one that cannot be read."""
+    with open(path, newline="") as file:  # the last row may be cut, by a full disk or for now
+        return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
 def write_rows(path, columns, rows):

@@ -11,29 +11,29 @@ import aggregate
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
-from output import fail, write_figure
+from output import fail, warn, write_figure
 from run_records import WITHOUT_EFFECT, read_returns, run_folders
 
 
 @dataclass
 class Args:
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """folders of runs, or folders that hold some"""
+    runs: tyro.conf.Positional[tuple[Path, ...]]  # folders of runs, or folders that hold some
     out: Path  # the picture: .png, .svg, .pdf or what else matplotlib writes
 
 
 def read_settings(paths):
     """[(flags, {seed: step -> returns})], a setting each: all flags that matter but the seed."""
-    folders = [
-        folder for path in paths
-        for folder in ([path] if (path / "config.json").exists() else run_folders(path))
-    ]  # fmt: skip
+    folders = {}
+    for path in paths:
+        folders |= dict.fromkeys(here := run_folders(path))
+        if not here:
+            warn(f"no run in {path}")
     found = {}
-    for folder in dict.fromkeys(folders):
+    for folder in folders:
         try:
             config = json.loads((folder / "config.json").read_text())
             returns, seed = read_returns(folder), config.pop("seed")
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             fail(f"{folder} cannot be read: {error!r}")
         flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
         flags["script"] = Path(config.get("script", "")).stem
@@ -85,6 +85,7 @@ def main():
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right", frameon=False, fontsize=9)
     write_figure(figure, args.out)
+    print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 import ale_py
 import numpy as np
 import torch
-from output import ROOT, fail
+from output import ROOT, fail, warn
 from run_records import MINATAR
 from scipy import sparse
 
@@ -155,7 +155,7 @@ def read(path):
     try:
         config = json.loads((path / "config.json").read_text())
         script = Path(config.pop("script"))
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         fail(f"{path}: config.json is corrupt, or names no script: {error!r}")
     places = (script, ROOT / script.name, ROOT / "examples" / script.name)
     run = Recorded(path.name, None, config=config)
@@ -208,6 +208,8 @@ def load_script(script):
         fail(f"no script {script}")
     if path.parent == ROOT:
         return importlib.import_module(path.stem)
+    if (path.parent / "gbcore").exists():
+        warn(f"{path} is read with {ROOT / 'gbcore'}; copy tools/ beside it for its own")
     spec = importlib.util.spec_from_file_location(str(path), path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:

@@ -186,7 +186,7 @@ def verdicts_text(protocol):
 def score_table(protocol):
     """Ours and the paper's, a row per setting."""
     header = ["", *map(short_task, protocol.tasks), "mean of tasks", "normalised IQM",
-              "less the backup alone"]  # fmt: skip
+              "gain over the backup alone"]  # fmt: skip
     rows = []
     for name in protocol.settings():
         mean = protocol.estimate(aggregate.mean_of_tasks, name)
@@ -295,7 +295,9 @@ def main():
             replace_block(page, "tables", frontier_tables.tables(protocols, more))
             of_readme = [part.replace("](report_", "](docs/report_") for part in short_parts]
             replace_block(ROOT / "README.md", "results", of_readme)
-    except (OSError, ValueError, KeyError) as error:
+    except KeyError as error:
+        fail(f"a CSV file in {args.results_dir} has no column {error}")
+    except (OSError, ValueError) as error:
         fail(error)
     print("wrote", folder / "report.md", *(["README.md docs/frontier.md"] if is_ours else []))
 

@@ -141,15 +141,15 @@ def read_json(path):
 
 
 def run_folders(run_dir):
-    """Folders of runs in run_dir and in its folders, in order of their names."""
-    found = [*Path(run_dir).glob("*/config.json"), *Path(run_dir).glob("*/*/config.json")]
-    return sorted(path.parent for path in found)
+    """run_dir, its folders and theirs that are of a run, in order of their names."""
+    places = ("config.json", "*/config.json", "*/*/config.json")
+    return sorted(path.parent for place in places for path in Path(run_dir).glob(place))
 
 
 def is_finished(folder):
     """Whether the run went to its end: result.json is written last."""
     result = read_json(folder / "result.json")
-    return bool(result) and not result["interrupted"] and result["score"] is not None
+    return bool(result) and not result["interrupted"] and result.get("score") is not None
 
 
 def checkpoint_step(folder):
@@ -263,9 +263,9 @@ class Records:
 
     def add(self, found):
         """Add what is not there yet. found: Key -> (measurements, curve). Returns how many."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         if not found:
             return 0
-        self.folder.mkdir(parents=True, exist_ok=True)
         number, lock = 0, os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # other sweeps may write here, too

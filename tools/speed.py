@@ -28,6 +28,8 @@ from recorded import load_script
 from run_records import words_of
 from tables import markdown
 
+from gbcore.run.flags import read_flags
+
 # Script -> task, steps of learning before the clock starts, steps on the clock.
 DEFAULTS = {
     "gb_dqn_minigrid": ("Empty-8x8", 1_000, 8_000),
@@ -49,8 +51,7 @@ class Args:
     """tasks, of each script; none: Empty-8x8, MinAtar's freeway or Freeway"""
     backups: tuple[str, ...] = ("one-step", "n-step", "tree", "graph", "graph-mixed")
     """the first is what the others are compared with"""
-    variants: tuple[str, ...] = ("default",)
-    """flags that each backup runs with in turn, as in default exploration=frontier"""
+    variants: tuple[str, ...] = ("default",)  # flags of each backup in turn: default bf16=true
     turns: int = 3  # runs of each
     warm_up_steps: int = 0  # steps of learning before the clock starts; 0 = 1,000, with Atari 100
     steps: int = 0  # steps on the clock; 0 = 8,000 (a period of the target network), with Atari 200
@@ -83,7 +84,7 @@ def timed(args, script, env_id, backup, variant):
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
     words = ["--backup", backup, *(["--env-id", env_id] if env_id else []), *flags_of(variant)]
     module = load_script(script)
-    known = tyro.cli(module.Args, args=words, prog=stem)
+    known = read_flags(module.Args, words)
     first_step = known.learning_starts + warm_up
     words += [
         "--total-timesteps", str(first_step + steps), "--eval-frequency", "0",

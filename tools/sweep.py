@@ -97,8 +97,10 @@ class Run(NamedTuple):
 
 def check_args(args):
     """Refuse what cannot run, before anything is written."""
-    if not args.suites and not args.collect_only:
+    if not (args.suites or args.collect_only):
         fail(f"--suites must name one or more of {', '.join(SUITES)}")
+    if not (args.backups and args.variants and args.seeds):
+        fail("Require one or more --backups, --variants and --seeds")
     least = min(args.workers, args.gpus_per_run, *args.seeds)
     if min(args.threads, args.checkpoint_frequency) < 1 or least < 0:
         fail("Require --threads and --checkpoint-frequency >= 1, and --workers, --gpus-per-run "

@@ -70,7 +70,10 @@ def load_checkpoint(run_path):
     if not path.exists():  # killed between the two renames
         path = path.with_name("checkpoint.old")
     if not path.exists():
-        raise FileNotFoundError(f"Require a checkpoint in {run_path}, found none")
+        raise FileNotFoundError(
+            f"Require a checkpoint in {run_path}, found none: it ended before the first one "
+            "(--checkpoint-frequency)"
+        )
     try:
         state = json.loads((path / "state.json").read_text())
         tree = state["content"]

@@ -119,7 +119,7 @@ def gymnasium_id(env_id):
         try:
             importlib.import_module(module)
         except Exception as error:  # whatever is wrong with it
-            fail(f"cannot import {module!r}, of --env-id {env_id}: {error!r}")
+            fail(f"cannot import {module!r}, of {env_id}, from {os.getcwd()}: {error!r}")
     if name in gymnasium.registry:
         return f"{module}{colon}{name}"
 

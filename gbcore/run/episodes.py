@@ -4,6 +4,8 @@ import difflib
 
 import numpy as np
 
+from gbcore.run.flags import fail
+
 ELSEWHERE = "for another environment see examples/ and the README's 'Your own environment'"
 
 
@@ -45,18 +47,24 @@ def film_episode(policy, env, rng, epsilon):
 
 
 def write_video(path, frames, fps, zoom=1):
-    """Write frames uint8 [height, width, 3] as mp4, each pixel zoom x zoom."""
+    """Write frames uint8 [height, width, 3] as mp4, each pixel zoom x zoom.
+
+    A full disk, or an environment that draws nothing, ends the program with status 1.
+    """
     import imageio_ffmpeg
 
     writer = None
-    for frame in frames:
-        frame = np.ascontiguousarray(frame.repeat(zoom, axis=0).repeat(zoom, axis=1))
-        if writer is None:
-            size = (frame.shape[1], frame.shape[0])
-            writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2)
-            writer.send(None)
-        writer.send(frame)
-    writer.close()
+    try:
+        for frame in frames:
+            frame = np.ascontiguousarray(frame.repeat(zoom, axis=0).repeat(zoom, axis=1))
+            if writer is None:
+                size = (frame.shape[1], frame.shape[0])
+                writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2)
+                writer.send(None)
+            writer.send(frame)
+        writer.close()
+    except (OSError, NotImplementedError) as error:
+        fail(f"cannot write {path}: {error!r}", 1)
 
 
 def nearest(name, known):

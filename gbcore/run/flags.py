@@ -108,17 +108,16 @@ def parse_flags(flags_class, script):
         flags_class: the script's Args, a dataclass on top of `RunFlags`.
         script: the script's __file__.
     """
-    arguments = _plain_integers(sys.argv[1:], flags_class)
-    args = read_flags(flags_class, arguments)
+    args = read_flags(flags_class, sys.argv[1:])
     if args.resume is not None:
-        args = _flags_of_run(flags_class, Path(script), args.resume, arguments)
+        args = _flags_of_run(flags_class, Path(script), args.resume, sys.argv[1:])
     check_flags(args)
     return args
 
 
 def read_flags(flags_class, arguments, **options):
-    """tyro.cli, but a flag that cannot be read is one line in place of a box."""
-    shown = io.StringIO()
+    """tyro.cli, but 1e5 is an integer, and a flag that cannot be read one line, not a box."""
+    arguments, shown = _plain_integers(arguments, flags_class), io.StringIO()
     try:
         with contextlib.redirect_stderr(shown):
             return tyro.cli(flags_class, args=arguments, **options)
@@ -159,6 +158,10 @@ def idle_flags(args):
     found = {}
     if args.exploration != "frontier":
         found["frontier_share"] = "without --exploration frontier"
+    if not args.track:
+        found |= dict.fromkeys(("wandb_project_name", "wandb_entity"), "without --track")
+    if not args.cuda:
+        found["cuda_graphs"] = "on a CPU"
     if not args.backup.startswith("graph"):
         found["breadth"] = f"with --backup {args.backup}"
     elif args.depth == 1:
@@ -271,7 +274,7 @@ def _saved_flags(flags_class, script, path):
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         fail(f"cannot resume {path!r}: config.json is of no run: {error!r}")
     if made_by.stem != script.stem:
-        fail(f"cannot resume {path!r}: it is a run of {made_by.name}; type python {made_by}")
+        fail(f"{path!r} is a run of {made_by.name}: python {made_by} --resume {path}")
     types, default = _types(flags_class), flags_class()
     for name, allowed in types.items():
         value = config.get(name, getattr(default, name))
