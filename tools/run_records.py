@@ -164,7 +164,7 @@ def progress_of(folder):
     """Last step and its rate, of metrics.csv; zeros before the first row."""
     with contextlib.suppress(OSError):
         for row in reversed(read_rows(folder / "metrics.csv")):
-            with contextlib.suppress(TypeError, ValueError):  # a row that is written just now
+            with contextlib.suppress(ValueError):  # a row that is written just now
                 return int(row["global_step"]), float(row["charts/SPS"])
     return 0, 0.0
 

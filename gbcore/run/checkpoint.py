@@ -71,8 +71,7 @@ def load_checkpoint(run_path):
         path = path.with_name("checkpoint.old")
     if not path.exists():
         raise FileNotFoundError(
-            f"Require a checkpoint in {run_path}, found none: it ended before the first one "
-            "(--checkpoint-frequency)"
+            f"Require a checkpoint in {run_path}, found none (see --checkpoint-frequency)"
         )
     try:
         state = json.loads((path / "state.json").read_text())

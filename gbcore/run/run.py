@@ -392,17 +392,17 @@ class StopSignal:
 
     def __enter__(self):
         self.asked = False
-        self._previous = [signal.signal(number, self._note) for number in self.SIGNALS]
+        self._previous = {number: signal.signal(number, self._note) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *_):
-        for number, handler in zip(self.SIGNALS, self._previous, strict=True):
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _note(self, number, _):
         self.asked = True
         if number == signal.SIGTERM:
-            self._previous[1] = signal.SIG_IGN
+            self._previous[number] = signal.SIG_IGN
         self.__exit__()
 
 
