@@ -256,6 +256,11 @@ def test_every_printed_command_is_the_run_that_it_stands_for(tmp_path):
         assert key_of(run.key.suite, vars(parsed)) == run.key
 
 
+def test_tasks_are_run_in_the_order_in_which_they_are_named():
+    args = sweep.Args(suites=("atari100k",), tasks=("Pong", "Q-bert"), seeds=(1,))
+    assert [key.task for key in sweep.make_grid(args) if key.backup == "tree"] == ["pong", "qbert"]
+
+
 def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without_it():
     args = sweep.Args(
         suites=("minigrid-hard",), tasks=("FourRooms",), seeds=(1,), backups=("graph", "tree"),

@@ -120,17 +120,17 @@ def make_grid(args):
 
 
 def chosen_tasks(args, suite):
-    """The suite's tasks, or those of them that --tasks names, whatever the case and the hyphens."""
+    """The suite's tasks, or those that --tasks names in its order, whatever case and hyphens."""
 
     def letters(name):
         return "".join(filter(str.isalnum, name.lower()))
 
-    known = [name for s in args.suites for name in SUITES[s].tasks]
+    known = {letters(name): name for s in args.suites for name in SUITES[s].tasks}
     for task in args.tasks:
-        if letters(task) not in map(letters, known):
-            fail(f"--tasks {task!r} is none of {', '.join(known)}")
-    chosen = set(map(letters, args.tasks or known))
-    return [name for name in SUITES[suite].tasks if letters(name) in chosen]
+        if letters(task) not in known:
+            fail(f"--tasks {task!r} is none of {', '.join(known.values())}")
+    chosen = [known[letters(task)] for task in args.tasks] or known.values()
+    return [name for name in chosen if name in SUITES[suite].tasks]
 
 
 def settings(args, suite):
