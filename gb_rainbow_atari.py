@@ -458,7 +458,7 @@ class Learner(LearnerState):
             capacity = max(self.replay.capacity + 1024, 5 * wanted // 4)
             self.frames = torch.zeros((capacity, 84, 84), dtype=torch.uint8, device=self.device)
             self.frames[:wanted] = torch.tensor(self.graph.frames)
-            self.captured.forget()
+            self.captured.plans.clear()
 
     def to_device(self, array):
         """A tensor of the array, without waiting for the device."""

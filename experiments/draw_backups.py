@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from output import ROOT, draw_arrow, write_figure
 
-from gbcore import TransitionGraph, q_targets, trajectory_subgraphs
+from gb_dqn_minigrid import BACKUPS
+from gbcore import Replay, TransitionGraph, q_targets
 
 # State -> place. The lower trajectory is the sampled one; the upper one reaches the goal.
 PLACES = {
@@ -27,52 +28,40 @@ PLACES = {
 UPPER = [("p", 0), ("q", 0), ("x", 1), ("y", 0), ("z", 0), ("goal", None)]
 LOWER = [("s", 0), ("a", 0), ("x", 0), ("b", 0), ("c", 0), ("d", None)]
 DEPTH, GAMMA, NUM_ACTIONS = 5, 0.9, 2
-BACKUPS = {
-    "one-step": ("trajectory", "greedy", 1),
-    "n-step": ("trajectory", "behaviour", DEPTH),
-    "tree": ("trajectory", "greedy", DEPTH),
-    "graph": ("graph", "greedy", DEPTH),
-    "graph-mixed": ("graph", "behaviour", DEPTH),
-}
 
 
 def build():
-    """The graph, the names of its nodes, and the replay rows of both trajectories."""
+    """The replay of both trajectories, with its graph, and the names of its nodes."""
     graph = TransitionGraph(NUM_ACTIONS, (1,), np.int64)
     ids = {name: graph.node(np.array([i])) for i, name in enumerate(PLACES)}
-    rows = []
+    replay = Replay(graph, len(UPPER) + len(LOWER) - 2)
     for trajectory in (UPPER, LOWER):
-        steps = itertools.pairwise(trajectory)
-        for k, ((state, action), (next_state, _)) in enumerate(steps):
+        for (state, action), (next_state, _) in itertools.pairwise(trajectory):
             done = next_state == "goal"
-            row = (ids[state], action, float(done), ids[next_state], done)
-            graph.add(*row)
-            rows.append((*row, k == len(trajectory) - 2))
-    return graph, {node: name for name, node in ids.items()}, rows
+            replay.add(ids[state], action, float(done), ids[next_state], done)
+        replay.end_episode()
+    return replay, {node: name for name, node in ids.items()}
 
 
-def backed_up(graph, rows, backup):
+def backed_up(replay, backup):
     """The target of (s, 0), and the transitions that it reads: (state, next state) ids."""
-    source, rule, depth = BACKUPS[backup]
-    node, action, reward, next_node, done, cut = (np.array(c) for c in zip(*rows, strict=True))
-    start = np.array([len(UPPER) - 1])  # the row of (s, 0)
-    if source == "graph":
-        subgraphs = graph.expand(node[start], action[start], depth)
-    else:
-        subgraphs = trajectory_subgraphs(start, depth, node, action, reward, next_node, done, cut)
+    source, rule = BACKUPS[backup]
+    batch = replay.batch_of(np.array([len(UPPER) - 1]))  # the row of (s, 0)
+    subgraphs = replay.subgraphs(batch, source, 1 if backup == "one-step" else DEPTH)
     leaf_q = np.zeros((len(subgraphs.nodes), NUM_ACTIONS))
     target = q_targets(subgraphs, leaf_q, GAMMA, rule)[0]
     pairs = set(zip(subgraphs.pair_nodes, subgraphs.pair_action, strict=True))
-    edges = zip(*(graph.edges()[name] for name in ("source", "action", "next")), strict=True)
+    edges = replay.graph.edges()
+    edges = zip(*(edges[name] for name in ("source", "action", "next")), strict=True)
     return target, {(state, following) for state, did, following in edges if (state, did) in pairs}
 
 
 def main():
-    graph, names, rows = build()
+    replay, names = build()
     figure, axes = plt.subplots(1, len(BACKUPS), figsize=(15, 2.9), sharey=True)
     for axis, backup in zip(axes, BACKUPS, strict=True):
-        target, read = backed_up(graph, rows, backup)
-        edges = graph.edges()
+        target, read = backed_up(replay, backup)
+        edges = replay.graph.edges()
         for state, following in zip(edges["source"], edges["next"], strict=True):
             used = (state, following) in read
             of_other = (names[state], names[following]) in itertools.pairwise(s for s, _ in UPPER)

@@ -21,6 +21,7 @@ sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "experiments"))
 
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 from output import read_rows
+from run_records import words_of
 
 from gbcore.run import checkpoint, errors_in_one_line
 
@@ -305,20 +306,8 @@ def play(script, folder, evaluate=lambda *_: ([0.0], [1]), padded=False, **flags
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "Learner", Learner)
         patch.setattr(script, "evaluate", evaluate)
-        assert command(script, *as_words(flags), "--run-dir", folder) == 0
+        assert command(script, *words_of(flags), "--run-dir", folder) == 0
     return learners[0], only_run(folder)
-
-
-def as_words(flags):
-    """--name value of a dict of flags."""
-    words = []
-    for name, value in flags.items():
-        name = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", str(value)]
-    return words
 
 
 def run_process(script, *flags, **environment):

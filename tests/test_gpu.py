@@ -62,12 +62,12 @@ def test_where_capture_fails_the_same_operations_go_on_one_by_one(monkeypatch, c
     assert "no CUDA graphs here" in line
 
 
+def broken(*_):
+    raise RuntimeError("no kernel image is available")
+
+
 def test_a_first_update_that_fails_names_the_way_out(monkeypatch, capsys):
     learner, batch, rng = padded_on_cpu(False)
-
-    def broken(*_):
-        raise RuntimeError("no kernel image is available")
-
     monkeypatch.setattr(learner.captured, "function", broken)
     with pytest.raises(SystemExit) as stop:
         learner.update(batch, rng)
@@ -75,6 +75,15 @@ def test_a_first_update_that_fails_names_the_way_out(monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "--no-cuda" in line
     assert "no kernel image" in line
+
+
+def test_what_fails_later_is_not_told_as_the_first_update(monkeypatch):
+    learner, batch, rng = padded_on_cpu(False)
+    learner.update(batch, rng)
+    learner.captured.plans.clear()  # as where the frames have moved
+    monkeypatch.setattr(learner.captured, "function", broken)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        learner.update(batch, rng)
 
 
 def test_a_captured_call_is_replayed(monkeypatch):

@@ -1,4 +1,4 @@
-"""benchmark/: the small commands behind single figures and pictures, on small input."""
+"""The small commands behind single figures and pictures, on small input."""
 
 import json
 import shutil
@@ -35,10 +35,10 @@ def type_command(monkeypatch, capsys):
 
 
 def test_the_picture_of_the_five_backups_says_what_they_read():
-    graph, names, rows = draw_backups.build()
+    replay, names = draw_backups.build()
     found = {}
     for backup in draw_backups.BACKUPS:
-        target, read = draw_backups.backed_up(graph, rows, backup)
+        target, read = draw_backups.backed_up(replay, backup)
         found[backup] = target, {names[a] + names[b] for a, b in read}
     own = {"sa", "ax", "xb", "bc", "cd"}
     there = {"xy", "yz", "zgoal"}  # four steps before the reward: gamma ** 4

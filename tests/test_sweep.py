@@ -257,8 +257,12 @@ def test_every_printed_command_is_the_run_that_it_stands_for(tmp_path):
 
 
 def test_tasks_are_run_in_the_order_in_which_they_are_named():
-    args = sweep.Args(suites=("atari100k",), tasks=("Pong", "Q-bert"), seeds=(1,))
-    assert [key.task for key in sweep.make_grid(args) if key.backup == "tree"] == ["pong", "qbert"]
+    args = sweep.Args(suites=("minatar", "atari100k"), backups=("tree",), seeds=(1,))
+    assert [key.task for key in sweep.make_grid(args)] == [
+        *SUITES["minatar"].tasks, *SUITES["atari100k"].tasks,
+    ]  # fmt: skip
+    args.tasks = ("Pong", "Q-bert")
+    assert [key.task for key in sweep.make_grid(args)] == ["pong", "qbert"]
 
 
 def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without_it():
@@ -328,8 +332,19 @@ def test_rows_of_a_user_stay_out_of_tracked_files(tmp_path, monkeypatch, capsys)
 
 
 def test_numbers_of_overrides_are_written_as_those_of_flags():
-    flags = sweep.overrides("minigrid", "graph", ("total_timesteps=5e3", "gamma=0.5"))
+    flags = sweep.overrides("minigrid", "graph", ("total_timesteps=5e3", "gamma=0.5"), False)
     assert flags == {"total_timesteps": 5000, "gamma": 0.5}
+
+
+def test_overrides_are_checked_among_the_flags_of_the_runs(tmp_path, monkeypatch, capsys):
+    """Of the suite's length, and without the --run-dir that a script has by default."""
+    (tmp_path / "runs").touch()
+    monkeypatch.chdir(tmp_path)
+    in_process(monkeypatch, "--suites", "minatar-1m", "--overrides", "learning_starts=200000",
+               "--dry-run", "--run-dir", "others")  # fmt: skip
+    out, err = capsys.readouterr()
+    assert "--learning-starts 200000" in out
+    assert "--learning-starts" not in err
 
 
 @pytest.mark.parametrize("flag", ["--seeds", "--backups", "--variants"])

@@ -2,28 +2,25 @@
 
     python tools/check_gpu.py
 
-On a replay of random pictures, with the heads' noise off: each backup's update on the GPU, padded,
-against the CPU's, pruned; CUDA graphs against the same operations one by one; the same seed twice;
-memory; updates per second. A few minutes. Exit status 1 if anything differs.
+On a replay of random pictures: each backup's update on the GPU, padded, against the CPU's, pruned,
+both without noise in the heads; CUDA graphs against the same operations one by one; the same seed
+twice; memory; updates per second. A few minutes. Exit status 1 if anything differs.
 """
 
-import os
 import platform
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 import tyro
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from output import fail
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
-from gbcore.run import fail
+from gbcore.run import seed_everything
 
 TOLERANCE = 2e-3  # of errors and losses: TF32 is off, sums are taken in another order
 
@@ -104,11 +101,8 @@ def main():
     args = tyro.cli(Args)
     if args.device == "cuda" and not torch.cuda.is_available():
         fail(f"torch {torch.__version__} finds no CUDA device")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    seed_everything(script.Args(cuda=args.device == "cuda", threads=torch.get_num_threads()))
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    if args.device == "cuda":
-        torch.cuda.set_stream(torch.cuda.Stream())
     name = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, Python {platform.python_version()}")
     print("| what | figure | |\n|---|---|---|")

@@ -99,8 +99,7 @@ def memory(replay, rng, num_permutations=200):
 
     Returns:
         explained: share of the outcomes' entropy that the past explains beyond chance; p: share of
-        permutations that explain as much; rows: rows of pairs with more than one outcome. Where
-        there are none, explained and p are None.
+        permutations that explain as much. Both are None where no pair has several outcomes.
     """
     moved = replay["node"][1:] != replay["node"][:-1]
     follows = np.flatnonzero(~replay["cut"][:-1] & moved) + 1
@@ -119,7 +118,7 @@ def memory(replay, rng, num_permutations=200):
     outcomes_of_pair = np.bincount(np.unique(np.stack([pair, outcome], 1), axis=0)[:, 0])
     kept = np.flatnonzero(outcomes_of_pair[pair] > 1)
     if not len(kept):
-        return {"explained": None, "p": None, "rows": 0}
+        return {"explained": None, "p": None}
     kept = kept[np.argsort(pair[kept], kind="stable")]
     pair, outcome = pair[kept], outcome[kept]
     past = code(pair, past[kept])
@@ -136,5 +135,4 @@ def memory(replay, rng, num_permutations=200):
     return {
         "explained": float((observed - chance.mean()) / uncertainty),
         "p": float((1 + (chance >= observed - 1e-9).sum()) / (1 + num_permutations)),
-        "rows": len(pair),
     }

@@ -1,4 +1,4 @@
-"""Files of the commands of this folder. What cannot be written is one line, exit status 2."""
+"""What the commands write and draw. What cannot be written is one line, exit status 2."""
 
 import csv
 import sys

@@ -35,7 +35,8 @@ def suite_of(env_id):
     script_of("minigrid")  # registers its tasks
     names["minigrid"] = [name[9:] for name in gymnasium.registry if name.startswith("MiniGrid-")]
     lower = env_id.strip().lower()
-    found = [suite for prefix, suite in PREFIXES.items() if lower.startswith(prefix)]
+    prefixes = {} if ":" in lower else PREFIXES  # module:Id-v0 is of the module
+    found = [suite for prefix, suite in prefixes.items() if lower.startswith(prefix)]
     if not found and env_id not in gymnasium.registry:
         found = [suite for suite in names if plain(env_id) in map(plain, names[suite])]
     if len(found) > 1:

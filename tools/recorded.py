@@ -25,10 +25,10 @@ from output import ROOT, fail, warn
 from run_records import MINATAR
 from scipy import sparse
 
-from gbcore import TransitionGraph
+from gbcore import Replay, TransitionGraph
 from gbcore.run import load_checkpoint
 
-COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
+COLUMNS = Replay.COLUMNS
 ACTIONS = {
     "minigrid": ("left", "right", "forward", "pickup", "drop", "toggle", "done"),
     "minatar": ("no-op", "left", "up", "right", "down", "fire"),

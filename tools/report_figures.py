@@ -1,8 +1,5 @@
 """The report's pictures: numbers in, PNG out, nothing computed."""
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 

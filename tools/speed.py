@@ -106,7 +106,7 @@ def timed(args, script, env_id, backup, variant):
             *(rate(run, first_step) for run in Path(folder).iterdir()), strict=True
         )
     values = (
-        hardware(getattr(known, "cuda", False)), torch.__version__, known.threads, script,
+        hardware(known.cuda), torch.__version__, known.threads, script,
         module.task_of(known.env_id), backup, variant, args.parallel, min(counted), sum(rates),
     )  # fmt: skip
     return dict(zip([name for name in COLUMNS if name != "turn"], values, strict=True))
@@ -114,7 +114,7 @@ def timed(args, script, env_id, backup, variant):
 
 def hardware(cuda):
     """The GPU that a script would take, or the processor and its cores."""
-    if cuda and torch.cuda.is_available():
+    if cuda:
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = re.findall(r"model name\s*: (.*)", info) or [platform.machine()]

@@ -129,7 +129,7 @@ def chosen_tasks(args, suite):
     for task in args.tasks:
         if letters(task) not in known:
             fail(f"--tasks {task!r} is none of {', '.join(known.values())}")
-    chosen = [known[letters(task)] for task in args.tasks] or known.values()
+    chosen = [known[letters(task)] for task in args.tasks] or SUITES[suite].tasks
     return [name for name in chosen if name in SUITES[suite].tasks]
 
 
@@ -139,7 +139,8 @@ def settings(args, suite):
     seedings = [{"episode_seed": seed} for seed in seeds] or [{}]
     for seeding, backup, variant in itertools.product(seedings, args.backups, args.variants):
         words = () if variant == "default" else variant.split()
-        changed = overrides(suite, backup, (*args.overrides, *words))
+        words = *args.overrides, *words
+        changed = overrides(suite, backup, words, on_gpu=args.gpus_per_run > 0)
         yield seeding | changed | {"backup": backup}
 
 
@@ -149,7 +150,7 @@ OF_THE_SWEEP = ("env_id", "seed", "backup", "run_dir", "resume", "threads", "cud
 
 
 @functools.cache
-def overrides(suite, backup, words):
+def overrides(suite, backup, words, on_gpu):
     """Flags given as name=value, in the script's types and ranges, and fit for the backup."""
     given = {}
     for word in words:
@@ -161,11 +162,12 @@ def overrides(suite, backup, words):
             fail(f"{name} is no override: the sweep chooses it (--help)")
         given[name] = value.capitalize() if value in ("true", "false") else value
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    flags_class, default = run_records.script_of(suite).Args, flags_of(suite)
+    default["cuda"] = default["cuda"] and on_gpu
     args = read_flags(
-        run_records.script_of(suite).Args,
-        [*words, f"--backup={backup}"],
+        flags_class, [*words, f"--backup={backup}"], default=flags_class(**default),
         config=(tyro.conf.FlagConversionOff,),
-    )
+    )  # fmt: skip
     check_flags(args)
     return {name: getattr(args, name) for name in given}
 
@@ -189,7 +191,7 @@ def execute(run, threads, keep_checkpoints):
     Returns what the run measured, its curve, and the step of the checkpoint or None.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"TQDM_DISABLE": "1"} | {
+    environment = os.environ | {
         f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA")
     }  # fmt: skip
     with (run.folder / "lock").open("w") as lock, (run.folder / LOG).open("a+") as log:
@@ -417,6 +419,8 @@ def main():
         if not args.dry_run:
             found = {k: run_records.measurements(f) for k, f in folders.items() if k not in own}
             print(f"{records.add(found)} rows collected from {args.run_dir} to {args.results_dir}")
+    except KeyError as error:
+        fail(f"a CSV file in {args.results_dir} has no column {error}")
     except (OSError, ValueError) as error:
         fail(error)
     if args.collect_only:

@@ -30,7 +30,8 @@ class CapturedCalls:
 
     def __init__(self, function, use_graphs):
         self.function, self.use_graphs = function, use_graphs
-        self.plans = {}  # by shape
+        self.plans = {}  # by shape; to be cleared where memory that the function names has moved
+        self.has_run = False
 
     def __call__(self, template, *tensors):
         key = tuple(tensor.shape for tensor in tensors)
@@ -38,11 +39,13 @@ class CapturedCalls:
         if plan is None:
             self.plans[key] = Plan(template, tensors)
             try:
-                return self.function(template, *tensors)
+                result = self.function(template, *tensors)
             except RuntimeError as error:
-                if len(self.plans) > 1:
+                if self.has_run:
                     raise
                 fail(f"the first update on the GPU failed; --no-cuda runs on the CPU: {error}", 1)
+            self.has_run = True
+            return result
         for static, tensor in zip(plan.tensors, tensors, strict=True):
             static.copy_(tensor)
         if self.use_graphs and plan.graph is None:
@@ -55,10 +58,6 @@ class CapturedCalls:
             return self.function(plan.template, *plan.tensors)
         plan.graph.replay()
         return plan.result.clone()
-
-    def forget(self):
-        """Forget all captures: the memory that they name has moved."""
-        self.plans.clear()
 
     def _captured(self, plan):
         graph = torch.cuda.CUDAGraph()

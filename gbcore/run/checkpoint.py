@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gbcore.interner import Rows
+from gbcore.interner import Rows, check_array
 
 FORMAT_VERSION = 3
 
@@ -117,10 +117,7 @@ def check_like(found, wanted, name="checkpoint"):
                 of_fresh, of_run = value[:0], of_run[:0]
             check_like(of_run, of_fresh, f"{name}/{key}")
     elif isinstance(wanted, np.ndarray):
-        if not isinstance(found, np.ndarray) or (found.dtype, found.shape) != (
-            wanted.dtype, wanted.shape,
-        ):  # fmt: skip
-            raise ValueError(f"Require {name} of {wanted.dtype} {wanted.shape}")
+        check_array(name, found, wanted.dtype, wanted.shape)
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             raise ValueError(f"Require finite numbers in {name}")
     elif isinstance(wanted, list):
@@ -144,9 +141,13 @@ class RandomStates:
 
     def state(self):
         """What `restore` takes back."""
-        saved = {"numpy": self.rng.bit_generator.state, "torch": torch.get_rng_state()}
         on_gpu = self.device.type == "cuda"
-        return saved | {"cuda": Rows(state=torch.cuda.get_rng_state() if on_gpu else _NO_STATE)}
+        of_gpu = torch.cuda.get_rng_state() if on_gpu else torch.zeros(0, dtype=torch.uint8)
+        return {
+            "numpy": self.rng.bit_generator.state,
+            "torch": torch.get_rng_state(),
+            "cuda": Rows(state=of_gpu),
+        }
 
     def restore(self, saved):
         """Go on from what `state` returned; on another device the GPU's own generator is kept.
@@ -164,9 +165,6 @@ class RandomStates:
         gpu_state = saved["cuda"]["state"]
         if self.device.type == "cuda" and len(gpu_state):
             torch.cuda.set_rng_state(torch.from_numpy(gpu_state))
-
-
-_NO_STATE = torch.zeros(0, dtype=torch.uint8)
 
 
 def adam_state(network, optimizer):
@@ -188,9 +186,8 @@ def restore_adam(network, optimizer, saved):
         moments = {key: torch.from_numpy(array) for key, array in saved[name].items()}
         if not (moments["step"] >= 0 and (moments["exp_avg_sq"] >= 0).all()):
             raise ValueError(f"Require steps and second moments >= 0 of {name}")
-        device = parameter.device
         capturable = optimizer.param_groups[0]["capturable"] or optimizer.param_groups[0]["fused"]
-        step_device = device if capturable else "cpu"
+        step_device = parameter.device if capturable else "cpu"
         optimizer.state[parameter] = {
             "step": moments["step"].to(step_device).clone(),
             **{

@@ -28,21 +28,19 @@ class RunDirectory:
 
     Args:
         path: the folder; a number is appended if it exists, unless the run is resumed.
-        config: a dict of flags, written to config.json.
+        config: a dict of flags, written to config.json; with track, W&B gets the run, too.
         metric_names: columns of metrics.csv, after global_step.
         resume_step: step to go on after, in a folder that exists; rows after it are dropped.
         evaluated_step: step of the last evaluation before that; later ones are dropped.
         lock: what `lock_folder` gave, where the folder is locked already.
-        wandb_options: arguments of wandb.init where the run is tracked there, else None.
 
     Every method raises OSError where the folder cannot be written to. So does the constructor, and
     also while another process has the folder, or where its tables have other columns.
     """
 
     def __init__(
-        self, path, config, metric_names, resume_step=None, evaluated_step=None, lock=None,
-        wandb_options=None,
-    ):  # fmt: skip
+        self, path, config, metric_names, resume_step=None, evaluated_step=None, lock=None
+    ):
         from torch.utils.tensorboard import SummaryWriter  # 1 s that bad flags need not wait for
 
         self.path = Path(path)
@@ -54,12 +52,12 @@ class RunDirectory:
         metrics = _kept_rows(self.path / "metrics.csv", of_metrics, resume_step)
         evaluations = _kept_rows(self.path / "evaluations.csv", OF_EVALUATIONS, evaluated_step)
         self.wandb = None
-        if wandb_options is not None:
+        if config.get("track"):
             import wandb
 
             self.wandb = wandb.init(
+                project=config["wandb_project_name"], entity=config["wandb_entity"],
                 id=self.path.name, resume="allow", config=config, sync_tensorboard=True,
-                **wandb_options,
             )  # fmt: skip
         for name in LEFT_AT_THE_END:  # those of an end before this one
             (self.path / name).unlink(missing_ok=True)
@@ -101,8 +99,10 @@ class RunDirectory:
 
     def write_model(self, network, graph):
         """Write model.pt and graph.npz."""
+        model = io.BytesIO()  # in memory first: on a full disk torch raises a bare RuntimeError
+        torch.save(network.state_dict(), model)
         with self.replacing("model.pt") as new:
-            new.write_bytes(_bytes_of(network.state_dict()))
+            new.write_bytes(model.getbuffer())
         with self.replacing("graph.npz") as new:
             graph.save(new)
 
@@ -193,7 +193,8 @@ class _Table:
         self._file = path.open("ab", buffering=0)
 
     def write(self, row):
-        rest = self._line({key: _short(value) for key, value in row.items()}).encode()
+        row = {k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()}
+        rest = self._line(row).encode()
         while rest:  # a disk that fills up takes a part first, and then raises
             rest = rest[self._file.write(rest) :]
 
@@ -217,20 +218,9 @@ def _replacing(path):
         new.unlink(missing_ok=True)
 
 
-def _bytes_of(tensors):
-    """What torch.save writes. In memory first: on a full disk torch raises a bare RuntimeError."""
-    buffer = io.BytesIO()
-    torch.save(tensors, buffer)
-    return buffer.getbuffer()
-
-
 def _print_unless_os_error(failure):
     if not isinstance(failure.exc_value, OSError):
         threading.__excepthook__(failure)
-
-
-def _short(value):
-    return f"{value:.9g}" if isinstance(value, float) else value
 
 
 def run_name(env_id, script, backup, seed):
@@ -246,7 +236,5 @@ def versions(*packages):
         commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # no git, or a copied folder
         commit = None
-    found = {"commit": commit, "python": platform.python_version()}
-    for package in packages:
-        found[package] = metadata.version(package)
-    return found
+    found = {package: metadata.version(package) for package in packages}
+    return {"commit": commit, "python": platform.python_version()} | found

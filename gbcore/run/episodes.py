@@ -56,6 +56,8 @@ def write_video(path, frames, fps, zoom=1):
     writer = None
     try:
         for frame in frames:
+            if frame is None:
+                raise NotImplementedError("render() returned None")
             frame = np.ascontiguousarray(frame.repeat(zoom, axis=0).repeat(zoom, axis=1))
             if writer is None:
                 size = (frame.shape[1], frame.shape[0])

@@ -112,6 +112,11 @@ def parse_flags(flags_class, script):
     if args.resume is not None:
         args = _flags_of_run(flags_class, Path(script), args.resume, sys.argv[1:])
     check_flags(args)
+    folder = Path(args.resume or args.run_dir).absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        fail(f"cannot write to {str(folder)!r}: require a folder that can be written to")
     return args
 
 
@@ -227,12 +232,6 @@ def check_flags(args):
             "--leaf-refresh above 1 requires --no-cuda, --target-network-frequency 1 and a --depth "
             "above 0"
         )
-    if args.resume is None:
-        folder = Path(args.run_dir).absolute()
-        while not os.path.lexists(folder):
-            folder = folder.parent
-        if not (folder.is_dir() and os.access(folder, os.W_OK)):
-            fail(f"cannot write to {args.run_dir!r}: require a folder that can be written to")
     for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
         if wanted:
             try:

@@ -19,21 +19,18 @@ class Progress:
 
     def __init__(self, step, total, learning_starts):
         self.step, self.total, self.learning_starts = step, total, learning_starts
-        self.note = ""
-        self._bar, self._warned = None, False
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=total, initial=step, unit="step", mininterval=0.5,
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
-            )  # fmt: skip
+        self.note, self._warned = "", False
+        self._bar = tqdm(
+            total=total, initial=step, unit="step", mininterval=0.5, disable=None,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
+        )  # fmt: skip
         self._shown_at = self._window_at = time.monotonic()
         self._window_step, self._rate = step, None
 
     def update(self, step):
         """The run has come to a step."""
         self.step = step
-        if self._bar is not None:
-            self._bar.update()
+        self._bar.update()
         if step == self.learning_starts + 1:
             self._window_at, self._window_step, self._rate = time.monotonic(), step, None
         if step % 8 == 0 or self._rate is None:
@@ -52,8 +49,7 @@ class Progress:
 
     def close(self):
         """Nothing more comes."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
     def _show(self):
         now = time.monotonic()
@@ -62,7 +58,7 @@ class Progress:
             self._rate = steps / seconds
             if seconds >= WINDOW:
                 self._window_at, self._window_step = now, self.step
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.set_postfix_str(self._text(), refresh=False)
         elif now - self._shown_at >= LINE_EVERY:
             self._shown_at = now

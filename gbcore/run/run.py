@@ -102,7 +102,7 @@ class Run:
     def __init__(
         self, args, script, task, parts, rng, device, evaluate, record_video, packages
     ):  # fmt: skip
-        self.args, self.script, self.task, self.device = args, Path(script).resolve(), task, device
+        self.args, self.script, self.task = args, Path(script).resolve(), task
         self.evaluate, self.record_video = evaluate, record_video
         self.counters, self.charts = Counters(), dict.fromkeys(METRICS[3:6])
         self.graph, self.learner, self.env = parts["graph"], parts["learner"], parts["env"]
@@ -182,9 +182,8 @@ class Run:
     def end_episode(self):
         """The episode under way is over."""
         counters = self.counters
-        counters.last_return, counters.last_length = (
-            counters.episodic_return, counters.episodic_length,
-        )  # fmt: skip
+        counters.last_return = counters.episodic_return
+        counters.last_length = counters.episodic_length
         self.directory.log_episode(counters.step, counters.last_return, counters.last_length)
         counters.episodic_return, counters.episodic_length = 0.0, 0
 
@@ -363,19 +362,16 @@ class Run:
 
     def _open_directory(self, lock):
         args = self.args
-        resumed = args.resume is not None
         name = run_name(self.task, self.script.stem, args.backup, args.seed)
         extra = () if self.frontier is None else FrontierEpisodes.METRICS
-        wandb = {"project": args.wandb_project_name, "entity": args.wandb_entity}
         try:
             return RunDirectory(
                 args.resume or Path(args.run_dir) / name,
                 {"script": str(self.script)} | asdict(args) | {"resume": None},
                 METRICS + extra,
-                resume_step=self.counters.step if resumed else None,
-                evaluated_step=self.counters.evaluated_step if resumed else None,
+                resume_step=self.counters.step if args.resume else None,
+                evaluated_step=self.counters.evaluated_step if args.resume else None,
                 lock=lock,
-                wandb_options=wandb if args.track else None,
             )
         except OSError as error:
             fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
