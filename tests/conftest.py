@@ -310,6 +310,17 @@ def play(script, folder, evaluate=lambda *_: ([0.0], [1]), padded=False, **flags
     return learners[0], only_run(folder)
 
 
+def spy(monkeypatch, owner, name, note):
+    """Have note(*arguments) called before owner.name."""
+    call = getattr(owner, name)
+
+    def noted(*args, **kwargs):
+        note(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, noted)
+
+
 def run_process(script, *flags, **environment):
     """Run a script in a process of its own, which must end well and without a warning."""
     done = subprocess.run(

@@ -214,7 +214,6 @@ def test_a_changed_checkpoint_is_refused_or_as_good(case, run_of, some, monkeypa
             command(script, "--resume", run)
     assert wrong == []
     assert count["refused"] > (20 if case == "atari" else 100)
-    print(case, count)
 
 
 class Refused(Exception):

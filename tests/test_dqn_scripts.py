@@ -15,7 +15,6 @@ import gb_dqn_minigrid as minigrid_script
 from gbcore import Replay, TransitionGraph, q_targets
 from gbcore.leaf_table import CHUNK
 
-BACKUPS = list(minigrid_script.BACKUPS)
 TASKS = [(minigrid_script, "MiniGrid-DoorKey-5x5-v0"), (minatar_script, "breakout")]
 both = pytest.mark.parametrize(("script", "task"), TASKS, ids=["minigrid", "minatar"])
 pytestmark = pytest.mark.usefixtures("torch_settings")
@@ -230,22 +229,9 @@ def test_every_cell_of_a_grid_has_a_code_of_its_own():
 
 
 @both
-def test_a_value_does_not_depend_on_the_rest_of_its_chunk(script, task, tmp_path):
-    learner = learner_of(script, task, tmp_path)
-    nodes = np.arange(learner.graph.num_nodes)
-    expected = learner.leaves.values(nodes)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        learner.leaves.forget_all()
-        some = rng.permutation(nodes)[: rng.integers(1, len(nodes) + 1)]
-        np.testing.assert_array_equal(learner.leaves.values(some), expected[some])
-
-
-@both
-@pytest.mark.parametrize("backup", BACKUPS)
-def test_targets_are_bit_identical_with_and_without_the_table(script, task, backup, tmp_path):
+def test_targets_are_bit_identical_with_and_without_the_table(script, task, tmp_path):
     def run(remember):
-        learner = learner_of(script, task, tmp_path / str(remember), backup=backup)
+        learner = learner_of(script, task, tmp_path / str(remember))
         rng = np.random.default_rng(1)
         targets = []
         for update in range(scaled(40, 10)):
@@ -281,21 +267,6 @@ def test_no_node_is_evaluated_twice_while_the_target_network_stays(script, task,
         assert len(flat) == len(set(flat)) > 0
         learner.update_target()
         assert not learner.leaves.known.any()
-
-
-@both
-def test_a_freed_id_that_is_used_again_has_no_value_of_the_old_state(script, task, tmp_path):
-    learner = learner_of(
-        script, task, tmp_path, total_timesteps=scaled(600, 200), buffer_size=40,
-        learning_starts=40, train_frequency=1, end_e=1.0, target_network_frequency=10**6,
-    )  # fmt: skip
-    leaves = learner.leaves
-    # More distinct states were evaluated than ids exist: ids were used again.
-    assert leaves.num_evaluated > learner.graph.num_ids
-    known = np.flatnonzero(leaves.known)
-    kept = leaves.q[known].copy()
-    leaves.forget_all()
-    np.testing.assert_array_equal(leaves.values(known), kept)
 
 
 def chain(**flags):
@@ -365,11 +336,10 @@ SMALL = [
 @pytest.mark.parametrize(
     "flags",
     [
-        *BACKUPS, "graph --persist-targets", "graph --buffer-size 20",
-        "graph --depth 0 --act-on graph --prior 0.3 --buffer-size 20", "tree --act-on graph",
-        "tree --exploration frontier --buffer-size 20",
+        *("one-step", "n-step", "graph-mixed"),
+        "graph --depth 0 --act-on graph --prior 0.3 --buffer-size 20",
     ],
-)  # fmt: skip
+)  # the others are in test_resume.py
 @jitted
 def test_same_seed_same_metrics(script, task, flags, tmp_path):
     runs = []
@@ -385,7 +355,6 @@ def test_same_seed_same_metrics(script, task, flags, tmp_path):
     assert [row["global_step"] for row in rows] == ["25", "25", "50", "50", "60", "60"]
     result = json.loads((runs[0] / "result.json").read_text())
     assert result["steps"] == 60
-    assert result["sps"] > 0
     assert result["score"] == np.mean([float(row["episodic_return"]) for row in rows[-2:]])
     names = {path.name for path in runs[0].iterdir()}
     assert {"config.json", "evaluations.csv", "model.pt", "graph.npz"} <= names
@@ -396,10 +365,9 @@ def test_same_seed_same_metrics(script, task, flags, tmp_path):
 
 
 @jitted
-@both
-def test_video(script, task, tmp_path):
-    flags = ("--env-id", task, *SMALL, "--capture-video", "--run-dir", tmp_path)
-    assert command(script, *flags) == 0
+def test_video(tmp_path):
+    flags = ("--env-id", "breakout", *SMALL, "--capture-video", "--run-dir", tmp_path)
+    assert command(minatar_script, *flags) == 0
     assert (only_run(tmp_path) / "episode.mp4").stat().st_size > 1_000
 
 

@@ -269,7 +269,7 @@ def test_frozen_lake_is_learned(tmp_path):
     assert json.loads((run / "result.json").read_text())["score"] == 1
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", ["vector", "matrix", "image", "frames", "small image"])
 def test_a_network_for_every_space(space, tmp_path):
     few = ("--total-timesteps=150", "--train-frequency=20")
     run = run_example(tmp_path, *sampled(space=space, start=2), *few)
@@ -285,6 +285,7 @@ def test_the_replay_holds_the_observations_of_the_run(flags, tmp_path):
     tree = load_checkpoint(run)
     rows, graph = tree["replay"]["rows"], TransitionGraph.from_state(tree["graph"])
     assert graph.num_transitions == len(rows["node"]) == 300
+    assert (graph.novel_state_ratio < 1) == ("--round" in flags)
     seen = rows["obs"] if flags else graph.observations_of(rows["node"])
     env = gymnasium.make("CartPole-v1").unwrapped
     env.reset()
@@ -294,16 +295,6 @@ def test_the_replay_holds_the_observations_of_the_run(flags, tmp_path):
         env.state = seen[i].astype(np.float64)
         after = env.step(int(rows["action"][i]))[0]
         np.testing.assert_allclose(after, seen[i + 1], atol=1e-5)
-
-
-def test_keys_merge_states_of_the_run(tmp_path):
-    ratios = {}
-    for flags in ((), ("--round", "1"), ("--round", "0"), ("--round", "0", "--key-last-action")):
-        folder = tmp_path / "-".join(("run", *flags))
-        run = run_example(folder, "--env-id", "CartPole-v1", "--train-frequency", "50", *flags)
-        ratios[flags] = json.loads((run / "result.json").read_text())["novel_state_ratio"]
-    exact, fine, coarse, with_action = ratios.values()
-    assert exact == 1 > fine > with_action > coarse
 
 
 @pytest.mark.parametrize(
@@ -325,16 +316,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(flags, tmp_path):
     a, b = load_checkpoint(whole), load_checkpoint(run)
     for tree in (a, b):
         del tree["counters"], tree["run"]["charts"]
-    assert_equal_trees(a, b)
-
-
-def assert_equal_trees(a, b):
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_equal_trees(a[key], b[key])
-    else:
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(a, b)
 
 
 GRIDWORLD = '''

@@ -10,7 +10,7 @@ import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
 from gbcore.run import captured
 
-pytestmark = pytest.mark.usefixtures("torch_settings")
+pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
 def make_learner(device, **flags):
@@ -112,7 +112,6 @@ def test_check_gpu_where_there_is_none(capsys):
     assert is_one_line(capsys, "finds no CUDA device")
 
 
-@jitted
 def test_check_gpu_checks(capsys, monkeypatch):
     """On the CPU: padded against pruned updates of every backup, and the table."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

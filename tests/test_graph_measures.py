@@ -28,6 +28,7 @@ from gbcore import TransitionGraph
 from gbcore.run.flags import check_flags
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = conftest.jitted
 
 
 def recorded_rows(rows, num_actions=2):

@@ -8,7 +8,15 @@ import pytest
 from conftest import Case, cases, raises_naming, scaled
 from hypothesis import given, settings
 
-from gbcore import FrontierPlanner, GraphValues, LeafTable, Replay, TransitionGraph, q_targets
+from gbcore import (
+    FrontierPlanner,
+    GraphValues,
+    LeafTable,
+    Replay,
+    TransitionGraph,
+    graph_values,
+    q_targets,
+)
 
 
 def converged(case, gamma, prior):
@@ -95,11 +103,12 @@ def graph_that_forgets(capacity=40):
     return graph, Replay(graph, capacity), LeafTable(graph, leaf_of)
 
 
-def test_values_follow_a_graph_that_forgets():
+def test_values_follow_a_graph_that_forgets(monkeypatch):
+    monkeypatch.setattr(graph_values, "SWEPT", 10)  # of some 40 nodes: in turn
     graph, replay, table = graph_that_forgets()
     values, rng = GraphValues(graph, table, 0.8, 0.5), np.random.default_rng(1)
     for _ in walk(replay, values, rng, scaled(2_000, 400)):
-        for _ in range(60):
+        for _ in range(300):
             values.update()
         twin = naive.NaiveGraph(2, (1,), np.int64)
         for t in range(replay.size):

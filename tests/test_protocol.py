@@ -4,17 +4,18 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from conftest import play, read_metrics
+import torch
+from conftest import jitted, play, read_metrics, spy
 from test_dqn_scripts import make_learner
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
-from gbcore import PrioritizedReplay, Replay
+from gbcore import FrontierEpisodes, PrioritizedReplay, Replay
 
 DQN = [(gb_dqn_minigrid, "MiniGrid-Empty-5x5-v0"), (gb_dqn_minatar, "breakout")]
 dqn = pytest.mark.parametrize(("script", "task"), DQN, ids=["minigrid", "minatar"])
-pytestmark = pytest.mark.usefixtures("torch_settings")
+pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
 @pytest.mark.parametrize(
@@ -72,17 +73,6 @@ def test_the_defaults_are_the_papers_protocol(script, flags):
     assert {name: defaults[name] for name in flags} == flags
 
 
-def spy(monkeypatch, owner, name, note):
-    """Have note(*arguments) called before owner.name."""
-    call = getattr(owner, name)
-
-    def noted(*args, **kwargs):
-        note(*args, **kwargs)
-        return call(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, noted)
-
-
 @dqn
 def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch):
     updates, copies, batches, evaluations = [], [], [], []
@@ -124,16 +114,63 @@ def test_dqn_acts_by_its_network_or_at_random(script, task, epsilon, tmp_path, m
 
 
 @dqn
-@pytest.mark.parametrize("gamma", [0.5, 1.0])
-def test_gamma_of_the_flags_is_that_of_the_targets(script, task, gamma):
-    learner = make_learner(script, task, gamma=gamma, backup="one-step")
-    ends = np.zeros((2, *learner.graph.obs_shape), learner.graph.obs_dtype)
-    ends[0] = 1
-    nodes = [learner.graph.node(obs) for obs in ends]
-    learner.replay.add(nodes[0], 0, 3.0, nodes[1], False)
-    target = learner.targets(learner.replay.batch_of(np.array([0])), None)
-    best = learner.values(learner.target, ends[1:]).max()
-    np.testing.assert_allclose(target, [3.0 + gamma * best], rtol=1e-6)
+@pytest.mark.parametrize(
+    ("backup", "flags", "target"),
+    [
+        ("one-step", {}, 0.5), ("n-step", {}, -0.75), ("tree", {}, 1.25), ("graph", {}, 4.0),
+        ("graph-mixed", {}, 1.625), ("graph", {"prior": 1.0}, 2.25),
+        ("graph", {"prior": 1.0, "depth": 0}, 2.25),
+    ],
+)  # fmt: skip
+def test_each_backup_has_a_target_of_its_own(script, task, backup, flags, target):
+    """0 1 2 3 and the end with rewards 0 2 -9 4; then 5 1 and the end with 0 8, by action 1 in 1.
+    The network says 1 of everything.
+    """
+    flags = {"depth": 4, "breadth": 0, "gamma": 0.5} | flags
+    learner = make_learner(script, task, backup=backup, **flags)
+    with torch.no_grad():
+        for parameter in learner.target.parameters():
+            parameter.zero_()
+        learner.target.layers[-1].bias.fill_(1)
+    obs = np.zeros((6, *learner.graph.obs_shape), learner.graph.obs_dtype)
+    obs.reshape(6, -1)[:, :6] = np.eye(6)
+    nodes = learner.graph.nodes(obs)
+    for s, action, reward, s2, over in (
+        (0, 0, 0, 1, 0), (1, 0, 2, 2, 0), (2, 0, -9, 3, 0), (3, 0, 4, 4, 1),
+        (5, 0, 0, 1, 0), (1, 1, 8, 4, 1),
+    ):  # fmt: skip
+        learner.replay.add(nodes[s], action, reward, nodes[s2], over)
+        if over:
+            learner.replay.end_episode()
+    if learner.graph_values is not None:
+        learner.graph_values.update()
+    found = learner.targets(learner.replay.batch_of(np.array([0])), None)
+    np.testing.assert_array_equal(found, [target])
+
+
+@dqn
+def test_the_online_network_acts_and_its_copy_is_learned_from(script, task):
+    learner = make_learner(script, task)
+    obs = script.make_env(learner.args, task, np.random.default_rng(0)).reset()[None]
+    worst = int(learner.values(learner.target, obs).argmin())
+    with torch.no_grad():
+        learner.online.layers[-1].bias[worst] += 100
+    assert learner.act(obs).tolist() == [worst]
+    assert learner.values(learner.target, obs)[0, worst] < 50
+    learner.update_target()
+    assert learner.values(learner.target, obs)[0, worst] > 50
+
+
+@pytest.mark.parametrize(("script", "task"), [*DQN, (gb_rainbow_atari, "pong")])
+def test_what_the_frontier_says_is_done(script, task, tmp_path, monkeypatch):
+    shares = set()
+    monkeypatch.setattr(FrontierEpisodes, "act", lambda of, *_, **__: shares.add(of.most) or 1)
+    learner, _ = play(
+        script, tmp_path, env_id=task, total_timesteps=40, eval_frequency=0, save_model=False,
+        exploration="frontier", frontier_share=0.25,
+    )  # fmt: skip
+    assert 0.25 in shares  # compiling kernels has another one
+    assert (learner.replay.action == 1).all()
 
 
 def test_when_rainbow_acts_learns_and_evaluates(tmp_path, monkeypatch):

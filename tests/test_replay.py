@@ -54,6 +54,15 @@ def test_rows_after_a_state_have_no_priority_once_it_is_restored():
     assert not replay.sample(64, 0.5, np.random.default_rng(0)).rows.any()
 
 
+def test_rows_that_are_there_are_equally_likely():
+    replay, nodes = replay_of(9)
+    for i in range(4):
+        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
+    rows = replay.sample(4_000, np.random.default_rng(0)).rows
+    shares = np.bincount(rows, minlength=9) / 4_000
+    np.testing.assert_allclose(shares, [0.25] * 4 + [0] * 5, atol=0.03)
+
+
 def test_what_the_graph_refuses_is_no_row():
     replay, nodes = replay_of(4)
     with pytest.raises(ValueError, match="action"):

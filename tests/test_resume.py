@@ -51,7 +51,16 @@ CASES = {
     "minatar": (gb_dqn_minatar, ["--env-id", "asterix", "--train-frequency", "7", *DQN]),
     "minatar, fixed": (
         gb_dqn_minatar,
-        ["--env-id", "breakout", "--episode-seed", "fixed", "--backup", "tree", *DQN],
+        [
+            "--env-id",
+            "breakout",
+            "--episode-seed",
+            "fixed",
+            "--backup",
+            "tree",
+            "--persist-targets",
+            *DQN,
+        ],
     ),
     "minigrid, frontier": (
         gb_dqn_minigrid,
@@ -105,15 +114,14 @@ def undisturbed(tmp_path_factory):
     return get
 
 
-def signal_at(monkeypatch, script, step, number=signal.SIGTERM):
+def signal_at(monkeypatch, script, step, number=signal.SIGTERM, times=1):
     """Let a signal come in the middle of a step, or of the evaluation after it (step + 0.5)."""
     add, evaluate, added = Replay.add, script.evaluate, []
 
     def adding(replay, *transition):
         added.append(add(replay, *transition))
         if len(added) == step:
-            signal.raise_signal(number)
-            if number == signal.SIGTERM:  # from each thread of a sweep's worker
+            for _ in range(times + (number == signal.SIGTERM)):  # a sweep's worker sends more
                 signal.raise_signal(number)
 
     def evaluating(*arguments):
@@ -152,6 +160,20 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_pa
     for name in expected:
         assert got[name] == expected[name], name
     assert TransitionGraph.load(run / "graph.npz").check_valid() == []
+
+
+def test_a_second_ctrl_c_acts_at_once(undisturbed, tmp_path, capsys):
+    """Without a checkpoint at the end: the run goes on from the last one."""
+    script, flags = CASES["minigrid"]
+    with pytest.MonkeyPatch.context() as patch:
+        signal_at(patch, script, 47, signal.SIGINT, times=2)
+        flags = [*flags, "--checkpoint-frequency", "30", "--run-dir", tmp_path]
+        assert command(script, *flags) == 130
+    run = only_run(tmp_path)
+    assert "interrupted at once" in capsys.readouterr().err
+    assert not (run / "result.json").exists()
+    assert command(script, "--resume", run) == 0
+    assert left_behind(run) == undisturbed("minigrid")[1]
 
 
 def test_a_signal_while_the_next_game_begins(undisturbed, tmp_path, monkeypatch):
@@ -433,7 +455,7 @@ def test_ctrl_c_in_the_video_leaves_a_finished_run(tmp_path, monkeypatch):
     assert not json.loads((run / "result.json").read_text())["interrupted"]
     assert not list(run.glob("*.mp4"))
     assert command(script, "--resume", run) == 0  # which makes it anew
-    assert (run / "episode.mp4").stat().st_size > 4
+    assert (run / "episode.mp4").stat().st_size > 1_000
 
 
 # --------------------------------------------------------------------------------------------------

@@ -118,7 +118,6 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
 def test_slices_of_planning_on_a_large_graph():
     times, graph, planner = timings.plan_slices(400, slices=50, budget=2_000)
     assert len(times) == 51
-    assert min(times) >= 0
     assert graph.num_nodes == 400
     assert planner.check_valid() == []
     # The corner's one untried pair is all that is wanted: nearer is better.
