@@ -212,8 +212,7 @@ class Learner(LearnerState):
 
     def update_target(self):
         """Copy the online network into the target network: what the leaves held is void."""
-        with torch.no_grad():
-            torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
+        self.target.load_state_dict(self.online.state_dict())
         self.leaves.forget_all()
         if self.graph_values is not None:
             self.graph_values.renew()

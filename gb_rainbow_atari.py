@@ -43,7 +43,7 @@ from gbcore.run import (
     write_video,
 )
 from gbcore.run.captured import CapturedCalls
-from gbcore.targets import back_up_laws, level_bounds, pack, pad, padded_sizes, unpack
+from gbcore.targets import back_up_laws, level_bounds, pack, pad, unpack
 
 # The five backups are two choices: where the subgraph comes from, and how a state's value is read.
 BACKUPS = {
@@ -406,7 +406,7 @@ class Learner(LearnerState):
 
     def padded_update(self, batch, subgraphs, rule):
         """An update of one of a few shapes: only indices and a few floats travel to the GPU."""
-        subgraphs = pad(subgraphs, padded_sizes(subgraphs))
+        subgraphs = pad(subgraphs)
         nodes = np.concatenate([subgraphs.nodes, batch.nodes])
         self.num_fresh += len(subgraphs.nodes)
         integers, floats = pack(subgraphs)

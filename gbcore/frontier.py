@@ -57,7 +57,9 @@ class FrontierPlanner:
         self._changes = graph.watch()  # pairs of nodes, since the last plan
         weakref.finalize(self, graph.unwatch, self._changes)
         self._clear(num_cells=graph.num_edges)
-        frontier_kernels.follow_graph(graph.arrays, self._plan, graph.num_ids)
+        edges = graph.edges()
+        pairs = np.stack([edges["source"], edges["next"]], axis=1)
+        frontier_kernels.follow_changes(graph.arrays, self._plan, pairs)
 
     def _clear(self, num_cells):
         room, num_cells = len(self.graph.arrays.degree), max(num_cells, 1024)
@@ -223,8 +225,7 @@ class FrontierPlanner:
             problems.append("the heap and its places differ")
         if self.num_waiting == 0:
             arrays, q = self.graph.arrays, self._q
-            live = arrays.in_degree[:n] >= 0
-            for node in np.flatnonzero(live & (arrays.degree[:n] > 0)):
+            for node in np.flatnonzero(arrays.degree[:n] > 0):
                 value = self._plan.value[node]
                 backed_up = frontier_kernels.back_up_state(
                     arrays, self._plan.value, node, self.discount, self.prior, q
@@ -283,8 +284,9 @@ class FrontierEpisodes:
     with the rates r at which steps lately (see MEMORY) found states that were never acted in:
     r_planned of planned steps, r of all others. So it is small where planned steps find no more
     than others do, as where every state is new anyway, and where they find next to nothing. It is
-    0 where nothing untried can be reached from the start. A rate is (found + 1) / (steps + 1):
-    without recent steps it is high, so that the planner is given a try again.
+    0 where the plan is complete and nothing untried can be reached from the start. A rate is
+    (found + 1) / (steps + 1): without recent steps it is high, so that the planner is given a try
+    again.
 
     In a frontier episode, too, a step is left alone where nothing untried can be reached.
 

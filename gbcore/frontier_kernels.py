@@ -148,36 +148,22 @@ def unlink_nodes(plan, before, cell):
 
 
 @njit(cache=True, nogil=True)
-def follow_change(graph, plan, node, next_node):
-    """Take note that transitions from node to next_node may have changed."""
-    goes_on = False
-    start = graph.block_start[node]
-    for e in range(start, start + graph.degree[node]):
-        if graph.edge_next[e] == next_node and not graph.edge_terminated[e]:
-            goes_on = True
-            break
-    before, cell = find_cell(plan, node, next_node)
-    if goes_on and cell == EMPTY:
-        link_nodes(plan, node, next_node)
-    elif cell != EMPTY and not goes_on:
-        unlink_nodes(plan, before, cell)
-    push_stack(plan, node)
-
-
-@njit(cache=True, nogil=True)
 def follow_changes(graph, plan, changes):
-    """`follow_change` for pairs of nodes int64 [n, 2]."""
+    """Take note that transitions between pairs of nodes int64 [n, 2] may have changed."""
     for i in range(changes.shape[0]):
-        follow_change(graph, plan, changes[i, 0], changes[i, 1])
-
-
-@njit(cache=True, nogil=True)
-def follow_graph(graph, plan, num_ids):
-    """`follow_change` for every transition of the graph."""
-    for node in range(num_ids):
+        node, next_node = changes[i, 0], changes[i, 1]
+        goes_on = False
         start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):
-            follow_change(graph, plan, node, graph.edge_next[e])
+            if graph.edge_next[e] == next_node and not graph.edge_terminated[e]:
+                goes_on = True
+                break
+        before, cell = find_cell(plan, node, next_node)
+        if goes_on and cell == EMPTY:
+            link_nodes(plan, node, next_node)
+        elif cell != EMPTY and not goes_on:
+            unlink_nodes(plan, before, cell)
+        push_stack(plan, node)
 
 
 @njit(cache=True, nogil=True)

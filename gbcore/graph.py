@@ -131,9 +131,9 @@ class TransitionGraph:
         """How often each id was freed: int64 [num_ids], a view, to be read only.
 
         Ids are given out again; an id and its generation together name one state for ever. Keep the
-        generation with whatever is cached by id. `load` starts from 0.
+        generation with whatever is cached by id. `load` and `restore` start from 0.
         """
-        return self._keys.generations
+        return self._keys.table.generations[: self.num_ids]
 
     @property
     def num_frames(self):
@@ -555,14 +555,10 @@ class TransitionGraph:
         """
         try:
             with np.load(path, allow_pickle=False) as file:
-                saved = dict(file)
-        except OSError:
+                return cls.from_state(dict(file))
+        except (OSError, MemoryError):
             raise
         except Exception as error:  # zipfile and NumPy promise no single one
-            raise ValueError(f"Require a whole .npz file, got {path}") from error
-        try:
-            return cls.from_state(saved)
-        except (ValueError, KeyError) as error:
             raise ValueError(f"Require an undamaged graph, got {path}: {error}") from error
 
     def state(self):
@@ -598,7 +594,7 @@ class TransitionGraph:
         return kind
 
     def restore(self, saved):
-        """Become the graph that `state` is of, with at least the room that there is.
+        """Become the graph that `state` is of, with at least the room for nodes that there is.
 
         Ids may name other states than before: what is kept by id, as in a `LeafTable` or a
         `FrontierPlanner`, has to be restored after.
@@ -653,7 +649,7 @@ class TransitionGraph:
             check_array("contents", saved["contents"], contents.dtype, (n, *contents.shape[1:]))
             contents[:n] = saved["contents"]
         used = saved["edge_next"].size
-        if not used <= saved["edge_room"]:
+        if not max(used, 1) <= saved["edge_room"]:  # room is doubled, which 0 never ends
             raise ValueError(f"Require room for {used} edges, got {saved['edge_room']}")
         graph._resize_edges(int(saved["edge_room"]))
         arrays = graph._arrays
@@ -719,8 +715,7 @@ class TransitionGraph:
         if problems:
             return problems
 
-        starts = [*arrays.block_start[room > 0].tolist()]
-        sizes = [*room[room > 0].tolist()]
+        starts, sizes = arrays.block_start[room > 0].tolist(), room[room > 0].tolist()
         for log2, start in enumerate(arrays.free_blocks.tolist()):
             while start != EMPTY:
                 if not 0 <= start <= used - (1 << log2) or len(starts) > used:
@@ -729,12 +724,11 @@ class TransitionGraph:
                 sizes.append(1 << log2)
                 start = int(arrays.edge_next[start])
         order = np.argsort(np.array(starts, np.int64), kind="stable")
-        ends = np.cumsum(np.array(sizes, np.int64)[order])
-        expected = np.append(0, ends[:-1]) if len(ends) else ends
-        gaps = np.flatnonzero(np.array(starts, np.int64)[order] != expected)
-        if len(gaps) or (ends[-1] if len(ends) else 0) != used:
-            position = expected[gaps[0]] if len(gaps) else used
-            return [f"edge position {position}: in two blocks or in none"]
+        starts = np.append(np.array(starts, np.int64)[order], used)
+        ends = np.append(0, np.cumsum(np.array(sizes, np.int64)[order]))
+        gaps = np.flatnonzero(starts != ends)
+        if len(gaps):
+            return [f"edge position {ends[gaps[0]]}: in two blocks or in none"]
 
         if arrays.degree.sum() != self.num_edges:
             return [f"{self.num_edges} edges by the total, {arrays.degree.sum()} by the degrees"]

@@ -15,8 +15,7 @@ class Interner:
     Args:
         shape: shape of every array.
         dtype: their dtype; anything of fixed size.
-        capacity: ids to reserve room for. Memory is touched only as ids are used, and more ids
-            than that double the room, at the price of a copy.
+        capacity: ids to reserve room for. More ids double the room, at the price of a copy.
 
     Raises:
         ValueError: for a shape or dtype without bytes.
@@ -54,11 +53,6 @@ class Interner:
     def capacity(self):
         """Ids that there is room for."""
         return len(self.table.hashes)
-
-    @property
-    def generations(self):
-        """How often each id was freed: int64 [num_ids], a view. Not saved; 0 after `restore`."""
-        return self.table.generations[: self.num_ids]
 
     @property
     def arrays(self):
@@ -167,7 +161,6 @@ class Interner:
         table.generations[:n] = 0
         table.totals[:] = totals
         table.slots[:] = EMPTY
-        kernels.rehash_keys(table)
         kernels.rebuild_slots(table)
 
     def check_valid(self):

@@ -96,17 +96,11 @@ def place_id(slots, h, i):
 
 @njit(cache=True, nogil=True)
 def rebuild_slots(table):
-    """Fill empty slots with every key in use."""
+    """Hash every key in use anew, and fill empty slots with them."""
     for i in range(table.totals[TABLE_IDS]):
         if table.links[i] == LIVE:
+            table.hashes[i] = hash_words(table.rows[i])
             place_id(table.slots, table.hashes[i], i)
-
-
-@njit(cache=True, nogil=True)
-def rehash_keys(table):
-    """Hash every key anew."""
-    for i in range(table.totals[TABLE_IDS]):
-        table.hashes[i] = hash_words(table.rows[i])
 
 
 @njit(cache=True, nogil=True)

@@ -196,8 +196,7 @@ class PrioritizedReplay(Replay):
     def state(self):
         """What `restore` takes back."""
         saved = super().state()
-        priorities = self.priorities.priorities[: self.size]
-        saved["rows"]["priority"] = priorities
+        saved["rows"]["priority"] = self.priorities.priorities[: self.size]
         return saved | {"max_priority": self.max_priority}
 
     def restore(self, saved):

@@ -176,38 +176,20 @@ def point_masses(values, support):
 # --------------------------------------------------------------------------------------------------
 
 
-class Sizes(NamedTuple):
-    """Shape of padded subgraphs."""
+def pad(subgraphs):
+    """The same subgraphs with every level filled up: the targets of the roots stay what they are.
 
-    nodes: int  # M
-    levels: int  # D
-    width: int  # vertices, pairs and outcomes of a level
-
-
-def padded_sizes(subgraphs):
-    """The smallest of a few `Sizes` into which the subgraphs fit: 32, 48, 64, 96, 128 ..."""
+    There are few shapes: 32, 48, 64, 96, 128 ... nodes, and one such number of vertices, pairs and
+    outcomes on every level. Added outcomes have weight 0. Added pairs belong to the last vertex of
+    their level, which is always an added one and which no outcome leads to. Added nodes repeat the
+    first one, or are 0.
+    """
     width = 1 + np.diff(subgraphs.level_vertices).max(initial=0)  # the last one is padding
     for bounds in (subgraphs.level_pairs[1:], subgraphs.level_outcomes):
         width = max(width, np.diff(bounds).max(initial=0))
-    levels = len(subgraphs.level_pairs) - 1
-    return Sizes(_round_up(len(subgraphs.nodes)), levels, _round_up(width))
-
-
-def pad(subgraphs, sizes):
-    """The same subgraphs with every level filled up: the targets of the roots stay what they are.
-
-    Added outcomes have weight 0. Added pairs belong to the last vertex of their level, which is
-    always an added one and which no outcome leads to. Added nodes repeat the first one, or are 0.
-
-    Raises:
-        ValueError: where the subgraphs do not fit.
-    """
-    num_nodes, levels, width = sizes
-    fits = padded_sizes(subgraphs)
-    if fits.nodes > num_nodes or fits.levels > levels or fits.width > width:
-        raise ValueError(f"Require room for {fits}, got {sizes}")
+    num_nodes, width = _round_up(len(subgraphs.nodes)), _round_up(width)
     num_roots = subgraphs.num_roots
-    steps = np.arange(levels + 1)
+    steps = np.arange(len(subgraphs.level_pairs))
     level_vertices = np.maximum(steps - 1, 0) * width
     level_pairs = np.where(steps > 0, num_roots + (steps - 1) * width, 0)
     level_outcomes = steps * width
@@ -492,7 +474,7 @@ def _round_up(size):
 def _places(bounds, new_bounds):
     # New index of every item, when level k moves from bounds[k] to new_bounds[k].
     counts = np.diff(bounds)
-    return np.arange(bounds[-1]) + np.repeat(new_bounds[: len(counts)] - bounds[:-1], counts)
+    return np.arange(bounds[-1]) + np.repeat(new_bounds[:-1] - bounds[:-1], counts)
 
 
 def _filled(size, places, values, rest):

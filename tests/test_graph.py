@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from naive import NaiveGraph, Oracle, Scalars
 
 from gbcore import TransitionGraph, prune, q_targets, trajectory_subgraphs
-from gbcore.targets import pad, padded_sizes
+from gbcore.targets import pad
 
 BIG = 2**40
 
@@ -1089,7 +1089,7 @@ def test_pairs_know_their_nodes(breadth):
     is_read = np.isin(sub.pair_nodes, pruned.nodes) | (np.arange(len(sub.pair_action)) < 10)
     assert not is_read.all()
     np.testing.assert_array_equal(pruned.pair_nodes, np.where(is_read, sub.pair_nodes, -1))
-    padded = pad(sub, padded_sizes(sub))
+    padded = pad(sub)
     np.testing.assert_array_equal(padded.pair_nodes[:10], roots[0])
     assert padded.pair_nodes.shape == padded.pair_action.shape
 
@@ -1265,6 +1265,12 @@ DAMAGE = {
     "key_shape": (0, 7, -1),
     "key_dtype": ("|O", "<U9", "nonsense"),
 }
+
+
+def test_a_graph_without_edges_has_room_for_one():
+    saved = TransitionGraph(2, (1,)).state()
+    with pytest.raises(ValueError, match="Require room for 0 edges, got 0"):
+        TransitionGraph.from_state({**saved, "edge_room": np.array(0)})
 
 
 @pytest.mark.parametrize("name", DAMAGE)

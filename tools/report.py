@@ -131,8 +131,8 @@ def in_short(protocols, folder):
         report_figures.draw_summary(folder / "report_summary.png", panels)
         yield "![Mean scores of every backup, ours and the paper's](report_summary.png)"
         yield (
-            "Bars: mean of the tasks with its 95% interval, pale of fewer than "
-            f"{aggregate.FEWEST_SEEDS} seeds. Diamonds: the paper. Normalised: by the paper's best."
+            "Bars: mean of the tasks, 95% interval; pale: fewer than "
+            f"{aggregate.FEWEST_SEEDS} seeds. Diamonds: the paper. Normalised: divided by its best."
         )
     yield "\n".join(findings(protocols))
 
