@@ -238,7 +238,7 @@ def section(protocol, folder):
         report_figures.draw_curves(folder / name, curves)
         yield f"![Learning curves, {protocol.title}]({name})"
         over = "" if is_atari else ", over five evaluations"
-        yield f"Mean of the seeds and its standard error{over}."
+        yield f"Mean of the seeds and its standard error{over}. Dashed: one seed."
 
 
 def origin(protocols):
