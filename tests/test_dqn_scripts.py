@@ -336,7 +336,9 @@ SMALL = [
 @pytest.mark.parametrize(
     "flags",
     [
-        *("one-step", "n-step", "graph-mixed"),
+        "one-step",
+        "n-step",
+        "graph-mixed",
         "graph --depth 0 --act-on graph --prior 0.3 --buffer-size 20",
     ],
 )  # the others are in test_resume.py

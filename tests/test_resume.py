@@ -40,6 +40,7 @@ ATARI = [
     "--eval-episodes", "1", "--eval-epsilon", "1", "--exploration-steps", "1000", "--no-cuda",
     "--curve-episodes", "1", "--updates-per-train", "1",
 ]  # fmt: skip
+FIXED = ["--episode-seed", "fixed", "--backup", "tree", "--persist-targets"]
 FRONTIER = ["--exploration", "frontier", "--frontier-share", "0.9"]
 ON_GRAPH = ["--act-on", "graph", "--prior", "0.3", "--train-frequency", "7"]
 CASES = {
@@ -49,19 +50,7 @@ CASES = {
         ["--env-id", "Dynamic-Obstacles-5x5", "--persist-targets", "--buffer-size", "50", *DQN],
     ),
     "minatar": (gb_dqn_minatar, ["--env-id", "asterix", "--train-frequency", "7", *DQN]),
-    "minatar, fixed": (
-        gb_dqn_minatar,
-        [
-            "--env-id",
-            "breakout",
-            "--episode-seed",
-            "fixed",
-            "--backup",
-            "tree",
-            "--persist-targets",
-            *DQN,
-        ],
-    ),
+    "minatar, fixed": (gb_dqn_minatar, ["--env-id", "breakout", *FIXED, *DQN]),
     "minigrid, frontier": (
         gb_dqn_minigrid,
         ["--env-id", "LavaCrossingS9N1", "--buffer-size", "90", *FRONTIER, *DQN],

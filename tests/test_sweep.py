@@ -256,6 +256,11 @@ def test_every_printed_command_is_the_run_that_it_stands_for(tmp_path):
         assert key_of(run.key.suite, vars(parsed)) == run.key
 
 
+def test_a_result_of_something_else_is_no_finished_run(tmp_path):
+    (tmp_path / "result.json").write_text('{"score": 1.0}')
+    assert not run_records.is_finished(tmp_path)
+
+
 def test_tasks_are_run_in_the_order_in_which_they_are_named():
     args = sweep.Args(suites=("minatar", "atari100k"), backups=("tree",), seeds=(1,))
     assert [key.task for key in sweep.make_grid(args)] == [

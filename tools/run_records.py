@@ -149,7 +149,7 @@ def run_folders(run_dir):
 def is_finished(folder):
     """Whether the run went to its end: result.json is written last."""
     result = read_json(folder / "result.json")
-    return bool(result) and not result.get("interrupted") and result.get("score") is not None
+    return bool(result) and result.get("interrupted") is False and result.get("score") is not None
 
 
 def checkpoint_step(folder):
