@@ -279,28 +279,34 @@ class Learner(LearnerState):
         )  # fmt: skip
         self.num_updates = 0
         if args.depth == 0 or args.act_on == "graph":
-            self.leaves = LeafTable(graph, lambda obs: self.values(obs).cpu().numpy())
+            self.leaves = LeafTable(graph, lambda x: self.values(self.to_device(x)).cpu().numpy())
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         if args.leaf_refresh > 1:
             width = self.online.value_hidden.weight.shape[1]
             self.recent = RecentRows(graph, self.features_of, args.leaf_refresh, width, self.dtype)
         self.padded = device.type != "cpu" and args.depth > 0
         self.frames = None  # the graph's, on the GPU: uint8 [capacity, 84, 84]
-        self.captured = CapturedCalls(self.fixed_update, args.cuda_graphs and self.padded)
+        use_graphs = args.cuda_graphs and device.type != "cpu"
+        self.captured = CapturedCalls(self.fixed_update, use_graphs)
+        self.captured_act = CapturedCalls(self.best_actions, use_graphs)
 
     @torch.no_grad()
     def values(self, obs, noisy=False):
-        """Values [n, num_actions] of uint8 [n, 4, 84, 84]."""
+        """Values [n, num_actions] of a uint8 Tensor [n, 4, 84, 84]."""
         # Forming weights moves memory, which is scarce on a CPU, in fewer launches, a GPU's cost.
         factored = noisy and self.device.type == "cpu"
         heads = self.online.factored_heads() if factored else self.online.heads(noisy)
-        return self.online.values(torch.from_numpy(obs).to(self.device), heads)
+        return self.online.values(obs, heads)
+
+    def best_actions(self, noisy, obs):
+        return self.values(obs, noisy).argmax(dim=1)
 
     def act(self, obs, noisy=False):
         """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]."""
 
         def of_network(obs):
-            return self.values(obs, noisy).argmax(dim=1).cpu().numpy()
+            best = self.best_actions if self.device.type == "cpu" else self.captured_act
+            return best(noisy, self.to_device(obs)).cpu().numpy()
 
         if self.args.act_on == "graph":
             return self.graph_values.act(obs, otherwise=of_network)
@@ -345,9 +351,8 @@ class Learner(LearnerState):
         else:
             heads, fixed_heads, target_heads = self.draw_heads()
             targets = self.pruned_targets(subgraphs, rule, fixed_heads, target_heads)
-        actions, weights = (torch.from_numpy(part) for part in (batch.actions, batch.weights))
         obs = self.observations(batch.nodes)
-        return self.step(heads, targets, obs, actions.to(self.device), weights.to(self.device))
+        return self.step(heads, targets, obs, *map(self.to_device, (batch.actions, batch.weights)))
 
     @torch.no_grad()
     def pruned_targets(self, subgraphs, rule, online_heads, target_heads):
@@ -402,10 +407,8 @@ class Learner(LearnerState):
             q_values = (log_pmf.exp() @ self.support).mean()
             return torch.cat([divergence, torch.stack([loss, q_values])])
 
-    # On a GPU.
-
     def padded_update(self, batch, subgraphs, rule):
-        """An update of one of a few shapes: only indices and a few floats travel to the GPU."""
+        """A GPU's update, of one of a few shapes: only indices and a few floats travel there."""
         subgraphs = pad(subgraphs)
         nodes = np.concatenate([subgraphs.nodes, batch.nodes])
         self.num_fresh += len(subgraphs.nodes)
@@ -413,20 +416,20 @@ class Learner(LearnerState):
         frame_ids = self.graph.frame_ids_of(nodes).reshape(-1)
         integers = np.concatenate([integers, batch.actions, frame_ids])
         floats = np.concatenate([floats, batch.weights]).astype(np.float32)
-        return self.captured(subgraphs, self.to_device(integers), self.to_device(floats))
+        shape = len(subgraphs.nodes), level_bounds(subgraphs)
+        return self.captured(shape, self.to_device(integers), self.to_device(floats))
 
-    def fixed_update(self, subgraphs, integers, floats):
+    def fixed_update(self, shape, integers, floats):
         """Nothing in here waits for the device or depends on what the two tensors hold.
 
-        subgraphs: others of this shape, what they hold is not read; integers int64: `pack`ed
-        subgraphs, actions [B], frame ids [4 (M + B)]; floats: `pack`ed subgraphs, weights [B].
+        shape: M and the subgraphs' `level_bounds`; integers int64: `pack`ed subgraphs, actions [B],
+        frame ids [4 (M + B)]; floats: `pack`ed subgraphs, weights [B].
         """
-        batch_size, num_nodes = self.args.batch_size, len(subgraphs.nodes)
-        num_frames, num_outcomes = 4 * (num_nodes + batch_size), len(subgraphs.outcome_pair)
-        lengths = (len(integers) - batch_size - num_frames, batch_size, num_frames)
-        integers, actions, frame_ids = integers.split(lengths)
-        floats, weights = floats.split([2 * num_outcomes, batch_size])
-        obs = self.frames[frame_ids].view(-1, 4, 84, 84)
+        (num_nodes, levels), batch_size = shape, self.args.batch_size
+        num_frames = 4 * (num_nodes + batch_size)
+        integers, actions, frames = integers.tensor_split([-batch_size - num_frames, -num_frames])
+        floats, weights = floats.tensor_split([-batch_size])
+        obs = self.frames[frames].view(-1, 4, 84, 84)
         heads, fixed_heads, target_heads = self.draw_heads()
         with torch.no_grad():
             leaf_obs = obs[:num_nodes]
@@ -437,8 +440,8 @@ class Learner(LearnerState):
             leaf_pmf = self.target.log_pmf(features, target_heads).exp()  # [M, A, n_atoms]
             _, rule = BACKUPS[self.args.backup]
             targets = back_up_laws(
-                unpack(subgraphs, integers, floats), level_bounds(subgraphs), leaf_pmf,
-                self.support, self.args.gamma, rule, selector_q, prior=self.args.prior,
+                unpack(levels, integers, floats), levels, leaf_pmf, self.support, self.args.gamma,
+                rule, selector_q, prior=self.args.prior,
             )  # fmt: skip
         return self.step(heads, targets, obs[num_nodes:], actions, weights)
 
@@ -448,7 +451,8 @@ class Learner(LearnerState):
         if self.padded:
             self.make_room_for_frames()
             frame_ids = self.graph.frame_ids_of(np.array([node]))[0]
-            self.frames[self.to_device(frame_ids)] = self.to_device(obs)
+            for i, frame in zip(frame_ids, self.to_device(obs), strict=True):
+                self.frames[i] = frame
         return node
 
     def make_room_for_frames(self):
@@ -469,7 +473,7 @@ class Learner(LearnerState):
 
     def observations(self, nodes):
         """uint8 Tensor [n, 4, 84, 84] of node ids."""
-        return torch.from_numpy(self.graph.observations_of(nodes)).to(self.device)
+        return self.to_device(self.graph.observations_of(nodes))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -592,7 +596,7 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
     num_envs = min(args.eval_envs, num_episodes)
     rng = np.random.default_rng(seed)
     # Consecutive seeds, the default, would play the same games for runs of neighbouring seeds.
-    env_seeds = np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) >> 1
+    seeds = np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) >> 1
     # A vector environment would step those that have finished as well: one for each, with a thread.
     envs = [make_envs(env_id, 1, num_threads=1) for _ in range(num_envs)]
     quota = np.full(num_envs, num_episodes // num_envs)
@@ -600,8 +604,7 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
     returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
     done = np.zeros(num_envs, np.bool_)
     finished = [[] for _ in range(num_envs)]
-    obs = [env.reset(seed=int(s))[0] for env, s in zip(envs, env_seeds, strict=True)]
-    obs = np.concatenate(obs)
+    obs = np.concatenate([env.reset(seed=int(s))[0] for env, s in zip(envs, seeds, strict=True)])
     while quota.any() and not (stop is not None and stop.asked):
         playing = np.flatnonzero(quota)
         actions = np.zeros(num_envs, np.int64)

@@ -133,9 +133,10 @@ def categorical_targets(
             _check_policy(policy.detach().double().numpy())
     device, dtype = leaf_pmf.device, leaf_pmf.dtype
     integers, floats = (torch.from_numpy(part).to(device) for part in pack(subgraphs))
+    levels = level_bounds(subgraphs)
     targets = back_up_laws(
-        unpack(subgraphs, integers, floats.to(dtype)),
-        level_bounds(subgraphs),
+        unpack(levels, integers, floats.to(dtype)),
+        levels,
         leaf_pmf,
         support.to(device, dtype),
         gamma,
@@ -143,6 +144,7 @@ def categorical_targets(
         None if selector_q is None else selector_q.to(device),
         None if policy is None else policy.to(device, dtype),
         prior,
+        dense=device.type != "cpu",
     )
     unseen = np.flatnonzero(subgraphs.root_row >= 0)
     if len(unseen):
@@ -180,9 +182,9 @@ def pad(subgraphs):
     """The same subgraphs with every level filled up: the targets of the roots stay what they are.
 
     There are few shapes: 32, 48, 64, 96, 128 ... nodes, and one such number of vertices, pairs and
-    outcomes on every level. Added outcomes have weight 0. Added pairs belong to the last vertex of
-    their level, which is always an added one and which no outcome leads to. Added nodes repeat the
-    first one, or are 0.
+    outcomes on every level. Added outcomes have weight 0 and belong to the first pair of their
+    level. Added pairs belong to the last vertex of their level, which is always an added one and
+    which no outcome leads to. Added nodes repeat the first one, or are 0.
     """
     width = 1 + np.diff(subgraphs.level_vertices).max(initial=0)  # the last one is padding
     for bounds in (subgraphs.level_pairs[1:], subgraphs.level_outcomes):
@@ -213,7 +215,12 @@ def pad(subgraphs):
         vertex_pairs=num_roots + np.append(0, np.cumsum(pairs_of)),
         pair_action=_filled(num_pairs, pair_place, subgraphs.pair_action, 0),
         pair_count=_filled(num_pairs, pair_place, subgraphs.pair_count, 0),
-        outcome_pair=_filled(num_outcomes, outcome_place, pair_place[subgraphs.outcome_pair], 0),
+        outcome_pair=_filled(
+            num_outcomes,
+            outcome_place,
+            pair_place[subgraphs.outcome_pair],
+            np.repeat(level_pairs[:-1], width),
+        ),
         outcome_vertex=_filled(
             num_outcomes, outcome_place, vertex_of[subgraphs.outcome_vertex], vertex_of[-1]
         ),
@@ -248,24 +255,25 @@ def pack(subgraphs):
     return np.concatenate(integers), np.concatenate(floats)
 
 
-def unpack(subgraphs, integers, floats):
-    """`SubgraphTensors`: views of tensors that hold what `pack` made of subgraphs of this shape."""
-    num_vertices, num_pairs = len(subgraphs.vertex_row), len(subgraphs.pair_action)
-    num_nested, num_outcomes = num_pairs - subgraphs.num_roots, len(subgraphs.outcome_pair)
+def unpack(levels, integers, floats):
+    """`SubgraphTensors`: views of what `pack` made of subgraphs of these levels."""
+    num_roots, (num_outcomes, num_pairs, num_vertices) = levels[1][1], levels[-1]
+    num_nested = num_pairs - num_roots
     lengths = (num_vertices, num_pairs, num_pairs, num_nested, num_outcomes, num_outcomes)
     return SubgraphTensors(*integers.split(lengths), *floats.split([num_outcomes] * 2))
 
 
 def level_bounds(subgraphs):
-    """[D + 1] lists of the first outcome, pair and vertex of each level."""
+    """The first outcome, pair and vertex of each level, and where the last one ends: ints."""
     levels = (subgraphs.level_outcomes, subgraphs.level_pairs, subgraphs.level_vertices)
-    return np.stack(levels, axis=1).tolist()
+    return tuple(map(tuple, np.stack(levels, axis=1).tolist()))
 
 
 @torch.no_grad()
 def back_up_laws(
-    sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, policy=None, prior=0.0
-):
+    sub, levels, leaf_pmf, support, gamma, rule, selector_q=None, policy=None, prior=0.0,
+    dense=True,
+):  # fmt: skip
     """`categorical_targets` of roots that were all seen, from tensors on one device.
 
     Waits for nothing and reads no shape from the device: with fixed shapes it can be captured.
@@ -274,6 +282,8 @@ def back_up_laws(
         sub: `SubgraphTensors`.
         levels: what `level_bounds` returned.
         leaf_pmf, support, gamma, rule, selector_q, policy, prior: as in `categorical_targets`.
+        dense: sum by products with matrices that are mostly 0, which a GPU has done long before it
+            has sorted what to add where, so that sums repeat; on a CPU the others are quicker.
     """
     num_leaves, _, num_atoms = leaf_pmf.shape
     num_roots, num_pairs, num_vertices = levels[1][1], levels[-1][1], levels[-1][2]
@@ -283,10 +293,9 @@ def back_up_laws(
         leaf_rule, best = "double", selector_q.argmax(dim=1)  # [M]
     law = leaf_pmf.new_zeros(end + 1, num_atoms)  # of all vertices
     law[:num_leaves] = _read_laws(leaf_rule, leaf_pmf, support, best, policy)
-    law[end, 0] = 1  # the end of an episode, only ever scaled by 0
+    law[end, :1].fill_(1)  # the end of an episode, only ever scaled by 0
     pair_law = leaf_pmf.new_zeros(num_pairs, num_atoms)
-    flat = pair_law.view(-1)
-    place, lower_weight, upper_weight = _projections(sub, end, support, gamma)
+    position = _positions(sub, end, support, gamma)
     if rule == "double" and num_vertices:
         chosen = _chosen_pairs(sub, best, num_roots)
         vertex_leaf = law[sub.vertex_row]
@@ -296,9 +305,9 @@ def back_up_laws(
     for (o0, p0, v0), (o1, p1, v1) in zip(levels[-2::-1], levels[:0:-1], strict=True):
         if o0 == o1:
             continue
-        mass = law[sub.outcome_vertex[o0:o1]]
-        flat.index_add_(0, place[o0:o1].view(-1), (mass * lower_weight[o0:o1]).view(-1))
-        flat.index_add_(0, place[o0:o1].view(-1) + 1, (mass * upper_weight[o0:o1]).view(-1))
+        mass = sub.outcome_weight[o0:o1, None] * law[sub.outcome_vertex[o0:o1]]
+        projected = _project(mass, position[o0:o1], dense)
+        pair_law[p0:p1] = _sum_groups(projected, sub.outcome_pair[o0:o1] - p0, p1 - p0, dense)
         if v0 == v1:
             continue
         here, pairs, rows = slice(num_leaves + v0, num_leaves + v1), pair_law[p0:p1], slice(v0, v1)
@@ -311,10 +320,9 @@ def back_up_laws(
             continue
         vertex = sub.pair_vertex[below] - v0
         if rule == "behaviour":
-            count = sub.pair_count[p0:p1].to(pairs.dtype)[:, None]
-            total = count.new_zeros(v1 - v0, 1).index_add_(0, vertex, count)
-            share = count / total.clamp(min=1)[vertex]
-            law[here] = law[here].index_add(0, vertex, share * pairs)
+            count = sub.pair_count[p0:p1, None].to(pairs.dtype)
+            sums = _sum_groups(torch.cat([count * pairs, count], dim=1), vertex, v1 - v0, dense)
+            law[here] = sums[:, :-1] / sums[:, -1:].clamp(min=1)
         else:
             leaves = sub.vertex_row[rows]
             nested = leaf_pmf[leaves]  # [v, A, n_atoms]
@@ -333,28 +341,42 @@ def _read_laws(rule, pmf, support, best, policy):
     return pmf[torch.arange(len(pmf), device=pmf.device), best]
 
 
-def _projections(sub, end, support, gamma):
-    """Where each atom of each outcome's target falls, [O, n_atoms]: the place of the point below in
-    the laws of all pairs, flat, the weight that goes there, and the one that goes to the next.
-    """
-    num_atoms = len(support)
+def _positions(sub, end, support, gamma):
+    """Where each atom of each outcome's target falls, clipped: [O, n_atoms], in atoms from 0."""
     alive = (sub.outcome_vertex < end).to(support.dtype)
     atom = sub.outcome_reward[:, None] + gamma * alive[:, None] * support
-    position = (atom - support[0]) / (support[-1] - support[0]) * (num_atoms - 1)
-    position = position.clamp(0, num_atoms - 1)
-    lower = position.floor().clamp(max=num_atoms - 2)  # an atom on the last point has share 1
-    upper_weight = sub.outcome_weight[:, None] * (position - lower)
-    place = sub.outcome_pair[:, None] * num_atoms + lower.long()
-    return place, sub.outcome_weight[:, None] - upper_weight, upper_weight
+    last = len(support) - 1
+    return ((atom - support[0]) / (support[-1] - support[0]) * last).clamp(0, last)
+
+
+def _project(mass, position, dense):
+    """Laws [o, n_atoms] of mass [o, n_atoms] at these positions: the two atoms beside share it."""
+    if dense:
+        atoms = torch.arange(mass.shape[1], device=mass.device)
+        shares = (1 - (position[:, :, None] - atoms).abs()).clamp(min=0)  # [o, n_atoms, n_atoms]
+        return (mass[:, None] @ shares)[:, 0]
+    lower = position.long().clamp(max=mass.shape[1] - 2)  # an atom on the last point has share 1
+    upper_mass = mass * (position - lower)
+    law = torch.zeros_like(mass).scatter_add_(1, lower, mass - upper_mass)
+    return law.scatter_add_(1, lower + 1, upper_mass)
+
+
+def _sum_groups(rows, group, num_groups, dense):
+    """[num_groups, n]: the sums of those rows [o, n] that are of a group int64 [o]."""
+    if dense:
+        groups = torch.arange(num_groups, device=rows.device)
+        return (group == groups[:, None]).to(rows.dtype) @ rows
+    return rows.new_zeros(num_groups, rows.shape[1]).index_add_(0, group, rows)
 
 
 def _chosen_pairs(sub, best, num_roots):
     """int64 [V, 1]: the pair of the online network's action at every vertex, -1 for its leaf."""
     num_vertices = len(sub.vertex_row)
     is_best = sub.pair_action[num_roots:] == best[sub.vertex_row][sub.pair_vertex]
-    chosen = torch.full((num_vertices + 1,), -1, device=best.device)
-    places = torch.where(is_best, sub.pair_vertex, num_vertices)  # the others: one place more
-    chosen[places] = torch.arange(num_roots, num_roots + len(is_best), device=best.device)
+    pair = torch.arange(len(is_best), device=best.device)
+    chosen = torch.full((num_vertices + len(is_best),), -1, device=best.device)
+    # The others go behind, each to a place of its own: a GPU writes twice to one place in turn.
+    chosen[torch.where(is_best, sub.pair_vertex, num_vertices + pair)] = num_roots + pair
     return chosen[:num_vertices, None]
 
 

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import command, is_one_line, jitted
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
@@ -27,19 +29,52 @@ def make_learner(device, **flags):
     return learner, replay.sample(8, 0.5, rng), rng
 
 
+class NothingFromTheHost(TorchDispatchMode):
+    """Raises at operations that copy from the host: capture refuses them. On a GPU a number is
+    copied where `tensor[i, j] = 1` or torch.where takes it, and in few other places."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor)]
+        if operation is torch.ops.aten.scalar_tensor.default or any(
+            tensor.device.type == "cpu" for tensor in tensors
+        ):
+            raise RuntimeError(f"{operation} takes something from the host")
+        return result
+
+    @classmethod
+    def within(cls, function):
+        def watched(*args):
+            with cls():
+                return function(*args)
+
+        return watched
+
+
+@pytest.mark.parametrize("number", [lambda x: x[0].__setitem__(1, 1), lambda x: x.where(x > 0, 1)])
+def test_numbers_that_capture_refuses_are_noticed(number):
+    with pytest.raises(RuntimeError, match="from the host"):
+        NothingFromTheHost.within(number)(torch.empty((2, 2), device="meta"))
+
+
 @pytest.mark.parametrize("flags", [{}, {"prior": 2.0}, {"target_network_frequency": 2}])
 @pytest.mark.parametrize("backup", script.BACKUPS)
 def test_the_padded_update_waits_for_no_device_and_mixes_none(backup, flags, monkeypatch):
-    """Meta tensors hold no values: what reads one, or joins it with a CPU's, raises.
+    """Meta tensors hold no values: what reads one, or joins it with a CPU's, raises. So does what
+    takes anything from the host where CUDA graphs are captured.
 
-    Covers transfers, frames, both networks, heads, targets, loss, gradients and clipping, of every
-    backup. Not covered: Adam's fused kernel, capture, bfloat16 and arithmetic.
+    Covers transfers, frames, both networks, heads, acting, targets, loss, gradients and clipping,
+    of every backup. Not covered: Adam's fused kernel, replays, bfloat16 and arithmetic.
     """
     learner, batch, rng = make_learner("meta", backup=backup, **flags)
     monkeypatch.setattr(learner.optimizer, "step", lambda: None)
+    for calls in (learner.captured, learner.captured_act):
+        monkeypatch.setattr(calls, "function", NothingFromTheHost.within(calls.function))
     for _ in range(2):
         result = learner.update(batch, rng)
         assert (result.device.type, tuple(result.shape)) == ("meta", (8 + 2,))
+    actions = learner.captured_act(True, torch.empty((5, 4, 84, 84), device="meta"))
+    assert (actions.device.type, tuple(actions.shape)) == ("meta", (5,))
     assert all(p.grad.device.type == "meta" for p in learner.online.parameters())
 
 
@@ -96,14 +131,15 @@ def test_a_captured_call_is_replayed(monkeypatch):
 
     monkeypatch.setattr(
         captured.CapturedCalls, "_captured",
-        lambda self, plan: plan._replace(graph=Graph(), result=plan.tensors[0]),
+        lambda self, kind, plan: plan._replace(graph=Graph(), result=plan.tensors[0]),
     )  # fmt: skip
-    call = captured.CapturedCalls(lambda template, x: calls.append(template) or 2 * x, True)
-    outputs = [call(name, torch.full((2,), i)) for i, name in enumerate("abc")]
+    call = captured.CapturedCalls(lambda kind, x: calls.append(kind) or 2 * x, True)
+    outputs = [call("a", torch.full((2,), i)) for i in range(3)]
     assert (calls, len(replays)) == (["a"], 2)
     assert [o.tolist() for o in outputs] == [[0, 0], [1, 1], [2, 2]]
-    call("d", torch.zeros(3))
-    assert calls == ["a", "d"]
+    call("b", torch.zeros(2))
+    call("a", torch.zeros(3))
+    assert calls == ["a", "b", "a"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -115,7 +151,7 @@ def test_check_gpu_where_there_is_none(capsys):
 def test_check_gpu_checks(capsys, monkeypatch):
     """On the CPU: padded against pruned updates of every backup, and the table."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    assert command(check_gpu, "--device", "cpu", "--states", "40", "--updates", "3") == 0
+    assert command(check_gpu, "--device", "cpu", "--states", "40", "--steps", "3") == 0
     out, _ = capsys.readouterr()
     for backup in script.BACKUPS:
         assert f"| {backup}: GPU and CPU |" in out

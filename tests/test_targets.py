@@ -1,5 +1,7 @@
 """Targets of gbcore against the recursion of naive.py, and against cases worked by hand."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ from gbcore import (
     trajectory_subgraphs,
 )
 from gbcore.graph import MAX_STAMP
-from gbcore.targets import pad, pair_q_values
+from gbcore.targets import back_up_laws, pad, pair_q_values
 
 depths = st.integers(1, 5)
 
@@ -432,10 +434,15 @@ def test_padding_changes_no_target(case, depth, rule):
     few = {n << k for n in (2, 3) for k in range(4, 20)}  # 32, 48, 64, 96 ...
     assert {len(padded.nodes), int(width)} <= few
     np.testing.assert_array_equal(case.q_targets(padded, rule), case.q_targets(sub, rule))
-    np.testing.assert_allclose(
-        case.categorical_targets(padded, rule), case.categorical_targets(sub, rule),
-        rtol=0, atol=1e-12,
-    )  # fmt: skip
+    expected = case.categorical_targets(sub, rule)
+    np.testing.assert_allclose(case.categorical_targets(padded, rule), expected, rtol=0, atol=1e-12)
+
+    def on_gpu(*arguments, **settings):
+        return back_up_laws(*arguments, **settings | {"dense": True})
+
+    with mock.patch("gbcore.targets.back_up_laws", on_gpu):
+        got = case.categorical_targets(padded, rule)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
 def test_categorical_inputs_may_be_views():

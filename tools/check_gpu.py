@@ -4,7 +4,8 @@
 
 On a replay of random pictures: each backup's update on the GPU, padded, against the CPU's, pruned,
 both without noise in the heads; CUDA graphs against the same operations one by one; the same seed
-twice; memory; updates per second. A few minutes. Exit status 1 if anything differs.
+twice; memory; steps per second, the game not counted: an action and two updates for each. Two
+minutes. Exit status 1 if anything differs.
 """
 
 import platform
@@ -30,7 +31,7 @@ class Args:
     device: Literal["cuda", "cpu"] = "cuda"
     """cpu: try this program itself, padded updates included"""
     states: int = 2_000  # pictures in the graph
-    updates: int = 300  # updates that are timed, for each backup
+    steps: int = 150  # steps that are timed, for each backup
 
 
 def make_learner(args, device, **flags):
@@ -56,29 +57,34 @@ def make_learner(args, device, **flags):
     return learner
 
 
-def some_updates(learner, number, padded):
-    """Results of updates float32 [number, B + 2] of the same batches."""
+def some_steps(learner, number, padded):
+    """What the updates of some steps return, [2 * number, B + 2]; of the same batches."""
     torch.manual_seed(2)
-    rng, learner.padded = np.random.default_rng(2), padded
-    results = [learner.update(learner.replay.sample(32, 0.5, rng), rng) for _ in range(number)]
-    return torch.stack(results).cpu().numpy()
+    rng, learner.padded, results = np.random.default_rng(2), padded, []
+    for _ in range(number):
+        batches = [learner.replay.sample(32, 0.5, rng) for _ in range(2)]
+        learner.act(learner.graph.observations_of(batches[0].nodes[:1]), noisy=True)
+        updates = [learner.update(batch, rng) for batch in batches]
+        results.append(torch.stack(updates).cpu().numpy())
+    return np.concatenate(results)
 
 
 def check(args):
     """Yields rows of the table: what, figure, verdict."""
     for backup in script.BACKUPS:
         flags = {"backup": backup, "noisy_std": 0.0, "cuda_graphs": False}
-        on_cpu = some_updates(make_learner(args, "cpu", **flags), 3, padded=False)
-        on_gpu = some_updates(make_learner(args, args.device, **flags), 3, padded=True)
+        on_cpu = some_steps(make_learner(args, "cpu", **flags), 2, padded=False)
+        on_gpu = some_steps(make_learner(args, args.device, **flags), 2, padded=True)
         difference = float(np.abs(on_cpu - on_gpu).max())
         yield f"{backup}: GPU and CPU", f"{difference:.1e}", difference < TOLERANCE
     runs = {}
     for name, graphs in (("captured", True), ("again", True), ("one by one", False)):
         learner = make_learner(args, args.device, cuda_graphs=graphs and args.device == "cuda")
-        runs[name] = some_updates(learner, min(40, args.updates), padded=True)
+        runs[name] = some_steps(learner, min(20, args.steps), padded=True)
         if name == "captured":
-            kept = learner.captured.use_graphs or args.device == "cpu"
-            yield "CUDA graphs are captured", len(learner.captured.plans), kept
+            calls = learner.captured, learner.captured_act
+            kept = all(call.use_graphs for call in calls) or args.device == "cpu"
+            yield "CUDA graphs are captured", sum(len(call.plans) for call in calls), kept
     same = np.array_equal(runs["captured"], runs["again"])
     yield "the same seed twice, bit for bit", "", same
     difference = float(np.abs(runs["captured"] - runs["one by one"]).max())
@@ -86,13 +92,13 @@ def check(args):
     one_step = 0.0
     for backup in script.BACKUPS:  # one-step is the first
         learner = make_learner(args, args.device, backup=backup)
-        some_updates(learner, args.updates // 3, padded=True)  # captures, and warms up
+        some_steps(learner, args.steps // 3, padded=True)  # captures, and warms up
         begin = time.perf_counter()
-        some_updates(learner, args.updates, padded=True)
-        rate = args.updates / (time.perf_counter() - begin)
+        some_steps(learner, args.steps, padded=True)
+        rate = args.steps / (time.perf_counter() - begin)
         one_step = one_step or rate
-        yield f"{backup}: updates/s", f"{rate:.0f}, {rate / one_step:.2f} of one-step", True
-        yield f"{backup}: 100,000 steps' updates", f"{2e5 / rate / 60:.0f} minutes", True
+        yield f"{backup}: steps/s", f"{rate:.0f}, {rate / one_step:.2f} of one-step", True
+        yield f"{backup}: 100,000 steps", f"{1e5 / rate / 60:.0f} minutes", True
     if args.device == "cuda":
         yield "memory", f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB", True
 
