@@ -62,7 +62,7 @@ class Args(RunFlags):
     cuda: bool = torch.cuda.is_available()
     """run on the GPU; on by default where there is one"""
     cuda_graphs: bool = True
-    """on a GPU, replay each update as one CUDA graph; off: the same operations one by one"""
+    """on a GPU, replay each update and choice of actions as a CUDA graph; off: one by one"""
     bf16: bool = False
     """learn in bfloat16, forward and backward; weights, Adam, losses and acting stay float32"""
     threads: int = 0
@@ -257,8 +257,8 @@ class Learner(LearnerState):
     """Online and target network, and the update that all five backups share.
 
     On a CPU the states to evaluate are pruned to those that the greedy paths read. On a GPU, where
-    that would be a wait at every level, all are evaluated, in shapes padded to a few sizes, and an
-    update of a size seen before is replayed as one CUDA graph. Only indices travel to it then.
+    that would be a wait at every level, all are evaluated, in shapes padded to a few sizes. Updates
+    of a size seen before are replayed as one CUDA graph, to which only indices travel; so is acting.
     With --depth 0 targets read values that are kept: one way on both.
     """
 
@@ -451,7 +451,7 @@ class Learner(LearnerState):
         if self.padded:
             self.make_room_for_frames()
             frame_ids = self.graph.frame_ids_of(np.array([node]))[0]
-            for i, frame in zip(frame_ids, self.to_device(obs), strict=True):
+            for i, frame in zip(frame_ids, self.to_device(obs), strict=True):  # at once: a sort
                 self.frames[i] = frame
         return node
 

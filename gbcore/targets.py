@@ -282,8 +282,9 @@ def back_up_laws(
         sub: `SubgraphTensors`.
         levels: what `level_bounds` returned.
         leaf_pmf, support, gamma, rule, selector_q, policy, prior: as in `categorical_targets`.
-        dense: sum by products with matrices that are mostly 0, which a GPU has done long before it
-            has sorted what to add where, so that sums repeat; on a CPU the others are quicker.
+        dense: sum by products with 0/1 matrices. A GPU would first sort the indices, so that sums
+            repeat, which takes far longer; a CPU adds in place. For each level it takes memory of
+            [outcomes, n_atoms, n_atoms] and [pairs, outcomes].
     """
     num_leaves, _, num_atoms = leaf_pmf.shape
     num_roots, num_pairs, num_vertices = levels[1][1], levels[-1][1], levels[-1][2]
@@ -373,9 +374,10 @@ def _chosen_pairs(sub, best, num_roots):
     """int64 [V, 1]: the pair of the online network's action at every vertex, -1 for its leaf."""
     num_vertices = len(sub.vertex_row)
     is_best = sub.pair_action[num_roots:] == best[sub.vertex_row][sub.pair_vertex]
+    is_best &= sub.pair_count[num_roots:] > 0  # no padding
     pair = torch.arange(len(is_best), device=best.device)
     chosen = torch.full((num_vertices + len(is_best),), -1, device=best.device)
-    # The others go behind, each to a place of its own: a GPU writes twice to one place in turn.
+    # The others go behind, each to its own place: a GPU writes to one place one after another.
     chosen[torch.where(is_best, sub.pair_vertex, num_vertices + pair)] = num_roots + pair
     return chosen[:num_vertices, None]
 

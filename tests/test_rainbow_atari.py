@@ -258,9 +258,9 @@ def test_updates_of_fixed_shape_are_the_updates(filled, frequency, prior, monkey
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_captured_updates_are_the_updates(filled):
+def test_captured_updates_and_actions_are_the_same(filled):
     """Without noise, and with steps too small to bring any in, nothing random is left."""
-    results = []
+    results, actions = [], []
     for cuda_graphs in (False, True):
         learner, *_ = filled(
             cuda_graphs=cuda_graphs, batch_size=16, noisy_std=0.0, learning_rate=1e-12
@@ -273,7 +273,11 @@ def test_captured_updates_are_the_updates(filled):
             for _ in range(12):
                 batch = learner.replay.sample(16, 0.4, rng)
                 results.append(learner.update(batch, rng).cpu())
-        assert any(plan.graph for plan in learner.captured.plans.values()) == cuda_graphs
+                obs = learner.graph.observations_of(batch.nodes[:1])
+                actions.append(int(learner.act(obs, noisy=True)[0]))
+        for calls in (learner.captured, learner.captured_act):
+            assert any(plan.graph for plan in calls.plans.values()) == cuda_graphs
+    assert actions[:12] == actions[12:]
     torch.testing.assert_close(results[:12], results[12:], rtol=1e-4, atol=1e-5)
 
 

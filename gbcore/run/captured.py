@@ -28,8 +28,8 @@ class CapturedCalls:
     """
 
     def __init__(self, function, use_graphs):
-        self.function, self.use_graphs = function, use_graphs
-        self.plans = {}  # by kind and shapes; to be cleared where what the function names has moved
+        self.function, self.name, self.use_graphs = function, function.__name__, use_graphs
+        self.plans = {}  # by kind and shapes; clear where memory that the function reads has moved
         self.has_run = False
 
     def __call__(self, kind, *tensors):
@@ -42,7 +42,7 @@ class CapturedCalls:
             except RuntimeError as error:
                 if self.has_run:
                     raise
-                fail(f"the first work on the GPU failed; --no-cuda runs on the CPU: {error}", 1)
+                fail(f"the first {self.name} on the GPU failed; --no-cuda is the CPU: {error}", 1)
             self.has_run = True
             return result
         for static, tensor in zip(plan.tensors, tensors, strict=True):
@@ -51,7 +51,7 @@ class CapturedCalls:
             try:
                 plan = self.plans[key] = self._captured(kind, plan)
             except RuntimeError as error:
-                warn(f"no CUDA graphs here, operations go on one by one: {error}")
+                warn(f"no CUDA graph of {self.name}, operations go on one by one: {error}")
                 self.use_graphs = False
         if plan.graph is None:
             return self.function(kind, *plan.tensors)
