@@ -258,7 +258,7 @@ class Learner(LearnerState):
 
     On a CPU the states to evaluate are pruned to those that the greedy paths read. On a GPU, where
     that would be a wait at every level, all are evaluated, in shapes padded to a few sizes. Updates
-    of a size seen before are replayed as one CUDA graph, to which only indices travel; so is acting.
+    of a size seen before are replayed as one CUDA graph, to which indices travel; so is acting.
     With --depth 0 targets read values that are kept: one way on both.
     """
 
