@@ -362,22 +362,22 @@ class Learner(LearnerState):
             self.recent.begin_update()
         features_of = self.features_of if self.recent is None else self.recent.rows
 
-        def best_actions(nodes):
+        def choose(nodes):
             features.append(features_of(nodes))
             q.append(self.online.log_pmf(features[-1], online_heads).exp() @ self.support)
             return q[-1].argmax(dim=1).cpu().numpy()
 
-        subgraphs, is_leaf = prune(subgraphs, rule, best_actions, self.args.prior)
+        subgraphs, is_leaf = prune(subgraphs, rule, choose, self.args.prior)
         if rule == "behaviour" or not features:
-            best_actions(subgraphs.nodes)
-        leaves = torch.from_numpy(np.flatnonzero(is_leaf)).to(self.device)
+            choose(subgraphs.nodes)
+        read = torch.from_numpy(np.flatnonzero(is_leaf)).to(self.device)
         if self.shared:
-            features = torch.cat(features)[leaves]
+            leaf_features = torch.cat(features)[read]
         else:
             obs = self.observations(subgraphs.nodes[is_leaf])
-            features = self.target.features(obs, self.dtype)
+            leaf_features = self.target.features(obs, self.dtype)
         leaf_pmf = self.support.new_zeros(len(is_leaf), self.online.num_actions, len(self.support))
-        leaf_pmf[leaves] = self.target.log_pmf(features, target_heads).exp()  # [M, A, n_atoms]
+        leaf_pmf[read] = self.target.log_pmf(leaf_features, target_heads).exp()  # [M, A, n_atoms]
         return categorical_targets(
             subgraphs, leaf_pmf, self.support, self.args.gamma, rule, torch.cat(q),
             prior=self.args.prior,

@@ -235,12 +235,6 @@ class Oracle:
             [pairs[a] if a in pairs else self.values.leaf(state, a) for a in self._actions()],
         )
 
-    def mean_limited_target(self, state, action, depth, breadth):
-        """Expectation of the breadth-limited target over all possible samples."""
-        samples = list(enumerate_kept(self.graph, state, action, depth, breadth))
-        targets = [self.limited_target(state, action, kept) for _, kept in samples]
-        return self.values.mean([probability for probability, _ in samples], targets)
-
     def trajectory_target(self, start, depth, node, action, reward, next_node, terminated, cut):
         """Target of ring row `start` along its own trajectory; row 0 follows the last row."""
 
@@ -307,24 +301,6 @@ def next_level(graph, kept):
     return level
 
 
-def draw_kept(graph, state, action, depth, breadth, rng):
-    """One random expansion: the kept transitions of each of the depth levels."""
-    kept = [frozenset(graph.transitions(state, action))]
-    while len(kept) < depth:
-        remaining = next_level(graph, kept[-1])
-        if breadth == 0 or len(remaining) <= breadth:
-            kept.append(frozenset(remaining))
-            continue
-        chosen = []
-        for _ in range(breadth):
-            weights = np.array(list(remaining.values()), float)
-            t = list(remaining)[rng.choice(len(weights), p=weights / weights.sum())]
-            chosen.append(t)
-            del remaining[t]
-        kept.append(frozenset(chosen))
-    return kept
-
-
 def enumerate_kept(graph, state, action, depth, breadth):
     """All expansions that breadth-limited sampling can make: (probability, kept) pairs."""
 
@@ -356,12 +332,6 @@ def subset_probabilities(weights, size):
                     following[grown] = following.get(grown, 0.0) + p * w / rest
         layer = following
     return layer
-
-
-def inclusion_probabilities(weights, size):
-    """Probability of every index to be among `size` indices drawn by successive sampling."""
-    subsets = subset_probabilities(weights, size).items()
-    return [sum(p for subset, p in subsets if i in subset) for i in range(len(weights))]
 
 
 # --- prioritised sampling ---

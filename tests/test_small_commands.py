@@ -1,10 +1,8 @@
 """The small commands behind single figures and pictures, on small input."""
 
 import json
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import draw_backups
@@ -16,10 +14,9 @@ import timings
 from conftest import jitted
 from output import read_rows
 from run_records import SUITES, read_returns
+from test_sweep import make_run
 
 from gbcore import FrontierPlanner, Replay, TransitionGraph
-
-RUNS = Path(__file__).resolve().parent / "finished_runs"
 
 
 @pytest.fixture
@@ -49,19 +46,21 @@ def test_the_picture_of_the_five_backups_says_what_they_read():
 
 
 def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
-    krull = RUNS / "krull_graph_1"
+    make_run(krull := tmp_path / "krull", "atari100k", env_id="krull", returns=(0.0, 0.5, 1.0))
     ((_, seeds),) = plot_runs.read_settings([krull])
     steps, means, errors = plot_runs.curve_of(seeds)
-    assert steps.tolist() == list(range(2000, 20_001, 2000))
-    assert round(means[-1]) == 2478
-    assert round(errors[-1], 1) == 64.3  # of 20 episodes: their deviation is 287.5, over 20 ** 0.5
-    runs = [RUNS / f"doorkey-6x6_graph_{seed}" for seed in (1, 2, 3)]
+    assert steps.tolist() == [1000, 2000, 3000]
+    assert means.tolist() == [0.0, 0.5, 1.0]
+    # Of two episodes, 0.25 from their mean: a deviation of 0.25 * 2 ** 0.5, over 2 ** 0.5.
+    assert errors == pytest.approx([0.25] * 3)
+    runs = [tmp_path / f"doorkey_{seed}" for seed in (1, 2, 3)]
+    for seed, run in enumerate(runs, 1):
+        make_run(run, env_id="DoorKey-6x6", seed=seed, returns=(0.0, float(seed)))
     ((_, seeds),) = plot_runs.read_settings(runs)
     assert sorted(seeds) == [1, 2, 3]
     steps, means, errors = plot_runs.curve_of(seeds)
-    last = [np.mean(returns[100_000]) for returns in seeds.values()]
-    assert means[-1] == pytest.approx(np.mean(last))
-    assert errors[-1] == pytest.approx(np.std(last, ddof=1) / 3**0.5)
+    assert means.tolist() == [0.0, 2.0]
+    assert errors == pytest.approx([0.0, 1 / 3**0.5])  # of three seeds, whose deviation is 1
     picture = tmp_path / "krull.png"
     found = type_command(plot_runs, krull, *runs, "runs/TYPO", "--out", picture)
     assert found == f"wrote {picture}\n"
@@ -69,7 +68,7 @@ def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
 
 
 def test_a_row_that_a_full_disk_cut_is_left_out(tmp_path):
-    run = shutil.copytree(RUNS / "krull_graph_1", tmp_path / "run")
+    make_run(run := tmp_path / "run")
     whole = read_returns(run)
     with (run / "evaluations.csv").open("a") as file:
         file.write("22000,3")
@@ -78,7 +77,7 @@ def test_a_row_that_a_full_disk_cut_is_left_out(tmp_path):
 
 def test_a_copied_script_is_a_setting_of_its_own(tmp_path):
     for name in ("mine", "theirs"):
-        run = shutil.copytree(RUNS / "doorkey-6x6_graph_1", tmp_path / name)
+        make_run(run := tmp_path / name, env_id="DoorKey-6x6")
         config = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps(config | {"script": f"/a/{name}.py"}))
     labels = plot_runs.labels(plot_runs.read_settings([tmp_path]))
@@ -101,17 +100,18 @@ def test_labels_of_curves_are_the_flags_that_differ():
 
 
 def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
-    krull = RUNS / "krull_graph_1"
+    make_run(run := tmp_path / "run")
+    empty = tmp_path / "empty"
     for words, named in (
-        ((tmp_path, "--out", tmp_path / "x.png"), f"no run with an evaluation in {tmp_path}"),
-        ((krull, "--out", tmp_path / "x.bmp"), "supported formats: "),
+        ((empty, "--out", tmp_path / "x.png"), f"no run with an evaluation in {empty}"),
+        ((run, "--out", tmp_path / "x.bmp"), "supported formats: "),
     ):
         with pytest.raises(SystemExit) as stopped:
             type_command(plot_runs, *words)
         assert stopped.value.code == 2
         *warned, line = capsys.readouterr().err.splitlines()
         assert named in line
-        assert warned == [f"warning: no run in {tmp_path}"] * (words[0] == tmp_path)
+        assert warned == [f"warning: no run in {empty}"] * (words[0] == empty)
 
 
 @jitted

@@ -132,7 +132,8 @@ def in_short(protocols, folder):
         yield "![Mean scores of every backup, ours and the paper's](report_summary.png)"
         yield (
             "Bars: mean of the tasks, 95% interval; pale: fewer than "
-            f"{aggregate.FEWEST_SEEDS} seeds. Diamonds: the paper. Normalised: divided by its best."
+            f"{aggregate.FEWEST_SEEDS} seeds. Diamonds: the paper. "
+            "Normalised: divided by the paper's best."
         )
     yield "\n".join(findings(protocols))
 
@@ -238,7 +239,10 @@ def section(protocol, folder):
         report_figures.draw_curves(folder / name, curves)
         yield f"![Learning curves, {protocol.title}]({name})"
         over = "" if is_atari else ", over five evaluations"
-        yield f"Mean of the seeds and its standard error{over}. Dashed: one seed."
+        yield (
+            f"Lines: mean of the seeds{over}; bands: its standard error. Dashed: one seed. "
+            "Dotted: more than a backup alone."
+        )
 
 
 def origin(protocols):

@@ -138,8 +138,7 @@ def settings(args, suite):
     seeds = args.episode_seeds if "episode_seed" in flags_of(suite) else ()
     seedings = [{"episode_seed": seed} for seed in seeds] or [{}]
     for seeding, backup, variant in itertools.product(seedings, args.backups, args.variants):
-        words = () if variant == "default" else variant.split()
-        words = *args.overrides, *words
+        words = (*args.overrides, *(() if variant == "default" else variant.split()))
         changed = overrides(suite, backup, words, on_gpu=args.gpus_per_run > 0)
         yield seeding | changed | {"backup": backup}
 
@@ -161,11 +160,11 @@ def overrides(suite, backup, words, on_gpu):
         if name in OF_THE_SWEEP:
             fail(f"{name} is no override: the sweep chooses it (--help)")
         given[name] = value.capitalize() if value in ("true", "false") else value
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    typed = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     flags_class, default = run_records.script_of(suite).Args, flags_of(suite)
     default["cuda"] = default["cuda"] and on_gpu
     args = read_flags(
-        flags_class, [*words, f"--backup={backup}"], default=flags_class(**default),
+        flags_class, [*typed, f"--backup={backup}"], default=flags_class(**default),
         config=(tyro.conf.FlagConversionOff,),
     )  # fmt: skip
     check_flags(args)

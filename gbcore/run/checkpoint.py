@@ -155,8 +155,9 @@ class RandomStates:
         Raises ValueError for what no generator can have.
         """
         torch_state, numpy_state = saved["torch"], saved["numpy"]
-        left, following = torch_state[8:12].view(np.int32)[0], torch_state[16:24].view(np.int64)[0]
-        if not (1 <= left <= 624 and (left + following == 625 or (left, following) == (1, 0))):
+        # Of the Mersenne Twister: words left of 624, and the place of the next; (1, 0) as seeded.
+        left, place = torch_state[8:12].view(np.int32)[0], torch_state[16:24].view(np.int64)[0]
+        if not (1 <= left <= 624 and (left + place == 625 or (left, place) == (1, 0))):
             raise ValueError("Require a state of torch's generator within its 624 words")
         if numpy_state["uinteger"] >= 2**32 or numpy_state["state"]["inc"] % 2 == 0:
             raise ValueError("Require a state that NumPy's generator can be in")

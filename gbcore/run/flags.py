@@ -275,10 +275,10 @@ def _saved_flags(flags_class, script, path):
     if made_by.stem != script.stem:
         fail(f"{path!r} is a run of {made_by.name}: python {made_by} --resume {path}")
     types, default = _types(flags_class), flags_class()
-    for name, allowed in types.items():
+    for name, allowed in types.items():  # types, or the words of a Literal
         value = config.get(name, getattr(default, name))
-        kind = value if isinstance(allowed[0], str) else type(value)
-        if kind not in allowed and not (kind is int and float in allowed):
+        fits = (value if isinstance(allowed[0], str) else type(value)) in allowed
+        if not (fits or (type(value) is int and float in allowed)):
             fail(f"cannot resume {path!r}: Require {name} of {allowed}, got {value!r}")
     unknown = sorted(config.keys() - types.keys())
     if unknown:

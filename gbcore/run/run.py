@@ -257,15 +257,14 @@ class Run:
     def _log(self):
         counters, learner, graph = self.counters, self.learner, self.graph
         self.require_finite()
-        last_step, last_updates, last_evaluated, last_seconds = counters.logged
-        updates = learner.num_updates - last_updates
-        evaluated = learner.num_evaluated - last_evaluated
         seconds = time.perf_counter() - self._clock
-        counters.logged = [counters.step, learner.num_updates, learner.num_evaluated, seconds]
+        now = [counters.step, learner.num_updates, learner.num_evaluated, seconds]
+        steps, updates, evaluated, seconds = np.subtract(now, counters.logged).tolist()
+        counters.logged = now
         row = {
             "charts/episodic_return": counters.last_return,
             "charts/episodic_length": counters.last_length,
-            "charts/SPS": (counters.step - last_step) / (seconds - last_seconds),
+            "charts/SPS": steps / seconds,
             **self.charts,
             "graph/nodes": graph.num_nodes,
             "graph/edges": graph.num_edges,
