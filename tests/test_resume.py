@@ -287,7 +287,8 @@ def test_a_run_killed_in_its_last_moment_repeats_no_evaluation(case, finished, u
 def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
     script, run = finished(case)
     resume = ["--resume", run]
-    assert command(script, *resume, "--total-timesteps", "300") == 0
+    how = ["--no-cuda-graphs"] if case == "atari" else []  # it changes nothing that is learned
+    assert command(script, *resume, "--total-timesteps", "300", *how) == 0
     got = left_behind(run)
     assert got["result"]["steps"] == 300
     assert [row["global_step"] for row in got["metrics"]][-3:] == ["240", "270", "300"]
@@ -380,7 +381,7 @@ def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkey
     script, run = finished("minigrid")
     words = ("--resume", run, "--total-timesteps", "260", "--cuda")
     assert command(script, *words) == 0
-    assert "no CUDA device" in capsys.readouterr().err
+    assert "on the CPU, for good without --cuda" in capsys.readouterr().err
 
 
 def test_a_finished_run_of_another_script_is_refused(finished, capsys):

@@ -52,8 +52,8 @@ class RunFlags:
 # These may be given with --resume. They do not change what a run learns, but for a raised
 # --total-timesteps on Atari: the importance exponent is a share of it.
 FREE_WITH_RESUME = (
-    "total_timesteps", "checkpoint_frequency", "cuda", "threads", "track", "wandb_project_name",
-    "wandb_entity", "capture_video", "save_model",
+    "total_timesteps", "checkpoint_frequency", "cuda", "cuda_graphs", "threads", "track",
+    "wandb_project_name", "wandb_entity", "capture_video", "save_model",
 )  # fmt: skip
 
 # Least and most of every flag that is a number, where a script has it.
@@ -223,7 +223,7 @@ def check_flags(args):
     if args.cuda and not torch.cuda.is_available():
         if args.resume is None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
-        warn("torch finds no CUDA device here: the run goes on on the CPU")
+        warn("torch finds no CUDA device here: the run goes on on the CPU, for good without --cuda")
         args.cuda = False
     if getattr(args, "leaf_refresh", 1) > 1 and (
         args.cuda or args.target_network_frequency > 1 or args.depth == 0

@@ -489,7 +489,7 @@ def errors_in_one_line():
         of_torch = re.search("(out of|allocate) memory", str(error))
         if isinstance(error, RuntimeError) and not of_torch:
             raise
-        smaller = "--batch-size, --buffer-size, --total-timesteps or --depth"
+        smaller = "--batch-size, --buffer-size, --total-timesteps, --depth or --breadth (0: all)"
         fail(f"no memory: {error}; give a smaller {smaller}", 1)
     except KeyboardInterrupt:
         fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
