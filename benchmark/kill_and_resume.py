@@ -167,7 +167,7 @@ def kill_runs(script, flags, moments, folder, rng):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     if args.kills < 1:
         fail(f"--kills must be >= 1, got {args.kills}")
     rng = np.random.default_rng(args.seed)

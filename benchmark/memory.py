@@ -124,4 +124,4 @@ def forgetting(
 
 
 if __name__ == "__main__":
-    tyro.cli(forgetting)
+    tyro.cli(forgetting, description=__doc__)

@@ -133,7 +133,7 @@ class Twins:
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     if min(args.states, args.wave, args.check_frequency) < 1:
         fail("require --states, --wave and --check-frequency >= 1")
     rng = np.random.default_rng(args.seed)

@@ -101,4 +101,4 @@ def main(seeds: tyro.conf.Positional[tuple[int, ...]]):
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.cli(main, description=__doc__)

@@ -161,7 +161,7 @@ def measure(about):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     rows = read_rows(args.out) if args.out.exists() else []
     chosen = [
         {

@@ -109,4 +109,4 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], csv: Path | None = None):
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.cli(main, description=__doc__)

@@ -53,5 +53,7 @@ def commands():
 def test_every_flag_that_a_page_uses_exists(name, capsys):
     module = name.removesuffix(".py").replace("/", ".").removeprefix("tools.")
     assert command(importlib.import_module(module), "--help") == 0
-    named = set(re.findall(r"--([a-z0-9-]+)", capsys.readouterr().out))
+    about, first, others = capsys.readouterr().out.partition("-h, --help")
+    assert name in about  # what the command is for, and how it is typed
+    named = set(re.findall(r"--([a-z0-9-]+)", first + others))
     assert commands()[name] <= named

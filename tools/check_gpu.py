@@ -108,7 +108,7 @@ def check(args):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     if args.device == "cuda" and not torch.cuda.is_available():
         fail(f"torch {torch.__version__} finds no CUDA device")
     seed_everything(script.Args(cuda=args.device == "cuda", threads=torch.get_num_threads()))

@@ -254,7 +254,7 @@ def describe(run):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     if args.max_states < 1:
         fail(f"--max-states must be >= 1, got {args.max_states}")
     for path in args.out:

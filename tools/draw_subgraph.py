@@ -181,7 +181,7 @@ def root_of(run, args, rng):
 
 def main():
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of | head
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         fail(f"--out must end in .png or .svg, got {args.out}")
     if args.action and args.state is None:

@@ -40,7 +40,7 @@ def play(run, episodes, epsilon, seed):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     if args.episodes < 1 or args.seed < 0:
         fail("require --episodes >= 1 and --seed >= 0")
     if args.epsilon is not None and not 0 <= args.epsilon <= 1:

@@ -72,7 +72,7 @@ def curve_of(seeds):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     settings = read_settings(args.runs)
     figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
     for (_, seeds), label in zip(settings, labels(settings), strict=True):

@@ -278,7 +278,7 @@ def replace_block(path, name, parts):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     docs, is_ours = ROOT / "docs", args.results_dir.resolve() == RESULTS
     try:
         protocols = read_protocols(args.results_dir)

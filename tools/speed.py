@@ -159,7 +159,7 @@ def short(value):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     if min(args.turns, args.parallel, len(args.backups), len(args.variants)) < 1:
         fail("require --turns and --parallel >= 1, and at least one of --backups and --variants")
     if args.steps < 0 or args.warm_up_steps < 0:

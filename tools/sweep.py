@@ -404,7 +404,7 @@ def make_runs(args, records, grid, todo):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     check_args(args)
     args.results_dir = args.results_dir or args.run_dir / "results"
     suites = args.suites or tuple(SUITES)

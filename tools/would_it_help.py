@@ -203,7 +203,7 @@ def report(name, by_key, suite=None):
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
         fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
     rng = np.random.default_rng(args.seed)

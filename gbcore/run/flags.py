@@ -108,7 +108,8 @@ def parse_flags(flags_class, script):
         flags_class: the script's Args, a dataclass on top of `RunFlags`.
         script: the script's __file__.
     """
-    args = read_flags(flags_class, sys.argv[1:])
+    about = sys.modules[flags_class.__module__].__doc__
+    args = read_flags(flags_class, sys.argv[1:], description=about)
     if args.resume is not None:
         args = _flags_of_run(flags_class, Path(script), args.resume, sys.argv[1:])
     check_flags(args)
