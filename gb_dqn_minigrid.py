@@ -288,7 +288,7 @@ def task_of(env_id):
         return env_id.strip()
     names = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
     tasks = {}
-    for name in sorted(names):  # BabyAI's first: a short name of both is MiniGrid's last
+    for name in sorted(names):  # BabyAI's first: where both have a name it is MiniGrid's
         for key in (key_of(name), key_of(name.rpartition("-v")[0])):
             tasks[key] = tasks[re.sub("^(minigrid|babyai)", "", key)] = name
     key = key_of(env_id)

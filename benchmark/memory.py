@@ -5,6 +5,7 @@
 The environment is synthetic and never repeats itself for long: a random walk over a line without
 end, with random numbers of 16 bits in view. Replay, graph and leaf values are those of the scripts;
 the network is a stand-in that reads its observation, so that a leaf value of another state shows.
+Exit status 1 if anything is stale.
 """
 
 import multiprocessing
@@ -75,7 +76,7 @@ def forgetting(
     report_frequency: int = 1_000_000,
     frame_stack: bool = False,
 ):
-    """Memory and time per step over millions of transitions. Exit status 1 if anything is stale.
+    """Memory and time per step over millions of transitions.
 
     Args:
         steps: transitions

@@ -3,7 +3,7 @@
     python experiments/film.py                            # docs/film.webp
 
 One agent explores: half of its episodes go to what was never tried. Two tables of values learn from
-the same batches of its transitions, one by one-step targets and one by graph's.
+the same batches of its transitions, 16 per step, one by one-step targets and one by graph's.
 """
 
 import io
@@ -103,7 +103,7 @@ def main(
     seed: int = 5,
     out: Path = ROOT / "docs" / "film.webp",
 ):
-    """Write the film of so many environment steps; each has a batch of 16 transitions."""
+    """Write the film of so many environment steps."""
     graph, edges, moments = play(env_id, steps, frames, seed)
     positions = networkx.kamada_kawai_layout(networkx.Graph(edges))
     layout = np.array([positions[node] for node in range(graph.num_nodes)])

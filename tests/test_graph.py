@@ -293,6 +293,32 @@ TestKeyFrameStackMachine = KeyFrameStackMachine.TestCase
 # --- larger, and longer ---
 
 
+def test_a_node_with_hundreds_of_outcomes():
+    """One block grows and shrinks; finding an edge again may not depend on its length."""
+    n = scaled(600, 300)
+    twins = Twins(2, (2,), np.int32)
+    hub = twins.node(np.array([-1, 0], np.int32))
+    far = [twins.node(np.array([k, k], np.int32)) for k in range(n)]
+    for k in range(n):
+        twins.add(hub, k % 2, k / 7, far[k], k % 3 == 0)
+    for k in range(0, n, 5):
+        twins.add(hub, k % 2, k / 7, far[k], k % 3 == 0)
+    twins.check()
+    for k in np.random.default_rng(0).permutation(n)[: n - 20]:
+        for _ in range(2 if k % 5 == 0 else 1):
+            twins.graph.remove(
+                twins.graph.find(np.array([-1, 0], np.int32)),
+                int(k % 2),
+                k / 7,
+                twins.graph.find(np.array([k, k], np.int32)),
+                bool(k % 3 == 0),
+            )
+        del twins.naive.out[hub][(int(k % 2), k / 7, bool(k % 3 == 0), far[k])]
+        twins.naive.id_of.pop(twins.naive.observation.pop(far[k]).tobytes())
+        del twins.naive.out[far[k]]
+    twins.check()
+
+
 def nbytes(thing, seen=None):
     """Bytes of all NumPy arrays that an object holds, however nested."""
     seen = set() if seen is None else seen

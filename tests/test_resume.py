@@ -381,7 +381,8 @@ def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkey
     script, run = finished("minigrid")
     words = ("--resume", run, "--total-timesteps", "260", "--cuda")
     assert command(script, *words) == 0
-    assert "on the CPU, for good without --cuda" in capsys.readouterr().err
+    assert "no CUDA device" in capsys.readouterr().err
+    assert json.loads((run / "config.json").read_text())["cuda"] is False
 
 
 def test_a_finished_run_of_another_script_is_refused(finished, capsys):

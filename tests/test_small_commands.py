@@ -101,7 +101,7 @@ def test_labels_of_curves_are_the_flags_that_differ():
 
 def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
     make_run(run := tmp_path / "run")
-    empty = tmp_path / "empty"
+    (empty := tmp_path / "empty").mkdir()
     for words, named in (
         ((empty, "--out", tmp_path / "x.png"), f"no run with an evaluation in {empty}"),
         ((run, "--out", tmp_path / "x.bmp"), "supported formats: "),

@@ -241,7 +241,7 @@ def section(protocol, folder):
         over = "" if is_atari else ", over five evaluations"
         yield (
             f"Lines: mean of the seeds{over}; bands: its standard error. Dashed: one seed. "
-            "Dotted: more than a backup alone."
+            "Dotted: a backup with other flags."
         )
 
 
