@@ -1,6 +1,6 @@
 """Steps until examples/gb_dqn_gymnasium.py scores, on six of Gymnasium's environments.
 
-    python experiments/environments.py 1 2 3    # of these seeds without a row; then the table
+    python experiments/environments.py 1 2 3    # runs of these seeds without a row; then the table
 
 A run ends with the first evaluation (20 episodes, every 500 steps) whose mean return is at least
 the score below, or after the steps below. All other flags but the key are the example's own.

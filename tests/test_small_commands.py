@@ -46,7 +46,7 @@ def test_the_picture_of_the_five_backups_says_what_they_read():
 
 
 def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
-    make_run(krull := tmp_path / "krull", "atari100k", env_id="krull", returns=(0.0, 0.5, 1.0))
+    make_run(krull := tmp_path / "krull", "atari100k", env_id="krull")
     ((_, seeds),) = plot_runs.read_settings([krull])
     steps, means, errors = plot_runs.curve_of(seeds)
     assert steps.tolist() == [1000, 2000, 3000]

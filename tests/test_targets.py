@@ -576,9 +576,19 @@ def test_transitions_are_kept_by_successive_sampling(breadth):
     n = scaled(20_000, 2_000)
     kept = kept_of_the_hub(breadth, n)
     assert (kept.sum(1) == breadth).all()
-    for subset, p in subset_probabilities(COUNTS, breadth).items():
+    odds = subset_probabilities(COUNTS, breadth)
+    exact = np.array([sum(p for subset, p in odds.items() if i in subset) for i in range(7)])
+    assert (np.abs(kept.mean(0) - exact) < 5 * np.sqrt(exact * (1 - exact) / n) + 1e-9).all()
+    for subset, p in odds.items():
         chosen = kept[:, sorted(subset)].all(1).mean()
         assert abs(chosen - p) < 5 * np.sqrt(p * (1 - p) / n) + 2 / n
+
+
+def test_successive_sampling_by_hand():
+    """Of the weights 1, 2 and 3 the first two: 1 and then 2, or 2 and then 1."""
+    odds = subset_probabilities([1, 2, 3], 2)
+    assert odds[frozenset({0, 1})] == pytest.approx(1 / 6 * 2 / 5 + 2 / 6 * 1 / 4)
+    assert sum(odds.values()) == pytest.approx(1.0)
 
 
 def test_exponential_variates_are_minus_a_logarithm():

@@ -224,8 +224,7 @@ def check_flags(args):
     if args.cuda and not torch.cuda.is_available():
         if args.resume is None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
-        warn("torch finds no CUDA device: the run is one of the CPU, until --resume with --cuda")
-        args.cuda = False
+        warn("torch finds no CUDA device here: the run goes on on the CPU")
     if getattr(args, "leaf_refresh", 1) > 1 and (
         args.cuda or args.target_network_frequency > 1 or args.depth == 0
     ):

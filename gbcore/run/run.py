@@ -102,7 +102,8 @@ class Run:
     def __init__(
         self, args, script, task, parts, rng, device, evaluate, record_video, packages
     ):  # fmt: skip
-        self.args, self.script, self.task = args, Path(script).resolve(), task
+        self.args, self.task, self.device = args, task, device
+        self.script = Path(script).resolve()
         self.evaluate, self.record_video = evaluate, record_video
         self.counters, self.charts = Counters(), dict.fromkeys(METRICS[3:6])
         self.graph, self.learner, self.env = parts["graph"], parts["learner"], parts["env"]
@@ -219,7 +220,7 @@ class Run:
             "training_seconds": counters.training_seconds,
             "wall_seconds": time.perf_counter() - self._begin,
             "novel_state_ratio": self.graph.novel_state_ratio,
-            "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "versions": self.versions,
         }
         self.directory.write_json("result.json", result)
@@ -412,9 +413,10 @@ def seed_everything(args):
     args.threads = args.threads or _quickest_threads()
     torch.set_num_threads(args.threads)
     _keep_freed_memory()
-    if args.cuda:  # work is captured on the stream that it was warmed up on, not the default one
+    on_gpu = args.cuda and torch.cuda.is_available()  # a run may go on without its GPU
+    if on_gpu:  # work is captured on the stream that it was warmed up on, not the default one
         torch.cuda.set_stream(torch.cuda.Stream())
-    return np.random.default_rng(args.seed), torch.device("cuda" if args.cuda else "cpu")
+    return np.random.default_rng(args.seed), torch.device("cuda" if on_gpu else "cpu")
 
 
 def _quickest_threads():
