@@ -16,7 +16,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import play
-from tables import markdown
+from output import markdown
 
 from gbcore import FrontierPlanner, TransitionGraph, categorical_targets, q_targets
 

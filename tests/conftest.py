@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from another folder
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tools"))
 sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "benchmark"))
-sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "experiments"))
+sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "reproduce"))
 
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 from output import read_rows
-from run_records import words_of
+from runs import words_of
 
 from gbcore.run import checkpoint, errors_in_one_line
 

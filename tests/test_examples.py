@@ -653,12 +653,12 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
 
 
 # --------------------------------------------------------------------------------------------------
-# experiments/environments.py, experiments/film.py
+# reproduce/environments.py, reproduce/film.py
 # --------------------------------------------------------------------------------------------------
 
 
 def experiment(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "reproduce" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

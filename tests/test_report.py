@@ -1,4 +1,4 @@
-"""tools/aggregate.py against numbers worked out by hand, and what tools/report.py says."""
+"""reproduce/aggregate.py against numbers worked out by hand, and what reproduce/report.py says."""
 
 import itertools
 import math
@@ -11,9 +11,11 @@ import numpy as np
 import output
 import pytest
 import report
+import runs
 import tables
 from conftest import jitted
-from run_records import RESULTS, ROOT, Key, Records
+from folders import RESULTS, ROOT
+from run_records import Key, Records
 
 pytestmark = jitted
 
@@ -157,11 +159,11 @@ def test_support(value, p, expected):
 
 def test_band_is_the_mean_and_standard_error_of_running_means():
     curves = [{1: 0.0, 2: 2.0, 3: 4.0}, {1: 2.0, 2: 4.0, 3: 12.0, 4: 99.0}]
-    steps, mean, error, seeds = aggregate.band(curves, window=2)
+    steps, mean, error, seeds = runs.band(curves, window=2)
     assert (steps.tolist(), seeds) == ([1, 2, 3], 2)
     assert mean.tolist() == [1.0, 2.0, 5.5]  # of (0, 1, 3) and (2, 3, 8)
     np.testing.assert_allclose(error, [1.0, 1.0, 2.5])
-    assert np.isnan(aggregate.band(curves[:1])[2]).all()
+    assert np.isnan(runs.band(curves[:1])[2]).all()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ import released_updates
 import timings
 from conftest import jitted
 from output import read_rows
-from run_records import SUITES, read_returns
+from run_records import SUITES
+from runs import read_returns
 from test_sweep import make_run
 
 from gbcore import FrontierPlanner, Replay, TransitionGraph

@@ -1,4 +1,4 @@
-"""tools/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
+"""reproduce/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
 
 import fcntl
 import io
@@ -18,10 +18,9 @@ import run_records
 import sweep
 import tyro
 from conftest import jitted
+from folders import RESULTS, ROOT
 from run_records import SUITES, Records, finished_runs, flags_of, key_of, measurements
 from torch.utils.tensorboard import SummaryWriter
-
-ROOT = run_records.ROOT
 
 pytestmark = jitted
 
@@ -305,7 +304,7 @@ def test_rows_of_the_repository_finish_runs_and_a_flag_makes_them_all_the_same(
     in_process(monkeypatch, *words, "--backups", "graph", "--dry-run")
     out, err = capsys.readouterr()
     assert out.count("python gb_dqn_minigrid.py") == 1  # seed 99
-    said = f"1 of 2 runs have rows in {run_records.RESULTS}, which came with this repository"
+    said = f"1 of 2 runs have rows in {RESULTS}, which came with this repository"
     assert said in err
     assert "--repeat makes them, too" in err
     in_process(monkeypatch, *words, "--backups", "graph", "--dry-run", "--repeat")
@@ -329,11 +328,11 @@ def test_rows_of_the_repository_finish_runs_and_a_flag_makes_them_all_the_same(
 
 def test_rows_of_a_user_stay_out_of_tracked_files(tmp_path, monkeypatch, capsys):
     make_run(tmp_path / "a", env_id="Empty-8x8", seed=77)
-    before = {path: path.stat().st_mtime_ns for path in run_records.RESULTS.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
     in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)
     assert f"1 rows collected from {tmp_path} to {tmp_path / 'results'}" in capsys.readouterr().out
     assert len(Records(tmp_path / "results").rows("minigrid")) == 1
-    assert {path: path.stat().st_mtime_ns for path in run_records.RESULTS.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")} == before
 
 
 def test_numbers_of_overrides_are_written_as_those_of_flags():
@@ -540,7 +539,7 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
 
     def start():
         return subprocess.Popen(
-            [sys.executable, ROOT / "tools" / "sweep.py", *map(str, words)],
+            [sys.executable, ROOT / "reproduce" / "sweep.py", *map(str, words)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
 

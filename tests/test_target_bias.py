@@ -1,4 +1,4 @@
-"""experiments/target_bias.py on replays that can be worked by hand."""
+"""reproduce/target_bias.py on replays that can be worked by hand."""
 
 from pathlib import Path
 from types import SimpleNamespace

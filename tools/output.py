@@ -42,3 +42,9 @@ def write_rows(path, columns, rows):
                 )
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}")
+
+
+def markdown(header, rows):
+    """A table of rows of text."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

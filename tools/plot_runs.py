@@ -7,12 +7,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import aggregate
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from output import fail, warn, write_figure
-from run_records import WITHOUT_EFFECT, read_returns, run_folders
+from runs import WITHOUT_EFFECT, band, read_returns, run_folders, standard_error
 
 
 @dataclass
@@ -64,10 +63,10 @@ def labels(settings):
 def curve_of(seeds):
     """Steps, mean and error: over seeds, or of one seed over an evaluation's episodes."""
     curves = [{s: np.mean(found) for s, found in returns.items()} for returns in seeds.values()]
-    steps, mean, error, number = aggregate.band(curves, window=1)
+    steps, mean, error, number = band(curves, window=1)
     if number == 1:
         (returns,) = seeds.values()
-        error = [aggregate.standard_error(returns[step]) for step in steps]
+        error = [standard_error(returns[step]) for step in steps]
     return steps, mean, np.asarray(error)
 
 

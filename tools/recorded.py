@@ -22,7 +22,6 @@ import ale_py
 import numpy as np
 import torch
 from output import ROOT, fail, warn
-from run_records import MINATAR
 from scipy import sparse
 
 from gbcore import Replay, TransitionGraph
@@ -81,7 +80,7 @@ class Recorded:
             return "minigrid"
         if self.task and shape == (4, 84, 84):
             return "atari"
-        return "minatar" if self.task in MINATAR else ""
+        return "minatar" if self.task in load_script("gb_dqn_minatar").GAMES else ""
 
     def action_names(self):
         """Names of the actions, where the task has any, else their numbers."""

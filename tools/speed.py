@@ -23,10 +23,9 @@ from statistics import median
 import numpy as np
 import torch
 import tyro
-from output import fail, read_rows, write_rows
+from output import fail, markdown, read_rows, write_rows
 from recorded import load_script
-from run_records import words_of
-from tables import markdown
+from runs import words_of
 
 from gbcore.run.flags import read_flags
 

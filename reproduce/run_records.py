@@ -18,11 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from output import ROOT, read_rows, write_rows
+import folders  # noqa: F401  (the tools)
+from output import read_rows, write_rows
+from runs import WITHOUT_EFFECT, read_json, read_returns, run_folders
 
 from gbcore.run.flags import idle_flags
-
-RESULTS = ROOT / "results"
 
 
 class Suite(NamedTuple):
@@ -58,12 +58,6 @@ SUITES = {
     ),
 }  # fmt: skip
 
-# Flags that say where and how a run is computed, not what.
-WITHOUT_EFFECT = {
-    "run_dir", "resume", "track", "wandb_project_name", "wandb_entity", "capture_video",
-    "save_model", "threads", "cuda", "cuda_graphs", "torch_deterministic", "log_frequency",
-    "checkpoint_frequency",
-}  # fmt: skip
 IN_KEY = {"env_id", "seed", "backup", "episode_seed"}  # by themselves, not in the variant
 
 
@@ -106,16 +100,6 @@ def flags_of(suite, **changed):
     return args | {"total_timesteps": SUITES[suite].total_timesteps} | changed
 
 
-def words_of(flags):
-    """Words of a command line that give a script these flags, name -> value."""
-    words = []
-    for name, value in flags.items():
-        flag = name.replace("_", "-")
-        switch = {"true": [f"--{flag}"], "false": [f"--no-{flag}"]}
-        words += switch.get(str(value).lower(), [f"--{flag}", str(value)])
-    return words
-
-
 def key_of(suite, config):
     """Key of a run with these flags; a flag that is missing is at its default."""
     script = script_of(suite)
@@ -130,20 +114,6 @@ def key_of(suite, config):
         suite, script.task_of(config["env_id"]), config["backup"], " ".join(variant),
         config.get("episode_seed", ""), config["seed"],
     )  # fmt: skip
-
-
-def read_json(path):
-    """Content of a JSON file; None where there is none, or half of one."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def run_folders(run_dir):
-    """run_dir, its folders and theirs that are of a run, in order of their names."""
-    places = ("config.json", "*/config.json", "*/*/config.json")
-    return sorted(path.parent for place in places for path in Path(run_dir).glob(place))
 
 
 def is_finished(folder):
@@ -186,14 +156,6 @@ def measurements(folder):
     }
     means = {step: math.fsum(found) / len(found) for step, found in read_returns(folder).items()}
     return row, means
-
-
-def read_returns(folder):
-    """Step -> returns of the episodes of the evaluation after that step."""
-    returns = {}
-    for row in read_rows(folder / "evaluations.csv"):
-        returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
-    return dict(sorted(returns.items()))
 
 
 def first_reward_step(folder):

@@ -1,6 +1,6 @@
 """Steps until examples/gb_dqn_gymnasium.py scores, on six of Gymnasium's environments.
 
-    python experiments/environments.py 1 2 3    # runs of these seeds without a row; then the table
+    python reproduce/environments.py 1 2 3    # runs of these seeds without a row; then the table
 
 A run ends with the first evaluation (20 episodes, every 500 steps) whose mean return is at least
 the score below, or after the steps below. All other flags but the key are the example's own.
@@ -19,10 +19,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import tyro
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-
-from run_records import RESULTS, ROOT, read_returns
+from folders import RESULTS, ROOT
+from runs import read_returns
 
 ROWS = RESULTS / "environments.csv"
 COLUMNS = ("env_id", "backup", "key", "seed", "steps_to_score", "best", "steps", "novel_states")

@@ -1,7 +1,7 @@
 """n-step and graph as the authors released them: do these updates make the paper's scores?
 
-    python experiments/released_updates.py --backup graph --suites minatar --parallel 2
-    python experiments/released_updates.py --suites minigrid --depth 10   # the released command's
+    python reproduce/released_updates.py --backup graph --suites minatar --parallel 2
+    python reproduce/released_updates.py --suites minigrid --depth 10   # the released command's
 
 What they released for MiniGrid and MinAtar (gridworld/core/backup.py and the replay that it reads)
 differs from the paper, in `graph` as `back_up_in_place` says, and in `n-step`:
@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-
 import numpy as np
 import tyro
+from folders import RESULTS
 from numba import njit
 from output import read_rows, write_rows
-from run_records import RESULTS, SUITES, measurements, run_folders, script_of
+from run_records import SUITES, measurements, script_of
+from runs import run_folders
 
 COLUMNS = ("suite", "episode_seed", "task", "backup", "depth", "update", "seed", "score",
            "first_reward_step", "commit")  # fmt: skip

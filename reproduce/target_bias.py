@@ -1,6 +1,6 @@
 """How far the targets of finished runs lie from the returns that followed, by backup and depth.
 
-    python experiments/target_bias.py runs/*minatar__graph__1__* --csv bias.csv
+    python reproduce/target_bias.py runs/*minatar__graph__1__* --csv bias.csv
 
 For pairs of the last fifth of each run's replay, of episodes that ended, it compares the target of
 each backup with the discounted return really obtained from that pair on. Depth 0 is the whole
@@ -11,16 +11,13 @@ backup or depth beside another.
 """
 
 import itertools
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-
+import folders  # noqa: F401  (the tools)
 import numpy as np
 import recorded
 import tyro
-from output import fail, write_rows
-from tables import markdown
+from output import fail, markdown, write_rows
 
 from gbcore import GraphValues, LeafTable, q_targets, trajectory_subgraphs
 

@@ -1,7 +1,7 @@
 """Write docs/report.md, the tables of docs/frontier.md and the README's results from results/*.csv.
 
-    python tools/report.py
-    python tools/report.py --results-dir runs/results    # of your own sweep: runs/results/report.md
+    python reproduce/report.py
+    python reproduce/report.py --results-dir runs/results    # your own: runs/results/report.md
 
 Every number and every judgement is computed from the rows that are there, also where the grid is
 not complete yet.
@@ -16,8 +16,9 @@ import frontier_tables
 import numpy as np
 import report_figures
 import tyro
-from output import fail
-from run_records import RESULTS, ROOT, script_of
+from folders import RESULTS, ROOT
+from output import fail, markdown
+from run_records import script_of
 from tables import (
     ATARI,
     FRONTIER,
@@ -28,7 +29,6 @@ from tables import (
     backup_of,
     chance_text,
     interval,
-    markdown,
     read_protocols,
     short,
     short_task,
@@ -250,7 +250,7 @@ def origin(protocols):
     runs = [run for run in runs if "commit" in run]
     commits = sorted({run["commit"] or "an unknown commit" for run in runs})
     return (
-        f"Written by `python tools/report.py` from the rows of {len(runs)} runs, made in "
+        f"Written by `python reproduce/report.py` from the rows of {len(runs)} runs, made in "
         f"{hours(runs) * len(runs):,.1f} hours by the code at {', '.join(commits)}."
     )
 
@@ -269,7 +269,7 @@ def tables(protocols, folder):
 
 def replace_block(path, name, parts):
     """Put parts between the two markers of that name in a page."""
-    begin, end = f"<!-- {name}: python tools/report.py -->", f"<!-- end of {name} -->"
+    begin, end = f"<!-- {name}: python reproduce/report.py -->", f"<!-- end of {name} -->"
     content = path.read_text()
     if content.count(begin) != 1 or content.count(end) != 1:
         raise ValueError(f"{path} has no {begin!r} and {end!r} to write between")
@@ -283,7 +283,7 @@ def main():
     try:
         protocols = read_protocols(args.results_dir)
         if not protocols:
-            fail(f"no rows in {args.results_dir}; tools/sweep.py makes them")
+            fail(f"no rows in {args.results_dir}; reproduce/sweep.py makes them")
         folder = docs if is_ours else args.results_dir
         short_parts = list(in_short(protocols, folder))
         head, parts = [*short_parts, origin(protocols)], tables(protocols, folder)

@@ -102,24 +102,3 @@ def support(gain):
     if not gain.p <= LEVEL:
         return "undecided"
     return "supported" if gain.value > 0 else "contradicted"
-
-
-def band(curves, window=5):
-    """Mean and standard error over seeds of running means: steps, mean, error, number of seeds.
-
-    Args:
-        curves: one dict step -> return per seed; only steps that all of them have are used.
-        window: evaluations that are averaged, this and earlier ones.
-    """
-    steps = sorted(set.intersection(*map(set, curves)))
-    values = np.array([[curve[step] for step in steps] for curve in curves])  # [seeds, steps]
-    smooth = np.stack(
-        [values[:, max(0, i - window) : i].mean(axis=1) for i in range(1, len(steps) + 1)], axis=1
-    )
-    return np.array(steps), smooth.mean(axis=0), standard_error(smooth), len(curves)
-
-
-def standard_error(values):
-    """Of the mean over the first axis; nan of one value."""
-    values = np.asarray(values)
-    return stats.sem(values) if len(values) > 1 else np.full(values.shape[1:], np.nan)

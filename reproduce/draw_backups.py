@@ -1,21 +1,17 @@
 """Draw docs/backups.png: what each backup reads to compute one target.
 
-    python experiments/draw_backups.py
+    python reproduce/draw_backups.py
 
 Two trajectories meet in one state. The subgraphs are those that gbcore returns, and the targets are
 those that it computes, with all leaf values 0.
 """
 
 import itertools
-import sys
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-
-from output import ROOT, draw_arrow, write_figure
+from folders import ROOT
+from output import draw_arrow, write_figure
 
 from gb_dqn_minigrid import BACKUPS
 from gbcore import Replay, TransitionGraph, q_targets

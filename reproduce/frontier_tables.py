@@ -3,9 +3,11 @@
 import dataclasses
 
 import aggregate
+import folders  # noqa: F401  (the tools)
 import numpy as np
 import report_figures
-from tables import FRONTIER, chance_text, interval, markdown, short, short_task
+from output import markdown
+from tables import FRONTIER, chance_text, interval, short, short_task
 
 SOLVED = 0.9  # of the best evaluation that any run had on the same task and seed
 JUDGED = {"supported": "better", "contradicted": "worse"}

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import aggregate
 import numpy as np
+from folders import RESULTS
 from output import read_rows
-from run_records import RESULTS, SUITES, Records, script_of, tasks_of
+from run_records import SUITES, Records, script_of, tasks_of
+from runs import band
 
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 FRONTIER = "graph, frontier"
@@ -121,13 +123,14 @@ class Protocol:
         return ", ".join(filter(None, (text, self.verdict(setting, task))))
 
     def curves(self, settings):
-        """Task -> setting -> `aggregate.band` of its runs, where there are any with curves."""
+        """Task -> setting -> `band` of its runs, where there are any with curves."""
         found = {}
         for task, setting in itertools.product(self.tasks, settings):
             curves = [run["curve"] for run in self.of(setting, task) if run["curve"]]
             if curves:
-                band = aggregate.band(curves, 1 if self.suite == ATARI else 5)
-                found.setdefault(short_task(task), {})[setting] = band
+                found.setdefault(short_task(task), {})[setting] = band(
+                    curves, 1 if self.suite == ATARI else 5
+                )
         return found
 
 
@@ -205,11 +208,6 @@ def read_protocols(results_dir):
     if atari := found.get((ATARI, "")):  # of 26 games those that were run
         atari.tasks = [game for game in atari.tasks if any(game in where for where in atari.runs)]
     return [found[where] for where in TITLES if where in found]
-
-
-def markdown(header, rows):
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def short(value):

@@ -1,23 +1,20 @@
 """The film of the README: a task, its graph as it grows, and what two backups make of it.
 
-    python experiments/film.py                            # docs/film.webp
+    python reproduce/film.py                            # docs/film.webp
 
 One agent explores: half of its episodes go to what was never tried. Two tables of values learn from
 the same batches of its transitions, 16 per step, one by one-step targets and one by graph's.
 """
 
 import io
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import matplotlib.pyplot as plt
 import networkx
 import numpy as np
 import tyro
+from folders import ROOT
 from matplotlib.collections import LineCollection
-from output import ROOT
 from PIL import Image
 
 import gb_dqn_minigrid as script

@@ -1,12 +1,12 @@
 """Run a grid of runs on Ray: suites x backups x variants x seeds, on this machine or a cluster.
 
     pip install -r requirements-sweep.txt
-    python tools/sweep.py --suites minigrid --seeds 1 2 3 4 5
-    python tools/sweep.py --suites minatar --episode-seeds fresh fixed --dry-run
-    python tools/sweep.py --suites minigrid-hard --backups graph \\
+    python reproduce/sweep.py --suites minigrid --seeds 1 2 3 4 5
+    python reproduce/sweep.py --suites minatar --episode-seeds fresh fixed --dry-run
+    python reproduce/sweep.py --suites minigrid-hard --backups graph \\
         --variants default exploration=frontier
-    python tools/sweep.py --suites atari100k --address auto --gpus-per-run 0.25
-    python tools/sweep.py --collect-only --run-dir runs
+    python reproduce/sweep.py --suites atari100k --address auto --gpus-per-run 0.25
+    python reproduce/sweep.py --collect-only --run-dir runs
 
 Each run is a process of the script itself, in a folder of its own under --run-dir. A run that is
 finished there, or has a row in --results-dir or in this repository's results, is not run again. A
@@ -33,8 +33,10 @@ from typing import Literal, NamedTuple
 
 import run_records
 import tyro
+from folders import RESULTS, ROOT
 from output import fail
-from run_records import RESULTS, ROOT, SUITES, Key, Records, flags_of, key_of
+from run_records import SUITES, Key, Records, flags_of, key_of
+from runs import words_of
 
 from gbcore.run.flags import check_flags, read_flags
 
@@ -174,11 +176,11 @@ def overrides(suite, backup, words, on_gpu):
 def make_run(args, suite, flags):
     key = key_of(suite, flags)
     steps = flags.get("total_timesteps", SUITES[suite].total_timesteps)
-    free = tuple(run_records.words_of({
+    free = tuple(words_of({
         "checkpoint_frequency": args.checkpoint_frequency, "threads": args.threads,
         "cuda": args.gpus_per_run > 0,
     }))  # fmt: skip
-    words = run_records.words_of(flags | {"total_timesteps": steps, "save_model": False})
+    words = words_of(flags | {"total_timesteps": steps, "save_model": False})
     name = "__".join(str(part).replace(" ", "_").replace("/", "_") for part in key if part != "")
     command = (f"{SUITES[suite].script}.py", *words, *free)
     return Run(key, command, free, args.run_dir.resolve() / name, steps)
@@ -187,7 +189,8 @@ def make_run(args, suite, flags):
 def execute(run, threads, keep_checkpoints):
     """Run the script to its end, from the furthest checkpoint if there is one. In a Ray worker.
 
-    Returns what the run measured, its curve, and the step of the checkpoint or None.
+    Returns what the run measured, its curve, and the step of the checkpoint or None. All that
+    it calls is of `run_records`, whose import makes tools/ importable in the worker.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {
@@ -376,7 +379,7 @@ def print_scores(args, grid, rows):
     for name, found in sorted(scores.items()):
         print(f"{name:<{width}}  {cell_text(found)}")
     if args.results_dir.exists():
-        print(f"tables and curves: python tools/report.py --results-dir {args.results_dir}")
+        print(f"tables and curves: python reproduce/report.py --results-dir {args.results_dir}")
 
 
 def make_runs(args, records, grid, todo):
