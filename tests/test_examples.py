@@ -1,5 +1,6 @@
 """examples/: what they learn, leave behind and refuse; any environment as GymnasiumTask has it."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -10,10 +11,11 @@ import types
 from pathlib import Path
 
 import gymnasium
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
-from conftest import command, jitted, only_run, read_metrics
+from conftest import command, is_one_line, jitted, only_run, read_metrics
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image
@@ -21,7 +23,7 @@ from PIL import Image
 import gbcore
 from examples import gb_dqn_gymnasium as example
 from gbcore import PrioritizedReplay, Replay, TransitionGraph
-from gbcore.run import load_checkpoint
+from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask, gymnasium_id
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,23 +45,21 @@ SPACES = {
     "small image": spaces.Box(0, 1, (5, 5, 2), np.bool_),
     "dict": spaces.Dict(at=spaces.Box(0, 1, (2,), np.float32), has_key=spaces.Discrete(2)),
     "tuple": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2]))),
+    "text": spaces.Text(3),
+    "one of": spaces.OneOf([spaces.Discrete(3), spaces.Box(0, 1, (2,), np.float32)]),
 }
 
 
 class Sampled(gymnasium.Env):
-    """Observations drawn from a space; what is wrong with an environment, on demand."""
+    """Observations drawn from a space."""
 
-    def __init__(self, space="vector", actions=3, start=0, breaks=None, render_mode=None):
-        self.observation_space = SPACES.get(space) or spaces.Sequence(spaces.Discrete(2))
+    def __init__(self, space="vector", actions=3, start=0, render_mode=None):
+        self.observation_space = SPACES[space]
         self.action_space = spaces.Discrete(actions, start=start)
-        self.breaks = breaks
 
     def observation(self):
-        i = int(self.np_random.integers(1000))
-        self.observation_space.seed(i)
-        obs = self.observation_space.sample()
-        broken = {"nan": np.full(3, np.nan), "shape": np.zeros(7, np.float32)}
-        return broken.get(self.breaks, obs) if self.steps == 20 else obs
+        self.observation_space.seed(int(self.np_random.integers(1000)))
+        return self.observation_space.sample()
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -69,8 +69,7 @@ class Sampled(gymnasium.Env):
     def step(self, action):
         assert action in self.action_space
         self.steps += 1
-        reward = np.nan if self.breaks == "reward" and self.steps == 20 else self.steps / 10
-        return self.observation(), reward, bool(self.steps == 30), False, {}
+        return self.observation(), self.steps / 10, bool(self.steps == 30), False, {}
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +129,154 @@ def test_environments_of_an_evaluation_are_closed(monkeypatch):
     assert len(closed) == 3
 
 
+@pytest.fixture
+def make_task():
+    """Function of a Sampled environment's space, and of what it has or does otherwise: a task."""
+
+    def make(space="vector", **otherwise):
+        env = Sampled(space)
+        for name, value in otherwise.items():
+            setattr(env, name, value)
+        gymnasium.register("Made-v0", lambda **_: env, max_episode_steps=50)
+        return GymnasiumTask("Made-v0", np.random.default_rng(0), render_mode="rgb_array")
+
+    yield make
+    gymnasium.registry.pop("Made-v0", None)
+
+
+def ends_in_one_line(capsys, call, *words):
+    with pytest.raises(SystemExit) as stop:
+        call()
+    assert stop.value.code == 2
+    assert is_one_line(capsys, "error: ", *words)
+
+
+box = functools.partial(spaces.Box, 0, 255)
+NESTED = spaces.Dict(at=spaces.Tuple((spaces.Discrete(3), box((2,), np.uint8))))
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "named"),
+    [
+        (box((2,), np.uint8), np.array([0.5, 1]), "0.5"),
+        (box((2,), np.uint8), np.array([1, -1]), "-1"),
+        (box((2,), np.uint8), np.array([1, 256]), "256"),
+        (box((2,), np.int64), np.array([1, np.nan]), "nan"),
+        (spaces.Box(0, 1, (2,), np.bool_), np.array([0, 2]), "2"),
+        (spaces.Box(0, 2**63, (), np.uint64), -1, "-1"),
+        (box((), np.float32), 2**24 + 1, "16777217"),
+        (box((2,), np.float32), np.array([0, -np.inf]), "-inf"),
+        (box((2,), np.float32), np.array([0, 1e300]), "1e+300"),
+        (box((2,), np.float32), np.zeros(7), "one of shape (7,)"),
+        (box((2,), np.float32), None, "None"),
+        (box((2,), np.float32), ["0", "1"], "['0', '1']"),
+        (box((2,), np.float32), [[0], [0, 1]], "[[0], [0, 1]]"),
+        (spaces.Discrete(5), -1, "-1"),
+        (spaces.Discrete(5, start=1), 0, "0"),
+        (spaces.Discrete(5), 2.0, "2.0"),
+        (spaces.MultiDiscrete([2, 3]), np.array([2, 0]), "array([2, 0])"),
+        (spaces.MultiBinary(2), np.array([0, 2]), "array([0, 2])"),
+        (spaces.Text(3), "a-b", "'a-b'"),
+        (spaces.Text(3), "abcd", "'abcd'"),
+        (NESTED, {"at": (3, np.zeros(2, np.uint8))}, "3 for Discrete(3)"),
+        (NESTED, {"at": (2, np.array([-1, 0]))}, "-1 for Box(0, 255, (2,), uint8)"),
+        (NESTED, {"at": (2,)}, "(2,)"),
+        (NESTED, {"on": 2}, "{'on': 2}"),
+    ],
+    ids=str,
+)
+def test_an_observation_that_its_space_does_not_hold_is_one_line(
+    space, obs, named, make_task, capsys
+):
+    task = make_task(observation_space=space, reset=lambda **_: (obs, {}))
+    ends_in_one_line(capsys, task.reset, f"require an observation in {space}, got {named}\n")
+
+
+def test_reals_are_rounded_to_the_space_s_dtype_and_bounds_are_not_looked_at(make_task):
+    obs = {"at": np.array([0.1, 7.0]), "has_key": 1}
+    task = make_task("dict", reset=lambda **_: (obs, {}))
+    np.testing.assert_array_equal(task.reset(), np.array([0.1, 7, 0, 1], np.float32))
+
+
+ZEROS = np.zeros(3, np.float32)
+HALF = spaces.Discrete(2)
+HALF.n = 0
+
+
+def returns(*found):
+    return lambda *_, **__: found[0] if len(found) == 1 else found
+
+
+def raises(error):
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "named"),
+    [
+        ({"observation_space": None}, "observations None, which"),
+        ({"observation_space": spaces.Sequence(HALF)}, "which Gymnasium cannot flatten"),
+        ({"observation_space": spaces.Box(0, 1, (0,))}, "hold no number"),
+        ({"observation_space": spaces.Dict()}, "which Gymnasium cannot flatten"),
+        ({"action_space": None}, "actions None; a graph needs Discrete ones"),
+        ({"action_space": HALF}, "at least one"),
+        ({"reset": returns(ZEROS)}, "reset to return (observation, info), got array"),
+        ({"reset": returns(ZEROS, ZEROS)}, "reset to return (observation, info), got (array"),
+        ({"reset": lambda: ZEROS}, "TypeError"),
+        ({"reset": raises(SystemExit(0))}, "SystemExit(0)"),
+        ({"step": returns(ZEROS, 0.0, False, {})}, "reward, terminated, truncated, info)"),
+        ({"step": returns(ZEROS)}, "reward, terminated, truncated, info)"),
+        ({"step": raises(SystemExit(0))}, "SystemExit(0)"),
+        ({"step": raises(KeyError("door"))}, "KeyError('door') (" + __file__),
+        (
+            {"step": returns(ZEROS, None, False, False, {})},
+            "reward to be a finite number, got None",
+        ),
+        ({"step": returns(ZEROS, "1", False, False, {})}, "got '1'"),
+        ({"step": returns(ZEROS, np.ones(1), False, False, {})}, "got array([1.])"),
+        ({"step": returns(ZEROS, np.nan, False, False, {})}, "got nan"),
+        ({"step": returns(ZEROS, 0, None, False, {})}, "terminated to be True or False, got None"),
+        ({"step": returns(ZEROS, 0, False, "False", {})}, "truncated to be True or False, got"),
+        ({"render": raises(SystemExit(0))}, "render to return a picture, got an error"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_an_environment_that_is_none_is_one_line(otherwise, named, make_task, capsys):
+    def play():
+        task = make_task(**otherwise)
+        task.reset()
+        task.step(0)
+        task.render()
+
+    ends_in_one_line(capsys, play, "Made-v0", named)
+
+
+def test_what_an_environment_raises_when_it_is_made_or_closed(make_task, capsys):
+    make_task(close=raises(SystemExit(0)))  # and dropped
+    gymnasium.registry["Made-v0"].entry_point = raises(SystemExit(0))
+    task = functools.partial(GymnasiumTask, "Made-v0", np.random.default_rng(0))
+    ends_in_one_line(capsys, task, "cannot make Made-v0 with {}: 0")
+
+
+def test_what_is_slow_or_cut_is_said_once(capsys):
+    spaces_of = {"observation_space": spaces.Discrete(20_000), "action_space": spaces.Discrete(2)}
+    long = type("Long", (Sampled,), {"__init__": lambda self: vars(self).update(spaces_of)})
+    long.step = lambda *_: (0, 0.0, False, False, {})
+    gymnasium.register("Long-v0", long)
+    for _ in range(2):
+        task = GymnasiumTask("Long-v0", np.random.default_rng(0))
+        task.reset()
+        ends = [task.step(0)[3] for _ in range(1_000)]
+        assert ends == [False] * 999 + [True]
+    slow, cut = capsys.readouterr().err.splitlines()
+    assert "becomes 20,000 numbers" in slow
+    assert "cut after 1,000 steps" in cut
+    del gymnasium.registry["Long-v0"]
+
+
 def test_limits_are_truncations_and_the_shorter_one_holds():
     for env_id, kwargs, limit, most in (
         ("CliffWalking-v1", "{}", None, 1_000),
@@ -184,6 +331,60 @@ def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
 )
 def test_names_as_people_type_them(typed, meant):
     assert gymnasium_id(typed) == meant
+
+
+# --------------------------------------------------------------------------------------------------
+# Videos
+# --------------------------------------------------------------------------------------------------
+
+RGB = np.zeros((9, 16, 3), np.uint8) + np.array([200, 100, 0], np.uint8)
+GREY = np.full((9, 16), 100, np.uint8)
+
+
+def frames_of(path):
+    about, *frames = imageio_ffmpeg.read_frames(str(path))
+    shape = (*about["size"][::-1], 3)
+    return [np.frombuffer(frame, np.uint8).reshape(shape) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    ("frame", "colour"),
+    [
+        (RGB, (200, 100, 0)), (RGB / 255, (200, 100, 0)), (RGB.astype(np.int64), (200, 100, 0)),
+        (GREY, (100, 100, 100)), (GREY[..., None], (100, 100, 100)), (GREY > 0, (255, 255, 255)),
+        (np.dstack([RGB, np.full_like(GREY, 255)]), (200, 100, 0)),
+        (np.dstack([RGB, GREY]), (78, 39, 0)),
+    ],
+)  # fmt: skip
+def test_a_frame_of_every_kind_is_written_in_its_colour(frame, colour, tmp_path):
+    write_video(tmp_path / "v.mp4", [frame] * 3, fps=10)
+    frames = frames_of(tmp_path / "v.mp4")
+    assert [frame.shape for frame in frames] == [(10, 16, 3)] * 3  # an even number of rows
+    np.testing.assert_allclose(frames[-1][[0, -1], [0, -1]], [colour] * 2, atol=4)
+
+
+@pytest.mark.parametrize(
+    ("frames", "named"),
+    [
+        ([RGB, RGB[:8]], "require frames of one size, got (8, 16, 3) after (9, 16, 3)"),
+        ([RGB, RGB / 1.0], "require reals from 0 to 1, got 0.0 to 200.0"),
+        ([RGB - np.int64(1)], "require numbers from 0 to 255, got -1 to 199"),
+        ([RGB.T], "require a frame [height, width(, 1, 3 or 4)], got (3, 16, 9)"),
+        ([RGB[:0]], "got (0, 16, 3)"),
+        ([RGB, [RGB]], "require render() to return an array, got list"),
+        ([None], "got NoneType"),
+        (["a picture"], "got str"),
+        ([], "require at least one frame"),
+        (map([RGB].__getitem__, (0, 1)), "IndexError: list index out of range"),
+    ],
+    ids=str,
+)
+def test_what_is_no_frame_is_one_line_and_leaves_no_file(frames, named, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        write_video(tmp_path / "v.mp4", frames, fps=10)
+    assert stop.value.code == 1
+    assert is_one_line(capsys, "v.mp4: ", named)
+    assert not (tmp_path / "v.mp4").exists()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -373,10 +574,8 @@ BAD = {
     "unknown argument": (sampled(colour=3), "unexpected keyword argument 'colour'"),
     "no JSON": (("--env-kwargs", "{is_slippery}"), "cannot make FrozenLake-v1 with {is_slippery}"),
     "JSON of no arguments": (("--env-kwargs", "[3]"), "cannot make FrozenLake-v1 with [3]"),
-    "sequences": (sampled(space="sequence"), "which Gymnasium cannot flatten"),
-    "NaN": (sampled(breaks="nan"), "gave an observation with NaN or infinity"),
-    "another shape": (sampled(breaks="shape"), "gave an observation of shape (7,), not (3,)"),
-    "NaN reward": (sampled(breaks="reward"), "gave a reward of nan"),
+    "no module": (("--env-id", "ALE/Freeway-v5"), "imported first: ale_py:ALE/Freeway-v5"),
+    "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "which Gymnasium cannot flatten"),
     "decimals": (("--round", "12"), "--round must be at least -9 and at most 9, got 12"),
     "time limit": (("--time-limit", "0"), "--time-limit must be at least 1"),
 }

@@ -1,26 +1,40 @@
 """GymnasiumTask: any Gymnasium environment with discrete actions, as the scripts know theirs."""
 
+import contextlib
+import difflib
+import functools
 import importlib
 import json
 import os
 import re
 import sys
+import textwrap
+import traceback
 import weakref
+from collections.abc import Mapping
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from gbcore.run.episodes import nearest
-from gbcore.run.flags import fail
+from gbcore.run.flags import fail, warn
+
+RETURNS = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+}
+PACKAGES = {"ale": "ale_py", "minigrid": "minigrid", "babyai": "minigrid"}  # prefix -> module
+LONG = 10_000  # numbers in an observation that was no array; more are slow
+warn_once = functools.cache(warn)  # an evaluation makes an environment for each of its episodes
 
 
 class GymnasiumTask:
     """An environment whose observations are arrays, and whose episodes can be played again.
 
     A Box is observed as it is, and everything else as `gymnasium.spaces.flatten` writes it: a
-    Discrete state is one-hot. A time limit is a truncation. What cannot be used ends the program
-    with one line.
+    Discrete state is one-hot. A time limit is a truncation. What cannot be used, and whatever an
+    environment's own code raises, ends the program with one line.
 
     Args:
         env_id: as `gymnasium_id` returns it.
@@ -37,53 +51,127 @@ class GymnasiumTask:
         scale: the largest magnitude of each number of obs; 1 where its space does not tell.
     """
 
+    obs: np.ndarray
+    key: np.ndarray | None
+
     def __init__(
-        self, env_id, rng, kwargs="{}", time_limit=None, decimals=None, key_last_action=False,
-        render_mode=None,
-    ):  # fmt: skip
+        self,
+        env_id: str,
+        rng: np.random.Generator,
+        kwargs: str = "{}",
+        time_limit: int | None = None,
+        decimals: int | None = None,
+        key_last_action: bool = False,
+        render_mode: str | None = None,
+    ):
         self.env_id, self.rng = env_id, rng
         self.decimals, self.key_last_action = decimals, key_last_action
         try:
             kwargs = json.loads(kwargs) | ({"render_mode": render_mode} if render_mode else {})
             self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-        except Exception as error:  # the environment's own code may raise anything
-            fail(f"cannot make {env_id} with {kwargs}: {error}")
-        if time_limit or self.env.spec.max_episode_steps is None:
-            self.env = gymnasium.wrappers.TimeLimit(self.env, time_limit or 1_000)
-        weakref.finalize(self, self.env.close)  # an evaluation makes many, and drops them
-        actions, self.space = self.env.action_space, self.env.observation_space
-        if not isinstance(actions, spaces.Discrete):
-            fail(f"{env_id} has actions {actions}; a graph needs Discrete ones")
-        if not self.space.is_np_flattenable:
-            fail(f"{env_id} has observations {self.space}, which Gymnasium cannot flatten")
+            actions, self.space = self.env.action_space, self.env.observation_space
+        except (Exception, SystemExit) as error:  # the environment's own code may raise anything
+            fail(f"cannot make {env_id} with {kwargs}: {str(error) or repr(error)}")
+        weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
+        self.assumed_limit = None if time_limit or self.env.spec.max_episode_steps else 1_000
+        if limit := time_limit or self.assumed_limit:
+            self.env = gymnasium.wrappers.TimeLimit(self.env, limit)
+        if not (isinstance(actions, spaces.Discrete) and actions.n > 0):
+            fail(f"{env_id} has actions {actions}; a graph needs Discrete ones, at least one")
         self.num_actions, self.first_action = int(actions.n), int(actions.start)
         self.is_flat = isinstance(self.space, spaces.Box) and self.space.shape != ()
-        box = self.space if self.is_flat else spaces.flatten_space(self.space)
-        self.shape, self.dtype = box.shape, box.dtype
-        most = np.maximum(np.abs(box.low.astype(np.float64)), np.abs(box.high.astype(np.float64)))
+        try:
+            self.box = self.space if self.is_flat else spaces.flatten_space(self.space)
+        except (NotImplementedError, ValueError):  # a kind of space that Gymnasium does not know
+            self.box = None
+        if not isinstance(self.box, spaces.Box) or self.box.dtype.kind not in "biuf":
+            fail(
+                f"{env_id} has observations {self.space}, which Gymnasium cannot flatten to one "
+                "array of numbers; leave out or encode in a wrapper what is none"
+            )
+        self.shape, self.dtype = self.box.shape, self.box.dtype
+        size = int(np.prod(self.shape))
+        if size == 0:
+            fail(f"{env_id} has observations {self.space}, which hold no number")
+        if size > LONG and not self.is_flat:
+            warn_once(
+                f"{env_id}: an observation in {self.space} becomes {size:,} numbers, one-hot, "
+                "which is slow; a wrapper that observes a Box, such as the digits of a state's "
+                "number or its coordinates, is quicker"
+            )
+        low, high = self.box.low.astype(np.float64), self.box.high.astype(np.float64)
+        most = np.maximum(np.abs(low), np.abs(high))
         self.scale = np.where((most > 0) & (most < 1e6), most, 1.0).astype(np.float32)
 
-    def reset(self):
+    def reset(self) -> np.ndarray:
         """The first observation of an episode with a seed of its own."""
-        self.seed, self.actions = int(self.rng.integers(2**31)), []
-        return self._observe(self.env.reset(seed=self.seed)[0])
+        return self._begin(int(self.rng.integers(2**31)))
 
-    def step(self, action):
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
         """Observation, reward, terminated, truncated."""
         self.actions.append(action)
-        obs, reward, terminated, truncated, _ = self.env.step(action + self.first_action)
-        reward, terminated = float(reward), bool(terminated)
-        if not np.isfinite(reward):
-            fail(f"{self.env_id} gave a reward of {reward}")
-        return self._observe(obs), reward, terminated, bool(truncated) and not terminated
+        obs, *numbers, _ = self._call("step", action + self.first_action)
+        for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
+            if not _is_number(value, among=None if name == "reward" else (0, 1)):
+                wanted = "a finite number" if name == "reward" else "True or False"
+                fail(f"{self.env_id}: require {name} to be {wanted}, got {_shown(value)}")
+        reward, terminated = float(numbers[0]), bool(numbers[1])
+        truncated = bool(numbers[2]) and not terminated
+        if truncated and len(self.actions) == self.assumed_limit:
+            warn_once(
+                f"{self.env_id} is registered without a time limit: its episodes are cut after "
+                f"{self.assumed_limit:,} steps; --time-limit sets another one"
+            )
+        return self._observe(obs), reward, terminated, truncated
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes back."""
+        return {"seed": self.seed, "actions": list(self.actions)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Play an episode again, up to where `state` was called."""
+        self._begin(state["seed"])
+        for action in state["actions"]:
+            self.step(action)
+
+    def render(self) -> Any:
+        """What the environment draws; `write_video` says what it takes."""
+        return self._call("render")
+
+    def _begin(self, seed):
+        self.seed, self.actions = seed, []
+        return self._observe(self._call("reset", seed=seed)[0])
+
+    def _call(self, method, *args, **kwargs):
+        """What a method of the environment returns."""
+        parts = RETURNS.get(method)
+        try:
+            found = getattr(self.env, method)(*args, **kwargs)
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:  # its own code may raise anything
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            wrong = f"an error: {error!r} ({place.filename}, line {place.lineno})"
+        else:
+            if not parts or (
+                isinstance(found, tuple)
+                and len(found) == len(parts)
+                and isinstance(found[-1], dict)
+            ):
+                return found
+            wrong = _shown(found)
+        wanted = f"to return ({', '.join(parts)})" if parts else "to return a picture"
+        fail(f"{self.env_id}: require {method} {wanted}, got {wrong}")
 
     def _observe(self, obs):
-        obs = np.asarray(obs if self.is_flat else spaces.flatten(self.space, obs), self.dtype)
-        if obs.shape != self.shape:
-            fail(f"{self.env_id} gave an observation of shape {obs.shape}, not {self.shape}")
-        if obs.dtype.kind == "f" and not np.isfinite(obs).all():
-            fail(f"{self.env_id} gave an observation with NaN or infinity")
-        self.obs, self.key = np.array(obs), None  # environments may go on writing into theirs
+        wrong = misfit(self.space, obs)
+        if wrong is None and not self.is_flat:
+            obs = spaces.flatten(self.space, obs)
+            wrong = misfit(self.box, obs)
+        if wrong is not None:
+            fail(f"{self.env_id}: require an observation in {self.space}, got {wrong}")
+        self.obs = obs = np.array(obs, self.dtype)  # environments may go on writing into theirs
+        self.key = None
         if self.decimals is not None or self.key_last_action:
             # + 0 makes booleans numbers, and of -0.0 0.0.
             key = obs if self.decimals is None else np.round(obs + 0, self.decimals) + 0
@@ -91,23 +179,72 @@ class GymnasiumTask:
             self.key = np.frombuffer(key.tobytes() + np.int64(last).tobytes(), np.uint8)
         return self.obs
 
-    def state(self):
-        """What `restore` takes back."""
-        return {"seed": self.seed, "actions": list(self.actions)}
 
-    def restore(self, state):
-        """Play an episode again, up to where `state` was called."""
-        self.seed, self.actions = state["seed"], []
-        self._observe(self.env.reset(seed=self.seed)[0])
-        for action in state["actions"]:
-            self.step(action)
+def misfit(space: gymnasium.Space, obs: Any) -> str | None:
+    """Why an observation cannot be taken as one of a space: its value, or None where it can.
 
-    def render(self):
-        """uint8 [height, width, 3]."""
-        return self.env.render()
+    A number that the dtype of a Box would change is not taken, but for reals that it rounds. The
+    bounds of a Box are not looked at.
+    """
+    if isinstance(space, spaces.Box):
+        return _misfit_of_box(space, obs)
+    if isinstance(space, spaces.Dict):
+        if not (isinstance(obs, Mapping) and obs.keys() == space.spaces.keys()):
+            return _shown(obs)
+        parts = ((part, obs[name]) for name, part in space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        if not (isinstance(obs, tuple | list) and len(obs) == len(space.spaces)):
+            return _shown(obs)
+        parts = zip(space.spaces, obs, strict=True)
+    else:
+        return None if space.contains(obs) else _shown(obs)
+    found = ((part, misfit(part, one)) for part, one in parts)
+    part, text = next((pair for pair in found if pair[1] is not None), (None, None))
+    is_leaf = text is not None and not isinstance(part, spaces.Dict | spaces.Tuple)
+    return f"{text} for {part}" if is_leaf else text
 
 
-def gymnasium_id(env_id):
+def _misfit_of_box(space, obs):
+    try:
+        found = np.asarray(obs)
+    except ValueError:  # rows of different length
+        return _shown(obs)
+    if found.dtype.kind not in "biuf":
+        return _shown(obs)
+    if found.shape != space.shape:
+        return f"one of shape {found.shape}"
+    with np.errstate(all="ignore"):
+        cast = found.astype(space.dtype, copy=False)
+        if cast.dtype.kind == "f" == found.dtype.kind:
+            wrong = ~np.isfinite(cast)
+        elif cast.dtype == found.dtype:
+            return None
+        else:
+            wrong = (cast != found) | (cast.astype(found.dtype) != found)
+    return f"{found[wrong].flat[0]}" if wrong.any() else None
+
+
+def _is_number(value, among=None):
+    """Is it one finite number, or one of those named?"""
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        return False
+    if found.shape != () or found.dtype.kind not in "biuf":
+        return False
+    return bool(np.isfinite(found)) if among is None else found.item() in among
+
+
+def _shown(value):
+    return textwrap.shorten(repr(value), 200)
+
+
+def _close(env):
+    with contextlib.suppress(Exception, SystemExit):  # nothing is wanted of it any more
+        env.close()
+
+
+def gymnasium_id(env_id: str) -> str:
     """The registered id that env_id means; of `module:Id-v0` the module is imported first.
 
     Modules are looked for in the current folder as well. A name without its version means the
@@ -118,7 +255,7 @@ def gymnasium_id(env_id):
         sys.path.append(os.getcwd())
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever is wrong with it
+        except (Exception, SystemExit) as error:  # whatever is wrong with it
             fail(f"cannot import {module!r}, of {env_id}, from {os.getcwd()}: {error!r}")
     if name in gymnasium.registry:
         return f"{module}{colon}{name}"
@@ -129,6 +266,14 @@ def gymnasium_id(env_id):
     names = sorted(gymnasium.registry, key=lambda known: gymnasium.registry[known].version or 0)
     known = {key_of(name.rpartition("-v")[0]): name for name in names}
     known |= {key_of(name): name for name in names}
-    if key_of(name) not in known:
-        fail(f"unknown environment {env_id!r}; nearest: {nearest(key_of(name), known)}")
-    return f"{module}{colon}{known[key_of(name)]}"
+    if key_of(name) in known:
+        return f"{module}{colon}{known[key_of(name)]}"
+    package = PACKAGES.get(re.split("[-/]", name.lower())[0])
+    close = difflib.get_close_matches(key_of(name), known, n=3, cutoff=0.6)
+    if package and not module:
+        hint = f"the module that registers it is imported first: {package}:{name}"
+    elif close:
+        hint = "nearest: " + ", ".join(dict.fromkeys(known[key] for key in close))
+    else:
+        hint = "one that a module registers is typed module:Id-v0"
+    fail(f"unknown environment {env_id!r}; {hint}")

@@ -1,19 +1,26 @@
 """Episodes that are played and not learned from: evaluations and videos. Names people mistype."""
 
+import contextlib
 import difflib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gbcore.run.flags import fail
 
 ELSEWHERE = "for another environment see examples/ and the README's 'Your own environment'"
+Policy = Callable[[np.ndarray], np.ndarray]  # observations [n, *obs_shape] -> actions int64 [n]
 
 
-def play_episodes(policy, envs, rng, epsilon, stop=None):
+def play_episodes(
+    policy: Policy, envs: list, rng: np.random.Generator, epsilon: float, stop: Any = None
+) -> tuple[list[float], list[int]] | None:
     """Returns and lengths of one episode in each environment, played in lockstep.
 
-    policy: observations [n, *obs_shape] -> actions [n]; epsilon: share of random actions. None if
-    stop, a StopSignal, was asked.
+    epsilon: share of random actions. None if stop, a StopSignal, was asked.
     """
     returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), np.int64)
     running = list(range(len(envs)))
@@ -33,8 +40,8 @@ def play_episodes(policy, envs, rng, epsilon, stop=None):
     return returns.tolist(), lengths.tolist()
 
 
-def film_episode(policy, env, rng, epsilon):
-    """Yields the frames uint8 [height, width, 3] of one episode."""
+def film_episode(policy: Policy, env: Any, rng: np.random.Generator, epsilon: float) -> Iterator:
+    """Yields the frames of one episode, as the environment renders them."""
     obs, done = env.reset(), False
     yield env.render()
     while not done:
@@ -46,31 +53,81 @@ def film_episode(policy, env, rng, epsilon):
         yield env.render()
 
 
-def write_video(path, frames, fps, zoom=1):
-    """Write frames uint8 [height, width, 3] as mp4, each pixel zoom x zoom.
+def as_rgb(frame: Any) -> np.ndarray:
+    """A rendered frame as uint8 [height, width, 3].
 
-    A full disk, or an environment that draws nothing, ends the program with status 1.
+    Args:
+        frame: grey [H, W] or [H, W, 1], RGB [H, W, 3], or RGBA [H, W, 4], which is laid over black;
+            integers from 0 to 255, reals from 0 to 1, or booleans.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    found = None if isinstance(frame, list | tuple) else np.asarray(frame)
+    if found is None or found.dtype.kind not in "biuf":
+        raise ValueError(f"require render() to return an array, got {type(frame).__name__}")
+    image = found[..., None] if found.ndim == 2 else found
+    if image.ndim != 3 or image.shape[2] not in (1, 3, 4) or image.size == 0:
+        raise ValueError(f"require a frame [height, width(, 1, 3 or 4)], got {found.shape}")
+    if image.dtype.kind in "bf":
+        if not ((image >= 0) & (image <= 1)).all():
+            raise ValueError(f"require reals from 0 to 1, got {image.min()} to {image.max()}")
+        image = np.rint(image * 255.0)
+    elif not 0 <= image.min() <= image.max() <= 255:
+        raise ValueError(f"require numbers from 0 to 255, got {image.min()} to {image.max()}")
+    image = image.astype(np.uint8)
+    if image.shape[2] == 4:
+        image = np.rint(image[..., :3] * (image[..., 3:] / 255)).astype(np.uint8)
+    return np.broadcast_to(image, (*image.shape[:2], 3))
+
+
+def write_video(path: str | Path, frames: Iterable, fps: int, zoom: int = 1) -> None:
+    """Write frames, each as `as_rgb` takes it, as mp4, each pixel zoom x zoom.
+
+    A full disk, a frame that is none or of another size, or whatever an environment raises when it
+    draws, ends the program with status 1, and leaves no file.
     """
     import imageio_ffmpeg
 
-    writer = None
+    writer, size, number = None, None, 0
     try:
         for frame in frames:
-            if frame is None:
-                raise NotImplementedError("render() returned None")
-            frame = np.ascontiguousarray(frame.repeat(zoom, axis=0).repeat(zoom, axis=1))
+            frame = as_rgb(frame)
+            size = size or frame.shape
+            if frame.shape != size:
+                raise ValueError(f"require frames of one size, got {frame.shape} after {size}")
+            frame = frame.repeat(zoom, axis=0).repeat(zoom, axis=1)
+            odd = [(0, side % 2) for side in frame.shape[:2]]  # the codec halves both sides
+            frame = np.pad(frame, (*odd, (0, 0)), mode="edge")
             if writer is None:
-                size = (frame.shape[1], frame.shape[0])
-                writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2)
+                sides = frame.shape[1], frame.shape[0]
+                writer = imageio_ffmpeg.write_frames(
+                    str(path), sides, fps=fps, macro_block_size=2, ffmpeg_log_level="quiet"
+                )
                 writer.send(None)
-            writer.send(frame)
+            writer.send(np.ascontiguousarray(frame))
+            number += 1
+        if number == 0:
+            raise ValueError("require at least one frame, got none")
         writer.close()
-    except (OSError, NotImplementedError) as error:
-        fail(f"cannot write {path}: {error!r}", 1)
+        if imageio_ffmpeg.count_frames_and_secs(str(path))[0] != number:
+            raise ValueError("require room for all frames, got fewer into the file")
+        writer = None
+    except MemoryError:
+        raise
+    except Exception as error:  # an environment that draws may raise anything
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        reason = str(error).strip().partition("\n")[0]  # ffmpeg's are long
+        fail(f"cannot write {path}: {kind}{reason}", 1)
+    finally:
+        if writer is not None:  # it came to no end
+            writer.close()
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
-def nearest(name, known):
-    """What of known, a dict of spellings to names, name may mean; all where nothing is near."""
+def nearest(name: str, known: dict[str, str]) -> str:
+    """What of known, spellings to names, a name may mean; all where nothing is near."""
     close = difflib.get_close_matches(name, known, n=6, cutoff=0.4)
     names = list(dict.fromkeys(known[key] for key in close or known))
     return ", ".join(names[:3] if close else names)
