@@ -327,13 +327,18 @@ def record_video(args, env_id, policy, seed, path):
 def train(args, run, env, learner, rng):
     """The agent-environment loop, from where the run stands."""
     graph, replay, frontier = learner.graph, learner.replay, run.frontier
-    obs, starts_episode = env.obs, run.starts_episode
-    node = graph.node(obs)
+    obs, node = env.obs, graph.node(env.obs)
     for step in run.steps():
+        if run.evaluation_is_due():
+            seed = [args.seed, run.step]
+            run.log_evaluation(
+                evaluate(args, run.task, learner.act, seed, args.eval_episodes, run.stop)
+            )
+
         # Act: the way to what was never tried, in a frontier episode that knows one. Else
         # epsilon-greedy, and at random before learning starts.
         epsilon = args.start_e if step <= args.learning_starts else args.end_e
-        action = None if frontier is None else frontier.act(node, rng, starts_episode)
+        action = None if frontier is None else frontier.act(node, rng)
         if action is None and rng.random() < epsilon:
             action = int(rng.integers(env.num_actions))
         elif action is None:
@@ -341,10 +346,10 @@ def train(args, run, env, learner, rng):
         obs, reward, terminated, truncated = env.step(action)
         next_node = graph.node(obs)
         replay.add(node, action, reward, next_node, terminated)
-        node, starts_episode = next_node, terminated or truncated
-        run.count(reward, starts_episode)
-        if starts_episode:
-            replay.end_episode()
+        run.count(reward)
+        node = next_node
+        if terminated or truncated:
+            run.end_episode()
             obs = env.reset()
             node = graph.node(obs)
 
@@ -372,19 +377,18 @@ def main():
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
         parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
-    run = Run(
-        args, __file__, env_id, parts, rng, device,
-        evaluate=lambda step, stop: evaluate(
-            args, env_id, learner.act, [args.seed, step], args.eval_episodes, stop
-        ),
-        record_video=lambda path: record_video(
-            args, env_id, learner.act, [args.seed, args.total_timesteps, 1], path
-        ),
-        packages=("minatar",),
-    )  # fmt: skip
+    run = Run(args, __file__, env_id, parts, rng, device, packages=("minatar",))
     with run:
         train(args, run, env, learner, rng)
+        if run.evaluation_is_due():
+            seed = [args.seed, run.step]
+            run.log_evaluation(
+                evaluate(args, env_id, learner.act, seed, args.eval_episodes, run.stop)
+            )
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
+        if args.capture_video:
+            with run.replacing("episode.mp4") as path:
+                record_video(args, env_id, learner.act, [args.seed, args.total_timesteps, 1], path)
 
 
 if __name__ == "__main__":

@@ -665,35 +665,38 @@ def train(args, run, env, learner, rng):
     """The agent-environment loop, from where the run stands."""
     replay, frontier = learner.replay, run.frontier
 
-    def act(node, obs, step, starts_episode):
+    def act(node, obs, step):
         """The way to what was never tried, in a frontier episode that knows one. Else
         epsilon-greedy at first, noise in the weights throughout.
         """
-        action = None if frontier is None else frontier.act(node, rng, starts_episode)
+        action = None if frontier is None else frontier.act(node, rng)
         share = min((step - 1) / args.exploration_steps, 1.0)
         epsilon = run.charts["charts/epsilon"] = args.start_e + share * (args.end_e - args.start_e)
         if action is None and rng.random() < epsilon:
             return int(rng.integers(env.num_actions))
         return int(learner.act(obs[None], noisy=True)[0]) if action is None else action
 
-    obs, node, starts_episode = env.obs, learner.node(env.obs), run.starts_episode
+    obs, node = env.obs, learner.node(env.obs)
     for step in run.steps():
-        action = act(node, obs, step, starts_episode)
+        if run.evaluation_is_due():
+            seed, number = args.seed + 10_000, args.curve_episodes
+            run.log_evaluation(evaluate(args, run.task, learner.act, seed, number, run.stop))
+
+        action = act(node, obs, step)
         moved = env.step(action)
         if moved is None:  # the game was over, which no lost life tells: the action was ignored
-            run.end_episode()
-            replay.end_episode()
             if frontier is not None:
                 frontier.take_back()
+            run.end_episode()
             obs = env.reset()
             node = learner.node(obs)
-            action = act(node, obs, step, starts_episode=True)
+            action = act(node, obs, step)
             moved = env.step(action)
         obs, reward, terminated, _ = moved
         next_node = learner.node(obs)
         replay.add(node, action, float(np.clip(reward, -1, 1)), next_node, terminated)
-        run.count(reward, is_over=False)
-        node, starts_episode = next_node, False
+        run.count(reward)
+        node = next_node
 
         # Learn. All batches of a step are drawn first: the next one is expanded while a GPU works
         # on this one, and priorities are the one thing that the host waits for.
@@ -726,23 +729,19 @@ def main():
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
         parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
-    run = Run(
-        args, __file__, env_id, parts, rng, device,
-        evaluate=lambda step, stop: evaluate(
-            args, env_id, learner.act, args.seed + 10_000,
-            args.curve_episodes if step < args.total_timesteps else args.eval_episodes, stop,
-        ),
-        record_video=lambda path: record_video(
-            args, env_id, learner.act, args.seed + 20_000, path
-        ),
-        packages=("gymnasium", "ale-py"),
-    )  # fmt: skip
+    run = Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium", "ale-py"))
     with run:
         train(args, run, env, learner, rng)
+        if run.evaluation_is_due():
+            seed, number = args.seed + 10_000, args.eval_episodes
+            run.log_evaluation(evaluate(args, env_id, learner.act, seed, number, run.stop))
         run.finish(
             score_of=lambda means: means[-1],
             human_normalized_score=lambda score: human_normalized(env_id, score),
         )
+        if args.capture_video:
+            with run.replacing("episode.mp4") as path:
+                record_video(args, env_id, learner.act, args.seed + 20_000, path)
 
 
 if __name__ == "__main__":

@@ -161,11 +161,14 @@ def record_video(args, env_id, policy, seed, path):
 
 def train(args, run, env, learner, rng):
     """The agent-environment loop, from where the run stands."""
-    graph, replay, starts_episode = learner.graph, learner.replay, run.starts_episode
+    graph, replay = learner.graph, learner.replay
     node = graph.node(env.obs, env.key)
     for step in run.steps():
+        if run.evaluation_is_due():
+            seed, number = [args.seed, run.step], args.eval_episodes
+            run.log_evaluation(evaluate(args, run.task, learner.act, seed, number, run.stop))
         obs, epsilon = env.obs, max(1 - step / args.exploration_steps, args.end_e)
-        action = None if run.frontier is None else run.frontier.act(node, rng, starts_episode)
+        action = None if run.frontier is None else run.frontier.act(node, rng)
         if action is None and rng.random() < epsilon:
             action = int(rng.integers(env.num_actions))
         elif action is None:
@@ -173,10 +176,10 @@ def train(args, run, env, learner, rng):
         _, reward, terminated, truncated = env.step(action)
         next_node = graph.node(env.obs, env.key)
         replay.add(node, action, reward, next_node, terminated, obs)
-        node, starts_episode = next_node, terminated or truncated
-        run.count(reward, starts_episode)
-        if starts_episode:
-            replay.end_episode()
+        run.count(reward)
+        node = next_node
+        if terminated or truncated:
+            run.end_episode()
             env.reset()
             node = graph.node(env.obs, env.key)
 
@@ -203,16 +206,17 @@ def main():
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
         parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
-    act = learner.act
-    run = gb.Run(
-        args, __file__, env_id, parts, rng, device,
-        lambda step, stop: evaluate(args, env_id, act, [args.seed, step], args.eval_episodes, stop),
-        lambda path: record_video(args, env_id, act, [args.seed, args.total_timesteps, 1], path),
-        packages=("gymnasium",),
-    )  # fmt: skip
+    run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium",))
     with run:
         train(args, run, env, learner, rng)
+        if run.evaluation_is_due():
+            seed, number = [args.seed, run.step], args.eval_episodes
+            run.log_evaluation(evaluate(args, env_id, learner.act, seed, number, run.stop))
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
+        if args.capture_video:
+            seed = [args.seed, args.total_timesteps, 1]
+            with run.replacing("episode.mp4") as path:
+                record_video(args, env_id, learner.act, seed, path)
 
 
 if __name__ == "__main__":

@@ -314,17 +314,18 @@ class FrontierEpisodes:
         self._window = np.zeros(2)  # states found, steps since `metrics`
         self._before = self._lately.copy(), self._window.copy()  # as the last `act` found them
 
-    def act(self, node, rng, starts_episode):
+    def act(self, node, rng):
         """The planner's action, or None where the step is left alone. To be called every step.
 
-        Where an episode starts, one draw from rng decides what it is. Where it turns out to be over
-        already, `take_back` forgets the call.
+        Where an episode starts, as told by `end_episode`, one draw from rng decides what it is.
+        Where it turns out to be over already, `take_back` forgets the call.
         """
         self.planner.graph.require_node(node)
+        starts_episode = not self.is_underway
         if starts_episode:
             self._begin(node, rng)
         self._before = self._lately.copy(), self._window.copy()
-        if self.is_underway:  # count the step that led here
+        if not starts_episode:  # count the step that led here
             is_new = self.planner.graph.arrays.degree[node] == 0
             self._lately *= 1 - 1 / MEMORY
             self._lately[int(self.is_planned)] += (is_new, 1)
@@ -343,6 +344,9 @@ class FrontierEpisodes:
         if self.start_value == 0 and self.planner.num_waiting == 0:
             self.share = 0.0
         self.is_frontier = bool(rng.random() < self.share)
+
+    def end_episode(self):
+        """The next `act` starts an episode."""
         self.is_underway = False
 
     def take_back(self):

@@ -178,7 +178,7 @@ def test_ids_of_no_node_are_refused(node):
     episodes = FrontierEpisodes(graph)
     for call in (
         lambda: planner.act(node, rng), lambda: planner.action_values(node),
-        lambda: episodes.act(node, rng, True), lambda: episodes.act(node, rng, False),
+        lambda: episodes.act(node, rng),
     ):  # fmt: skip
         with pytest.raises(KeyError, match="Require the id of a node"):
             call()
@@ -263,7 +263,7 @@ def grid_world(episodes, rng, num_steps, size=6):
     graph, shares, num_planned, starts, at = episodes.planner.graph, [], 0, True, 0
     for _ in range(num_steps):
         node = graph.node(np.array([at]))
-        action = episodes.act(node, rng, starts)
+        action = episodes.act(node, rng)
         if starts:
             shares.append(episodes.share)
         num_planned += action is not None
@@ -276,7 +276,9 @@ def grid_world(episodes, rng, num_steps, size=6):
         next_node = graph.node(np.array([at]))
         graph.add(node, action, 0.0, next_node, done)
         starts = done
-        at = 0 if done else at
+        if done:
+            episodes.end_episode()
+            at = 0
     return shares, num_planned
 
 
@@ -309,9 +311,9 @@ def test_the_share_is_what_planned_steps_find_more_than_others():
         (0, 9_999, 0, 1_999, 0.5 * (1 - 2_000 / 10_000) * (1 / 2_000) / WORTHWHILE),
     ):
         episodes._lately[:] = [[found, steps], [planned_found, planned_steps]]
-        episodes.act(node, rng, starts_episode=True)
+        episodes.act(node, rng)
         episodes.take_back()
-        episodes.is_underway = False
+        episodes.end_episode()
         assert episodes.share == pytest.approx(expected)
 
 
@@ -320,11 +322,11 @@ def test_rates_are_of_the_last_steps():
     episodes, rng = FrontierEpisodes(graph), np.random.default_rng(0)
     nodes = [graph.node(np.array([s])) for s in range(2)]
     graph.add(nodes[0], 0, 0.0, nodes[1], False)
-    for i, node in enumerate((nodes[0], nodes[1], nodes[0], nodes[0])):
-        episodes.act(node, rng, starts_episode=i == 0)
+    for node in (nodes[0], nodes[1], nodes[0], nodes[0]):
+        episodes.act(node, rng)
     keep = 1 - 1 / MEMORY  # of three steps the first found a state without actions
     np.testing.assert_allclose(episodes._lately[0], [keep**2, 1 + keep + keep**2])
-    episodes.act(nodes[1], rng, False)  # an end: there was nothing to act in
+    episodes.act(nodes[1], rng)  # an end: there was nothing to act in
     episodes.take_back()
     assert episodes.metrics()["frontier/states_per_1000"] == pytest.approx(1000 / 3)
     assert episodes.metrics()["frontier/states_per_1000"] is None

@@ -268,7 +268,7 @@ def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, cap
              "breakout", "--no-cuda", "--run-dir", tmp_path]  # fmt: skip
     assert command(script, *flags) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.match(r"error: losses/td_loss is nan at step \d+:", line)
+    assert re.match(r"error: losses/td_loss is nan after \d+ steps:", line)
     assert "--learning-rate" in line
     run = only_run(tmp_path)
     tree = load_checkpoint(run)

@@ -106,9 +106,12 @@ class RunDirectory:
         with self.replacing("graph.npz") as new:
             graph.save(new)
 
-    def replacing(self, name):
-        """Context manager: a path to write a file of the run to, which gets its name if whole."""
-        return _replacing(self.path / name)
+    def replacing(self, name, unless=()):
+        """Context manager: a path to write a file of the run to, which gets its name if whole.
+
+        unless: kinds of exceptions that leave it unwritten and go no further.
+        """
+        return _replacing(self.path / name, unless)
 
     def flush(self):
         """Write out what is held back: TensorBoard's events; rows of tables never are."""
@@ -208,12 +211,13 @@ class _Table:
 
 
 @contextlib.contextmanager
-def _replacing(path):
+def _replacing(path, unless=()):
     """A path to write to, in place of path: nobody ever sees half a file."""
     new = path.with_name("new." + path.name)  # writers of videos go by the ending
     try:
-        yield new
-        new.replace(path)
+        with contextlib.suppress(unless):
+            yield new
+            new.replace(path)
     finally:
         new.unlink(missing_ok=True)
 

@@ -71,13 +71,20 @@ class Counters:
 
 
 class Run:
-    """Reports, evaluates and saves between the steps of a training loop, and goes on exactly.
+    """Logs and saves between the steps of a training loop, and goes on exactly. The loop is yours:
 
         run = Run(...)
         with run:
             for step in run.steps():
-                ...  # act and learn
-                run.count(reward, is_over)
+                if run.evaluation_is_due():  # of the step before
+                    run.log_evaluation(evaluate(..., run.stop))
+                ...  # act, and add to the replay
+                run.count(reward)
+                if terminated or truncated:
+                    run.end_episode()  # also tells the replay and the frontier
+                ...  # learn
+            if run.evaluation_is_due():  # after training
+                run.log_evaluation(evaluate(..., run.stop))
             run.finish(score_of)
 
     Args:
@@ -90,28 +97,23 @@ class Run:
             has `state()` and `restore(state)`.
         rng: the np.random.Generator of all sampling.
         device: torch's device.
-        evaluate: function of (step, stop) that plays an evaluation: returns and lengths of its
-            episodes, or None where stop.asked came true meanwhile.
-        record_video: function of a path that writes one episode.
         packages: names of packages whose versions the result tells.
 
     Attributes:
         charts: values of the next row of metrics.csv that the loop knows: epsilon, loss, values.
+        stop: `stop.asked` becomes True at Ctrl-C or SIGTERM.
     """
 
-    def __init__(
-        self, args, script, task, parts, rng, device, evaluate, record_video, packages
-    ):  # fmt: skip
+    def __init__(self, args, script, task, parts, rng, device, packages):
         self.args, self.task, self.device = args, task, device
         self.script = Path(script).resolve()
-        self.evaluate, self.record_video = evaluate, record_video
         self.counters, self.charts = Counters(), dict.fromkeys(METRICS[3:6])
         self.graph, self.learner, self.env = parts["graph"], parts["learner"], parts["env"]
         self.frontier = parts.get("frontier")
         self.parts = parts | {"random": RandomStates(rng, device), "counters": self.counters}
         self.versions = versions("numpy", "numba", "torch", *packages)  # files may change later
         self._begin = self._clock = time.perf_counter()
-        self.finished = False
+        self._progress, self.stop = None, StopSignal()
         compile_kernels(self.graph)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
         lock = self._restore() if args.resume else None
@@ -121,9 +123,11 @@ class Run:
         torch.set_flush_denormal(True)
 
     def __enter__(self):
+        self.stop.__enter__()
         return self
 
     def __exit__(self, _, error, __):
+        self.stop.__exit__()
         with contextlib.suppress(OSError):
             self.directory.close()
         path = str(self.directory.path)
@@ -141,105 +145,102 @@ class Run:
     # ----------------------------------------------------------------------------------------------
 
     @property
-    def starts_episode(self):
-        """Was no step made yet in the episode under way?"""
-        return self.counters.episodic_length == 0
+    def step(self):
+        """Number of steps made."""
+        return self.counters.step
 
     def steps(self):
-        """Yields the number of each step; logs, evaluates and saves between two of them.
+        """Yields the numbers of the steps that are left; logs and saves between two of them.
 
-        Ctrl-C or SIGTERM ends it between two steps, or in an evaluation. Leaves a checkpoint.
+        Ends early after Ctrl-C or SIGTERM. Leaves a checkpoint.
         """
         args, counters = self.args, self.counters
-        progress = Progress(counters.step, args.total_timesteps, args.learning_starts)
+        self._progress = Progress(counters.step, args.total_timesteps, args.learning_starts)
         self._clock = time.perf_counter() - counters.training_seconds
-        with contextlib.closing(progress), StopSignal() as stop:
-            self._evaluate_if_due(stop)  # a signal may have come during it
-            while counters.step < args.total_timesteps and not stop.asked:
-                counters.step += 1
-                yield counters.step
-                counters.training_seconds = time.perf_counter() - self._clock
-                if self._is_due(args.log_frequency) or counters.step == args.total_timesteps:
-                    self._log()
-                    progress.warn_of_company(args.threads)
-                    shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
-                    ratio = self.graph.novel_state_ratio
-                    progress.note = f"return {shown}, states new {ratio:.1%}"
-                progress.update(counters.step)
-                self._evaluate_if_due(stop)
-                if self._is_due(args.checkpoint_frequency):
-                    with self._paused():
-                        self._save()
-            self._save()
-            self.finished = counters.step >= args.total_timesteps and not stop.asked
+        while counters.step < args.total_timesteps and not self.stop.asked:
+            yield counters.step + 1
+            counters.step += 1
+            counters.training_seconds = time.perf_counter() - self._clock
+            if self._is_due(args.log_frequency) or counters.step == args.total_timesteps:
+                self._log()
+                self._progress.warn_of_company(args.threads)
+                shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
+                ratio = self.graph.novel_state_ratio
+                self._progress.note = f"return {shown}, states new {ratio:.1%}"
+            self._progress.update(counters.step)
+            if self._is_due(args.checkpoint_frequency):
+                begin = time.perf_counter()
+                self._save()
+                self._clock += time.perf_counter() - begin
+        self._progress.close()
+        self._save()
+        if self.evaluation_is_due() and not self.stop.asked:
+            print(f"Evaluating {args.eval_episodes} episodes ...", flush=True)
 
-    def count(self, reward, is_over):
-        """A step gave a reward, the environment's own; where the episode is over, it is logged."""
+    def count(self, reward):
+        """A step gave a reward, the environment's own."""
         self.counters.episodic_return += reward
         self.counters.episodic_length += 1
-        if is_over:
-            self.end_episode()
 
     def end_episode(self):
-        """The episode under way is over."""
+        """The episode under way is over: log it, and have replay and frontier begin another."""
         counters = self.counters
         counters.last_return = counters.episodic_return
         counters.last_length = counters.episodic_length
-        self.directory.log_episode(counters.step, counters.last_return, counters.last_length)
+        self.directory.log_episode(counters.step + 1, counters.last_return, counters.last_length)
         counters.episodic_return, counters.episodic_length = 0.0, 0
+        self.parts["replay"].end_episode()
+        if self.frontier is not None:
+            self.frontier.end_episode()
+
+    def evaluation_is_due(self):
+        """Does --eval-frequency ask for an evaluation of the steps made, or are they all made?
+
+        One that a signal cut short is due again. Until `log_evaluation`, no time is of training.
+        """
+        self._paused_at, step = time.perf_counter(), self.counters.step
+        at_end = step >= self.args.total_timesteps
+        return step > self.counters.evaluated_step and bool(
+            at_end or self._is_due(self.args.eval_frequency)
+        )
+
+    def log_evaluation(self, episodes):
+        """Log an evaluation: returns and lengths of its episodes, two lists.
+
+        None, of one that was stopped, ends the program as `finish` ends an interrupted run.
+        """
+        if episodes is None:
+            self._save()
+            self._end_interrupted()
+        returns, lengths = episodes
+        self.directory.log_evaluation(self.counters.step, returns, lengths)
+        self.counters.evaluations.append(float(np.mean(returns)))
+        self.counters.evaluated_step = self.counters.step
+        self._clock += time.perf_counter() - self._paused_at
 
     def finish(self, score_of, **more):
-        """Write what was learned, the last evaluation, result.json, a video; say how it went.
+        """Write what was learned and result.json; say how it went.
 
         score_of: function of the means of all evaluations that gives the score.
         more: further entries of result.json, functions of the score.
 
         An interrupted run ends the program with status 130.
         """
-        args, counters = self.args, self.counters
-        if args.save_model:
-            self.directory.write_model(self.learner.online, self.graph)
-        if self.finished and counters.evaluated_step < counters.step:
-            print(f"Evaluating {args.eval_episodes} episodes ...", flush=True)
-            with StopSignal() as stop:
-                self._evaluate(stop)
-            self.finished = counters.evaluated_step == counters.step
-        score = score_of(counters.evaluations) if self.finished else None
-        result = {
-            "script": self.script.stem,
-            "env_id": self.task,
-            "backup": args.backup,
-            "exploration": args.exploration,
-            "seed": args.seed,
-            "score": score,
-            **{name: score if score is None else value(score) for name, value in more.items()},
-            "eval_episodes": args.eval_episodes,
-            "steps": counters.step,
-            "interrupted": not self.finished,
-            "sps": counters.step / max(counters.training_seconds, 1e-9),
-            "training_seconds": counters.training_seconds,
-            "wall_seconds": time.perf_counter() - self._begin,
-            "novel_state_ratio": self.graph.novel_state_ratio,
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
-            "versions": self.versions,
-        }
-        self.directory.write_json("result.json", result)
-        known = [name for name in more if result[name] is not None]
-        told = [f"{name.replace('_', ' ')} {result[name]:.3f}" for name in known]
-        summary = ", ".join([f"score {score:g}", *told]) if self.finished else "interrupted"
-        path = self.directory.path
-        print(self._worth_of_graph())
-        print(
-            f"{self.task} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
-            f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; "
-            f"{path if self.finished else f'go on with --resume {path}'}"
-        )
-        if not self.finished:
-            sys.exit(130)
-        if args.capture_video:
-            interrupt = contextlib.suppress(KeyboardInterrupt)  # the run is finished without it
-            with interrupt, self.directory.replacing("episode.mp4") as video:
-                self.record_video(video)
+        counters = self.counters
+        if not counters.evaluated_step == counters.step >= self.args.total_timesteps:
+            self._end_interrupted()
+        score = score_of(counters.evaluations)
+        more = {name: value(score) for name, value in more.items()}
+        told = [f"{name.replace('_', ' ')} {v:.3f}" for name, v in more.items() if v is not None]
+        self._write_end(", ".join([f"score {score:g}", *told]), self.directory.path, score, **more)
+        self.stop.__exit__()  # Ctrl-C ends at once what comes after it
+
+    def replacing(self, name):
+        """Context manager: a path to write a file of a finished run to.
+
+        The file gets its name when it is whole. Ctrl-C leaves the run without it.
+        """
+        return self.directory.replacing(name, unless=KeyboardInterrupt)
 
     # ----------------------------------------------------------------------------------------------
     # Between two steps
@@ -247,13 +248,6 @@ class Run:
 
     def _is_due(self, frequency):
         return frequency and self.counters.step % frequency == 0
-
-    @contextlib.contextmanager
-    def _paused(self):
-        """What is done meanwhile is not time of training."""
-        begin = time.perf_counter()
-        yield
-        self._clock += time.perf_counter() - begin
 
     def _log(self):
         counters, learner, graph = self.counters, self.learner, self.graph
@@ -282,27 +276,46 @@ class Run:
             self.charts[name] = None if value is None else float(value)
             if value is not None and not math.isfinite(self.charts[name]):
                 fail(
-                    f"{name} is {self.charts[name]} at step {self.counters.step}: nothing more can "
-                    "be learned; its last checkpoint, if there is one, is from before. Try a "
+                    f"{name} is {self.charts[name]} after {self.counters.step} steps: nothing more "
+                    "can be learned; its last checkpoint, if there is one, is from before. Try a "
                     "smaller --learning-rate",
                     status=1,
                 )
 
-    def _evaluate_if_due(self, stop):
-        is_new = self.counters.step > self.counters.evaluated_step
-        if is_new and self._is_due(self.args.eval_frequency):
-            with self._paused():
-                self._evaluate(stop)
+    def _end_interrupted(self):
+        self._progress.close()
+        path = self.directory.path
+        self._write_end("interrupted", f"go on with --resume {path}", score=None)
+        sys.exit(130)
 
-    def _evaluate(self, stop):
-        """Play and log an evaluation; one that was stopped is not logged."""
-        self.require_finite()
-        episodes = self.evaluate(self.counters.step, stop)
-        if episodes is not None:
-            returns, lengths = episodes
-            self.directory.log_evaluation(self.counters.step, returns, lengths)
-            self.counters.evaluations.append(float(np.mean(returns)))
-            self.counters.evaluated_step = self.counters.step
+    def _write_end(self, summary, hint, score, **more):
+        args, counters = self.args, self.counters
+        if args.save_model:
+            self.directory.write_model(self.learner.online, self.graph)
+        result = {
+            "script": self.script.stem,
+            "env_id": self.task,
+            "backup": args.backup,
+            "exploration": args.exploration,
+            "seed": args.seed,
+            "score": score,
+            **more,
+            "eval_episodes": args.eval_episodes,
+            "steps": counters.step,
+            "interrupted": score is None,
+            "sps": counters.step / max(counters.training_seconds, 1e-9),
+            "training_seconds": counters.training_seconds,
+            "wall_seconds": time.perf_counter() - self._begin,
+            "novel_state_ratio": self.graph.novel_state_ratio,
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
+            "versions": self.versions,
+        }
+        self.directory.write_json("result.json", result)
+        print(self._worth_of_graph())
+        print(
+            f"{self.task} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
+            f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {hint}"
+        )
 
     def _worth_of_graph(self):
         """One line: how often states come again, and how often a target has more than one path."""
@@ -460,7 +473,7 @@ def compile_kernels(graph):
     nodes = [toy.node(np.full(graph.obs_shape, i, graph.obs_dtype)) for i in range(2)]
     for i in range(4):
         replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False)
-        frontier.act(nodes[1 - i % 2], rng, starts_episode=i == 0)
+        frontier.act(nodes[1 - i % 2], rng)
     frontier.metrics()
     batch = replay.sample(2, 1.0, rng)
     for source in ("trajectory", "graph"):

@@ -1,0 +1,77 @@
+"""Run the scripts of another copy of this code and ours with the same flags, and compare the runs.
+
+    python benchmark/same_runs.py ../before --scripts gb_dqn_minigrid --backups graph tree
+
+Metrics (but for charts/SPS), evaluations, weights and graph have to be the same, bit for bit. Exit
+status 1 if anything differs.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from kill_and_resume import as_bytes
+from output import ROOT, read_rows
+
+FLAGS = {
+    "gb_dqn_minigrid": "--env-id DoorKey-5x5 --total-timesteps 3000 --learning-starts 500",
+    "gb_dqn_minatar": "--env-id asterix --total-timesteps 3000 --learning-starts 500",
+    "gb_rainbow_atari": "--env-id Breakout --total-timesteps 600 --learning-starts 400 "
+    "--curve-episodes 1 --eval-episodes 2 --exploration-steps 300 --no-cuda",
+    "examples/gb_dqn_gymnasium": "--env-id Taxi-v3 --total-timesteps 3000 --learning-starts 500",
+}
+SMALL = "--target-network-frequency 700 --eval-frequency 290 --log-frequency 100 --threads 1"
+
+
+@dataclass
+class Args:
+    other: tyro.conf.Positional[Path]  # folder of the other copy
+    scripts: tuple[str, ...] = tuple(FLAGS)  # without .py
+    backups: tuple[str, ...] = ("one-step", "n-step", "tree", "graph", "graph-mixed")
+    explorations: tuple[str, ...] = ("epsilon-greedy", "frontier")
+    flags: str = ""  # more of them, for all
+
+
+def run_of(root, script, flags, folder):
+    """What a run leaves."""
+    subprocess.run(
+        [sys.executable, root / f"{script}.py", *flags, "--run-dir", folder],
+        cwd=root, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    (run,) = Path(folder).iterdir()
+    metrics = read_rows(run / "metrics.csv")
+    for row in metrics:
+        row.pop("charts/SPS")
+    with np.load(run / "graph.npz") as graph:
+        return {
+            "metrics": metrics,
+            "evaluations": read_rows(run / "evaluations.csv"),
+            "weights": as_bytes(torch.load(run / "model.pt", weights_only=True)),
+            "graph": as_bytes(dict(graph)),
+        }
+
+
+def main():
+    args, failed = tyro.cli(Args, description=__doc__), False
+    for script, *choice in itertools.product(args.scripts, args.backups, args.explorations):
+        flags = [*FLAGS[script].split(), *SMALL.split(), "--backup", choice[0], "--exploration",
+                 choice[1], *args.flags.split()]  # fmt: skip
+        found = []
+        for root in (args.other.resolve(), ROOT):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(run_of(root, script, flags, folder))
+        differ = [name for name in found[0] if found[0][name] != found[1][name]]
+        failed |= bool(differ)
+        print(script, *choice, "differs in" if differ else "the same", *differ, flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
