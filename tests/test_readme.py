@@ -51,7 +51,7 @@ def commands():
 
 @pytest.mark.parametrize("name", commands())
 def test_every_flag_that_a_page_uses_exists(name, capsys):
-    module = name.removesuffix(".py").replace("/", ".").removeprefix("tools.")
+    module = re.sub("^(tools|reproduce)/", "", name).removesuffix(".py").replace("/", ".")
     assert command(importlib.import_module(module), "--help") == 0
     about, first, others = capsys.readouterr().out.partition("-h, --help")
     assert f"python {name}" in about  # from the docstring, which says what the command is for

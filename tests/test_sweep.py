@@ -570,7 +570,7 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
     assert len(list(runs.glob("*/*/config.json"))) == 1  # resumed, not begun anew
     assert not list(runs.glob("*/*/checkpoint"))
     assert re.search(r"^minigrid MiniGrid-Empty-8x8-v0 graph eval_frequency=0 .* \(1\)$", out, re.M)
-    assert f"python tools/report.py --results-dir {results}" in out
+    assert f"python reproduce/report.py --results-dir {results}" in out
 
     # Nothing is computed again, even without the folders.
     for folder in runs.glob("minigrid*"):
