@@ -18,7 +18,6 @@ import torch
 from conftest import command, is_one_line, jitted, only_run, read_metrics
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from PIL import Image
 
 import gbcore
 from examples import gb_dqn_gymnasium as example
@@ -443,13 +442,6 @@ def test_a_replay_without_keys_reads_observations_from_the_graph():
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("gb_dqn_gymnasium", 220), ("tabular", 40), ("sb3_dqn", 120)]
-)
-def test_examples_are_short(name, most):
-    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= most
-
-
 @pytest.mark.parametrize("backup", example.BACKUPS)
 def test_every_backup_leaves_a_whole_run(backup, tmp_path):
     run = run_example(tmp_path, "--backup", backup, "--train-frequency", "10")
@@ -852,7 +844,7 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
 
 
 # --------------------------------------------------------------------------------------------------
-# reproduce/environments.py, reproduce/film.py
+# reproduce/environments.py
 # --------------------------------------------------------------------------------------------------
 
 
@@ -894,18 +886,3 @@ def test_the_page_s_table_is_of_the_rows(monkeypatch, tmp_path):
     better = [[*row[:4], "1234", *row[5:]] for row in rows]
     harness.report(better)
     assert "1,234 (" in (tmp_path / "docs" / "your_own.md").read_text()
-
-
-def test_the_film_shows_the_graph_and_both_values(tmp_path):
-    film = experiment("film")
-    film.main("Empty-5x5", steps=90, frames=3, out=tmp_path / "film.webp")
-    with Image.open(tmp_path / "film.webp") as written:
-        assert (written.n_frames, written.format) == (3, "WEBP")
-    graph, edges, moments = film.play("Empty-5x5", steps=90, frames=3, seed=5)
-    assert [moment[0] for moment in moments] == [1, 45, 90]
-    _, _, num_edges, values = moments[-1]
-    assert len(values["graph"]) == graph.num_nodes
-    assert num_edges == len(edges) == len(set(edges))
-    heat = film.heat(graph, values["graph"])
-    assert np.isnan(heat[0]).all()
-    assert not np.isnan(heat[1, 1])

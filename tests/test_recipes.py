@@ -40,11 +40,6 @@ def run(folder, *arguments):
     return done.stdout
 
 
-def lines_written(name):
-    text = (ROOT / "docs" / "recipes" / f"{name}.patch").read_text()
-    return sum(line.startswith("+") and not line.startswith("+++") for line in text.splitlines())
-
-
 def test_a_sixth_backup(patched):
     folder = patched("softmax")
     code = """
@@ -70,10 +65,3 @@ def test_another_environment(patched):
     run(folder, "gb_dqn_minigrid.py", "--run-dir", "runs", *SMALL)
     result = json.loads((only_run(folder / "runs") / "result.json").read_text())
     assert (result["env_id"], result["steps"]) == ("Taxi-v4", 120)
-
-
-def test_the_page_counts_the_lines():
-    page = (ROOT / "docs" / "recipes.md").read_text()
-    assert f"| a sixth backup | {lines_written('softmax')} |" in page
-    assert f"| another environment | {lines_written('taxi')}, and" in page
-    assert lines_written("taxi") <= 40
