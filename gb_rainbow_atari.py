@@ -29,6 +29,7 @@ from gbcore import (
     point_masses,
     prune,
 )
+from gbcore.categorical import back_up, level_bounds, pack, pad, unpack
 from gbcore.recent_rows import RecentRows
 from gbcore.run import (
     ELSEWHERE,
@@ -43,7 +44,6 @@ from gbcore.run import (
     write_video,
 )
 from gbcore.run.captured import CapturedCalls
-from gbcore.targets import back_up_laws, level_bounds, pack, pad, unpack
 
 # The five backups are two choices: where the subgraph comes from, and how a state's value is read.
 BACKUPS = {
@@ -439,9 +439,9 @@ class Learner(LearnerState):
                 features = self.target.features(leaf_obs, self.dtype)
             leaf_pmf = self.target.log_pmf(features, target_heads).exp()  # [M, A, n_atoms]
             _, rule = BACKUPS[self.args.backup]
-            targets = back_up_laws(
+            targets = back_up(
                 unpack(levels, integers, floats), levels, leaf_pmf, self.support, self.args.gamma,
-                rule, selector_q, prior=self.args.prior,
+                rule, selector_q, prior=self.args.prior, dense=True,
             )  # fmt: skip
         return self.step(heads, targets, obs[num_nodes:], actions, weights)
 

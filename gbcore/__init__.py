@@ -9,9 +9,10 @@ from gbcore.kernels import Subgraphs
 from gbcore.leaf_table import LeafTable
 from gbcore.replay import Batch, PrioritizedReplay, Replay
 from gbcore.sum_tree import SumTree
+from gbcore.targets import pair_q_values, prune, q_targets
 
 if TYPE_CHECKING:
-    from gbcore.targets import categorical_targets, pair_q_values, point_masses, prune, q_targets
+    from gbcore.categorical import categorical_targets, point_masses
 
 __version__ = "1.0.0"
 
@@ -35,10 +36,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
-    """Targets when they are first asked for: they import torch, which a graph does not need."""
+def __getattr__(name: str) -> object:
+    """Categorical targets when they are first asked for: no others need torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gbcore import targets
+    try:
+        from gbcore import categorical
+    except ImportError as error:
+        raise ImportError(f"Require torch for gbcore.{name}: pip install torch") from error
+    return getattr(categorical, name)
 
-    return getattr(targets, name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

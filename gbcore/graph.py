@@ -269,6 +269,11 @@ class TransitionGraph:
         """[num_frame_ids, *frame_shape], to be read only; rows of freed ids mean nothing."""
         return self._frames.arrays
 
+    @property
+    def frame_generations(self) -> np.ndarray:
+        """As `generations`, of frame ids: int64 [num_frame_ids] (frame_stack only)."""
+        return self._frames.table.generations[: self.num_frame_ids]
+
     def frame_ids_of(self, nodes):
         """int64 [n, stack], rows of `frames` of node ids int64 [n] (frame_stack only)."""
         return self._contents_of(nodes)

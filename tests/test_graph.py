@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from naive import NaiveGraph, Oracle, Scalars
 
 from gbcore import TransitionGraph, prune, q_targets, trajectory_subgraphs
-from gbcore.targets import pad
+from gbcore.categorical import pad
 
 BIG = 2**40
 

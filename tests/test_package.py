@@ -28,9 +28,13 @@ node = graph.node(np.zeros(1, np.uint8))
 Replay(graph, 4).add(node, 1, 0.5, node, False)
 assert graph.num_transitions == 1
 try:
-    from gbcore import q_targets
-except ImportError:
-    print(__import__("gbcore").__file__)
+    from gbcore import categorical_targets
+except ImportError as error:
+    assert "pip install torch" in str(error)
+from gbcore import q_targets
+leaf_q = np.full((1, 2), 2.0)
+assert q_targets(graph.expand([node], [1], 3), leaf_q, 0.5)[0] == 0.5 + 0.5 * 2.0
+print(__import__("gbcore").__file__)
 """
 
 
@@ -81,7 +85,7 @@ def test_the_pins_are_within_the_package_s_bounds(wheel):
         assert requirement.specifier.contains(pins[requirement.name]), line
 
 
-def test_the_graph_of_an_installed_package_needs_no_torch(wheel, tmp_path):
+def test_graph_and_scalar_targets_of_an_installed_package_need_no_torch(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path / "site")
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{GRAPH_ALONE}"
@@ -96,5 +100,6 @@ def test_the_graph_of_an_installed_package_needs_no_torch(wheel, tmp_path):
 def test_every_public_name_is_there():
     for name in gbcore.__all__:
         assert getattr(gbcore, name) is not None
+        assert name in dir(gbcore)
     with pytest.raises(AttributeError, match="no attribute 'graphs'"):
         _ = gbcore.graphs

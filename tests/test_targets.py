@@ -1,5 +1,7 @@
 """Targets of gbcore against the recursion of naive.py, and against cases worked by hand."""
 
+import copy
+import pickle
 from unittest import mock
 
 import numpy as np
@@ -26,8 +28,9 @@ from gbcore import (
     q_targets,
     trajectory_subgraphs,
 )
+from gbcore.categorical import back_up, pad
 from gbcore.graph import MAX_STAMP
-from gbcore.targets import back_up_laws, pad, pair_q_values
+from gbcore.targets import pair_q_values
 
 depths = st.integers(1, 5)
 
@@ -315,7 +318,7 @@ def one_backup(pmf, reward, gamma, done=False):
         # Everything is clipped, at either end.
         ([0.2, 0.2, 0.2, 0.2, 0.2], 9.0, 1.0, False, [0, 0, 0, 0, 1]),
         ([0.2, 0.2, 0.2, 0.2, 0.2], -9.0, 1.0, False, [1, 0, 0, 0, 0]),
-        # gamma = 0 and done: the law of the reward alone.
+        # gamma = 0 and done: the pmf of the reward alone.
         ([0.2, 0.2, 0.2, 0.2, 0.2], 0.25, 0.0, False, [0, 0, 0.75, 0.25, 0]),
         ([0.2, 0.2, 0.2, 0.2, 0.2], -0.25, 0.9, True, [0, 0.25, 0.75, 0, 0]),
         ([0.2, 0.2, 0.2, 0.2, 0.2], 7.0, 0.9, True, [0, 0, 0, 0, 1]),
@@ -328,14 +331,14 @@ def test_projection_by_hand(pmf, reward, gamma, done, expected):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_point_masses_are_the_laws_of_ends_with_these_rewards(dtype):
+def test_point_masses_are_the_pmfs_of_ends_with_these_rewards(dtype):
     values = [-9.0, -2.0, -0.25, 0.0, 0.4, 1.0, 2.0, 9.0]
     support = torch.linspace(-2, 2, 5, dtype=dtype)
     naive = Categoricals([], support, gamma=0.9)
     expected = [naive.back_up(value, True, None) for value in values]
-    laws = point_masses(torch.tensor(values, dtype=dtype), support)
-    np.testing.assert_allclose(laws, expected, rtol=0, atol=1e-6)
-    assert laws.dtype == dtype
+    found = point_masses(torch.tensor(values, dtype=dtype), support)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert found.dtype == dtype
 
 
 def test_projection_of_a_mixture_by_hand():
@@ -426,9 +429,9 @@ def test_padding_changes_no_target(case, depth, rule):
     np.testing.assert_allclose(case.categorical_targets(padded, rule), expected, rtol=0, atol=1e-12)
 
     def on_gpu(*arguments, **settings):
-        return back_up_laws(*arguments, **settings | {"dense": True})
+        return back_up(*arguments, **settings | {"dense": True})
 
-    with mock.patch("gbcore.targets.back_up_laws", on_gpu):
+    with mock.patch("gbcore.categorical.back_up", on_gpu):
         got = case.categorical_targets(padded, rule)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
@@ -728,7 +731,7 @@ def test_prior_by_hand():
     np.testing.assert_allclose(case.q_targets(one_deep, "greedy"), [(5 + 2.0) / 2])
 
 
-def test_prior_of_laws_by_hand():
+def test_prior_of_pmfs_by_hand():
     """On -2 .. 2: an end with reward 2 met once, and a prior of 3 that has its mass on -1 and 0."""
     case = Case(1, [(0, 0, 0.0, False, 1, 1), (1, 0, 2.0, True, 2, 1)], gamma=1.0)
     case.leaf_pmf[0], case.leaf_pmf[1], case.prior = [1, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0], 3.0
@@ -857,6 +860,10 @@ def test_pruning_by_hand():
     assert leaf_read.all()
 
 
+def copied_by_pickle(subgraphs):
+    return pickle.loads(pickle.dumps(subgraphs))
+
+
 def test_prune_rejects():
     sub = Case(2, CORNERS["two-cycle"][1]).expand([(0, 0)], 2)
     for bad in ("greedy", "policy", "best"):
@@ -873,14 +880,31 @@ def test_prune_rejects():
             prune(sub, "double", wrong)
     with raises_naming("integers for best_actions", TypeError):
         prune(sub, "double", lambda nodes: nodes * 0.5)
-    pruned, _ = prune(sub, "behaviour")
-    leaf_q = np.zeros((len(pruned.nodes), 2))
-    assert q_targets(pruned, leaf_q, 0.9, "behaviour") == q_targets(
-        sub, np.zeros((len(sub.nodes), 2)), 0.9, "behaviour"
-    )
-    for rule, prior in (("greedy", 0.0), ("behaviour", 1.0)):
-        with raises_naming("pruned for this rule", ValueError):
-            q_targets(pruned, leaf_q, 0.9, rule, prior=prior)
+
+
+@pytest.mark.parametrize("change", [lambda pruned: pruned, pad, copy.copy, copied_by_pickle])
+@pytest.mark.parametrize("made_for", [("double", 0.0), ("behaviour", 0.0), ("behaviour", 2.0)])
+def test_pruned_subgraphs_are_for_one_rule_and_prior(made_for, change):
+    case = Case(2, CORNERS["many outcomes per pair"][1])
+    sub = case.expand(case.pairs, 3)
+    best = case.selector_q[case.rows(sub)].argmax(1)
+    row_of = {node: row for row, node in enumerate(sub.nodes)}
+    rule, prior = made_for
+    pruned, _ = prune(sub, rule, lambda nodes: best[[row_of[n] for n in nodes]], prior)
+    pruned = change(pruned)
+    for other in RULES:
+        for case.prior in (0.0, 2.0):
+            calls = [case.q_targets, case.categorical_targets]
+            if RULES[other][0] in ("double", "behaviour"):
+                calls.append(lambda pruned, other: prune(pruned, RULES[other][0], prior=case.prior))
+            for call in calls[: 2 if (RULES[other][0], case.prior) == made_for else 3]:
+                if (RULES[other][0], case.prior) == made_for:
+                    np.testing.assert_allclose(
+                        call(pruned, other), call(sub, other), rtol=0, atol=1e-12
+                    )
+                else:
+                    with raises_naming(f"Require rule and prior {made_for}", ValueError):
+                        call(pruned, other)
 
 
 def test_a_tensor_selects_and_a_policy_sums_to_1():
