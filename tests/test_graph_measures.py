@@ -1,7 +1,9 @@
 """tools/: what is read from runs, measured on graphs, laid out and drawn."""
 
+import itertools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -163,16 +165,28 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
         assert "Collect more transitions" in none
 
 
-@pytest.mark.parametrize("suite", ["minigrid", "minatar"])
-def test_a_script_takes_the_flags_that_are_advised(suite):
-    flags, page = would_it_help.flags_to_try({"targets_read": 0.9}, suite)
-    args = tyro.cli(play.script_of(suite).Args, args=flags.split())
+CROSSES = {"targets_read": 0.9, "acted_in": 9, "rewarded": 0.0}
+
+
+@pytest.mark.parametrize("suite", play.SUITES)
+@pytest.mark.parametrize("changed", [0.9, 0.2, 0.0])
+def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
+    flag = "--round=-1" if suite == "gymnasium" else None
+    more = {"env_kwargs": '{"size": 7}'} if suite == "gymnasium" else {}
+    found = CROSSES | {"targets_read": changed}
+    typed = would_it_help.command(found, suite, "Task v0", more, flag)
+    python, script, *words = shlex.split(typed)
+    args = tyro.cli(play.script_of(suite).Args, args=words)
     check_flags(args)
-    assert (ROOT / page).exists()
-    assert (args.depth == 0) == (suite == "minatar")
-    assert (args.exploration == "frontier") == (suite == "minigrid")
-    assert would_it_help.flags_to_try({"targets_read": 0.29}, suite) is None
-    assert would_it_help.flags_to_try({"targets_read": 0.9}, "atari") is None
+    assert (python, args.env_id) == ("python", "Task v0")
+    assert (ROOT / script).is_file()
+    assert args.backup == ("graph" if changed else "tree")
+    assert (args.depth == 0) == (suite == "minatar" and changed == 0.9)
+    explores = args.exploration == "frontier"
+    assert explores == (suite in ("minigrid", "gymnasium") and changed == 0.9)
+    if suite == "gymnasium":
+        assert args.env_kwargs == '{"size": 7}'
+        assert args.round == (-1 if changed else None)  # of no use to tree
 
 
 def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path, monkeypatch):
@@ -183,35 +197,120 @@ def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path,
     )
     monkeypatch.chdir(tmp_path)
     assert played("my_module:MyLake-v3", 30).graph.num_transitions == 30
-    assert play.suite_of("minigrid:MiniGrid-Empty-5x5-v0")[0] == "gymnasium"
+    assert play.suite_of("minigrid:MiniGrid-Empty-5x5-v0")[0] == "minigrid"
+    assert play.suite_of("ale_py:ALE/Pong-v5") == ("atari", "pong")
     assert play.suite_of("Taxi") == play.suite_of("taxi") == ("gymnasium", "Taxi-v4")
     assert play.suite_of("doorkey_6x6") == ("minigrid", "MiniGrid-DoorKey-6x6-v0")
 
 
-def test_the_coarsest_markovian_key_is_named(capsys, monkeypatch):
-    hidden = {"memory_explained": 0.3, "memory_p": 0.001}
-    by_key = {
-        "fine": {"states": 90, "memory_explained": None},
-        "coarse": {"states": 9, "memory_explained": 0.002, "memory_p": 0.001},
-        "too coarse": {"states": 3} | hidden,
+def test_a_key_passes_where_it_can_be_judged_and_what_was_found_does_not_speak_against_it():
+    plain = {"states": 90, "acted_in": 90, "self_loops": 0.3, "memory_judged": 0.9,
+             "memory_explained": None, "memory_p": None, "transitions": 300}  # fmt: skip
+    coarse = plain | {"states": 9, "memory_explained": 0.002, "memory_p": 0.001}
+    bad = {
+        "not Markovian": plain | {"states": 3, "memory_explained": 0.3, "memory_p": 0.001},
+        "too few repetitions": plain | {"states": 3, "memory_judged": 0.6},  # 180 rows
+        "one state": plain | {"states": 2, "acted_in": 1},
+        "too coarse": plain | {"states": 3, "self_loops": 0.6},
     }
+    by_key = {would_it_help.PLAIN: plain, "coarse": coarse} | bad
     assert would_it_help.coarsest(by_key) == "coarse"
-    assert would_it_help.coarsest({"too coarse": by_key["too coarse"]}) is None
-    rounded = would_it_help.keys_for(np.zeros(2, np.float32))
-    assert list(rounded)[1:] == ["rounded to 2 digits", "rounded to 1 digit"]
-    near = [rounded["rounded to 1 digit"](np.array([x]), 0).tobytes() for x in (-0.01, 0.04, 0.06)]
-    assert near[0] == near[1] != near[2]
-    frames = np.zeros((4, 84, 84), np.uint8)
-    frames[3, :4, :4], frames[0] = 255, 9
-    shrunk = would_it_help.keys_for(frames)["newest frame, shrunk to 21x21"](frames, 0)
-    assert shrunk.shape == (21, 21)
-    assert np.argwhere(shrunk).tolist() == [[0, 0]]
-    words = ["CartPole", "--steps", "300", "--sampled", "20"]
-    monkeypatch.setattr(sys, "argv", ["would_it_help.py", *words])
-    would_it_help.main()
-    text = capsys.readouterr().out
-    assert re.search(r"rounded to 1 digit +\d+ ", text)
-    assert re.search(r"\nkey: ", text)
+    assert would_it_help.coarsest(bad | {would_it_help.PLAIN: bad["one state"]}) is None
+    assert {name: would_it_help.objection(found) for name, found in bad.items()} == {
+        name: name for name in bad
+    }
+    still = {would_it_help.PLAIN: plain | {"self_loops": 0.7}, "coarse": bad["too coarse"]}
+    assert would_it_help.coarsest(still) == "coarse"  # states are as still as without a key
+
+
+def keys_of(*obs):
+    """Functions of the keys to try for these observations, one after the other."""
+    rows = [(a, 0, 0.0, b, False, False) for a, b in itertools.pairwise(map(np.asarray, obs))]
+    return {name: key for name, (key, _) in would_it_help.keys_for(rows).items()}
+
+
+@pytest.mark.parametrize(
+    ("most", "dtype", "flags"),
+    [
+        (0.009, np.float32, ["5", "4", "3"]), (2.4, np.float64, ["2", "1", "0"]),
+        (4_000, np.float32, ["-1", "-2", "-3"]), (4_000, np.int32, ["-1", "-2", "-3"]),
+        (250, np.uint8, ["-1", "-2"]), (5, np.int64, []),
+    ],
+)  # fmt: skip
+def test_rounding_follows_the_range(most, dtype, flags):
+    values = np.linspace(0, most, 500).astype(dtype)
+    keys = keys_of(*values[:, None])
+    assert [key.removeprefix("--round=") for key in keys if "round" in key] == flags
+    assert ("with the last action" in keys) == (dtype in (np.int32, np.uint8, np.int64))
+    if flags:
+        coarse = [keys[f"--round={flags[-1]}"](value, 0) for value in values[:, None]]
+        assert 3 <= len({key.tobytes() for key in coarse}) <= 11
+        assert np.all(np.diff(np.array(coarse).ravel()) >= 0)  # 255 is not rounded to 4
+    minus, plus = (
+        keys_of([0.0], [2.4], [0.0])["--round=1"](np.array([x]), 0) for x in (-0.01, 0.04)
+    )
+    assert minus.tobytes() == plus.tobytes()
+
+
+def shrunk(*obs):
+    """The key that shrinks to 21x21, and its name."""
+    ((name, key),) = ((n, k) for n, k in keys_of(*obs).items() if n.endswith("21x21"))
+    return name, key
+
+
+@pytest.mark.parametrize("shape", [(42, 63), (3, 42, 63), (8, 42, 63), (42, 63, 3)])
+def test_shrinking_keeps_channels_all_columns_and_the_shades_of_small_numbers(shape):
+    rng = np.random.default_rng(0)
+    obs = rng.integers(6, size=(5, *shape)).astype(np.uint8)
+    name, key = shrunk(*obs)
+    assert name == "shrunk to 21x21"
+    images = np.moveaxis(obs[0], 2, 0) if shape[-1] == 3 else obs[0].reshape(-1, 42, 63)
+    means = images.reshape(len(images), 21, 2, 21, 3).mean(axis=(2, 4))
+    np.testing.assert_array_equal(key(obs[0], 0), (means / 5 * 8).astype(int).clip(0, 7))
+
+
+def test_the_newest_frame_is_taken_where_each_step_moves_frames_on_by_one():
+    frames = np.random.default_rng(0).integers(256, size=(9, 84, 84)).astype(np.uint8)
+    stacks = [frames[i : i + 4] for i in range(6)]
+    for axis, order in ((0, 1), (0, -1), (2, 1)):
+        obs = [np.moveaxis(stack[::order], 0, axis) for stack in stacks]
+        name, key = shrunk(*obs)
+        assert name == "newest frame, shrunk to 21x21"
+        means = stacks[0][3].reshape(21, 4, 21, 4).mean(axis=(1, 3))
+        np.testing.assert_array_equal(key(obs[0], 0)[0], (means / 255 * 8).astype(int))
+
+
+class Hidden(gymnasium.Env):
+    """A clock of five hours that shows the same number all the time."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.time = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.ones(1, np.float32), float(self.time == 4 and action), self.time == 5, False, {}
+
+
+def test_what_never_changes_gets_no_advice_to_try(capsys, monkeypatch):
+    gymnasium.register("Hidden-v0", Hidden)
+    for task, first, last in (
+        ("Hidden-v0", "verdict: No: where all observations are alike", "--backup tree"),
+        ("CartPole", "verdict: No: at this depth", "--backup tree"),
+    ):
+        words = [task, "--steps", "300", "--sampled", "20"]
+        monkeypatch.setattr(sys, "argv", ["would_it_help.py", *words])
+        would_it_help.main()
+        text = capsys.readouterr().out
+        assert first in text
+        assert text.endswith(f"{last}\n")
+        assert ("\nkey: " in text) == (task == "CartPole")
+        assert "Worth trying" not in text
+    monkeypatch.setattr(sys, "argv", ["would_it_help.py", "MinAtar/freeway", "--env-kwargs", "{}"])
+    refused(capsys, would_it_help.main, "--env-kwargs is for")
 
 
 class InPlace(gymnasium.Env):

@@ -9,14 +9,15 @@ from gbcore import q_targets, trajectory_subgraphs
 def crossovers(graph):
     """What a graph is like, and how trajectories cross in it: a dict of numbers and shares.
 
-    rewarded: distinct transitions with a reward. crossed: states with more than one predecessor; a
-    state is no predecessor of itself. self_loops: transitions that lead back to their own state, of
-    all transitions counted.
+    acted_in: states that something was done in. rewarded: distinct transitions with a reward.
+    crossed: states with more than one predecessor; a state is no predecessor of itself. self_loops:
+    transitions that lead back to their own state, of all transitions counted.
     """
     edges = graph.edges()
     loop = edges["source"] == edges["next"]
     return {
         "states": graph.num_nodes,
+        "acted_in": len(np.unique(edges["source"])),
         "transitions": graph.num_transitions,
         "novel_state_ratio": graph.novel_state_ratio,
         "real_numbers": graph.obs_dtype.kind == "f",
@@ -98,6 +99,7 @@ def memory(replay, rng, num_permutations=200):
     within each pair, which change nothing if the pair alone decides the law of its outcome.
 
     Returns:
+        judged: share of the replay's rows that are of such pairs: where it is low, nothing is said;
         explained: share of the outcomes' entropy that the past explains beyond chance; p: share of
         permutations that explain as much. Both are None where no pair has several outcomes.
     """
@@ -117,8 +119,9 @@ def memory(replay, rng, num_permutations=200):
     pair, past, outcome = pair[follows], pair[follows - 1], outcome[follows]
     outcomes_of_pair = np.bincount(np.unique(np.stack([pair, outcome], 1), axis=0)[:, 0])
     kept = np.flatnonzero(outcomes_of_pair[pair] > 1)
+    judged = {"judged": float((np.bincount(pair)[pair] > 1).sum() / len(replay["node"]))}
     if not len(kept):
-        return {"explained": None, "p": None}
+        return judged | {"explained": None, "p": None}
     kept = kept[np.argsort(pair[kept], kind="stable")]
     pair, outcome = pair[kept], outcome[kept]
     past = code(pair, past[kept])
@@ -132,7 +135,7 @@ def memory(replay, rng, num_permutations=200):
         information(outcome[np.lexsort((rng.random(len(pair)), pair))])
         for _ in range(num_permutations)
     ])  # fmt: skip
-    return {
+    return judged | {
         "explained": float((observed - chance.mean()) / uncertainty),
         "p": float((1 + (chance >= observed - 1e-9).sum()) / (1 + num_permutations)),
     }

@@ -34,8 +34,11 @@ def suite_of(env_id):
     names = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
     script_of("minigrid")  # registers its tasks
     names["minigrid"] = [name[9:] for name in gymnasium.registry if name.startswith("MiniGrid-")]
+    module, _, name = env_id.strip().rpartition(":")
+    if module in ("minigrid", "ale_py"):  # any other module:Id-v0 is of the module
+        env_id = name
     lower = env_id.strip().lower()
-    prefixes = {} if ":" in lower else PREFIXES  # module:Id-v0 is of the module
+    prefixes = {} if ":" in lower else PREFIXES
     found = [suite for prefix, suite in prefixes.items() if lower.startswith(prefix)]
     if not found and env_id not in gymnasium.registry:
         found = [suite for suite in names if plain(env_id) in map(plain, names[suite])]
@@ -50,13 +53,13 @@ def script_of(suite):
     return recorded.load_script(SUITES[suite][0])
 
 
-def stream(suite, task, rng, seed=1):
+def stream(suite, task, rng, seed=1, **flags):
     """Number of actions, and rows of a task under random actions without end.
 
-    seed: of the environment.
+    seed: of the environment. flags: more of the script's.
     """
     script = script_of(suite)
-    env = script.make_env(script.Args(seed=seed), task, np.random.default_rng(seed))
+    env = script.make_env(script.Args(seed=seed, **flags), task, np.random.default_rng(seed))
     return env.num_actions, rows_of(env, SUITES[suite][1], rng, lives=suite == "atari")
 
 

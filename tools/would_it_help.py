@@ -12,6 +12,7 @@ What is played is looked at under other keys, too: what else could make two obse
 """
 
 import itertools
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +23,14 @@ import recorded
 import tyro
 from output import fail
 
+from gbcore.run.environment import rounded
+
 
 @dataclass
 class Args:
     task: tyro.conf.Positional[str]
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
+    env_kwargs: str | None = None  # of a Gymnasium id: what gymnasium.make takes, as JSON
     steps: int = 20_000  # random actions to play; of a run's folder none
     depth: int = 0  # nested backups per target; 0 = the run's or its script's, or 5
     breadth: int = -1
@@ -36,49 +40,97 @@ class Args:
 
 
 PLAIN = "the observation"
+FIRST = 500  # rows that are looked at for the keys to try
+SHADES = 8  # of a shrunk image
 FEW = 0.05  # share of targets unlike tree backup's below which there is nothing to gain
 MANY = 0.3
 GAMMA = 0.99  # of the targets compared
 HIDDEN = 0.01  # share of the uncertainty that the step before may explain
+JUDGED = 0.05, 200  # share and number of steps of pairs that came again, to say so at least
+STILL = 0.5  # share of the steps that may change nothing under a key
 
 
-def keys_for(obs):
-    """Keys to try for observations like this one: name -> function of it and the action before."""
-    keys = {PLAIN: lambda obs, action: obs}
-    if obs.dtype.kind == "f":
-        for digits in (2, 1):  # -0.0 is another state than 0.0
-            name = f"rounded to {digits} digit{'s' * (digits > 1)}"
-            keys[name] = lambda obs, action, digits=digits: np.round(obs, digits) + 0.0
-    elif obs.ndim >= 2 and min(obs.shape[-2:]) >= 32:
+def keys_for(rows):
+    """Keys to try for rows like these, of `play.stream`: by name, the key and its flag or None.
+
+    A key is a function of an observation and of the action before it.
+    """
+    obs = np.stack([row[0] for row in rows])
+    keys = {PLAIN: (lambda obs, _: obs, None)}
+    axis, newest = channels_of(rows)
+    sides = np.delete(obs.shape[1:], [] if axis is None else axis)
+    if len(sides) == 2 and min(sides) >= 32:
+        low, high = float(obs.min()), float(obs.max())
         for side in (21, 12):
-            keys[f"newest frame, shrunk to {side}x{side}"] = lambda obs, action, n=side: shrunk(
-                obs[-1] if obs.ndim == 3 and obs.shape[0] <= 4 else obs, n
-            )
-    else:
-        keys["with the last action"] = lambda obs, action: np.append(obs.astype(np.int64), action)
+            name = "newest frame, " * (newest is not None) + f"shrunk to {side}x{side}"
+            keys[name] = shrinking(axis, newest, side, low, high), None
+        return keys
+    spread = float(np.ptp(obs.reshape(len(obs), -1).astype(np.float64), axis=0).max())
+    if spread > 0:  # the widest number gets about 1,000, 100 and 10 values
+        digits = -int(np.floor(np.log10(spread)))
+        for decimals in range(min(digits + 2, 9), max(digits, -9) - 1, -1):
+            flag = f"--round={decimals}"
+            if obs.dtype.kind == "f" or decimals < 0:
+                keys[flag] = (lambda obs, _, n=decimals: rounded(obs, n)), flag
+    if obs.dtype.kind != "f":
+        keys["with the last action"] = (
+            lambda obs, action: np.append(obs.astype(np.int64), action), "--key-last-action"
+        )  # fmt: skip
     return keys
 
 
-def shrunk(image, side):
-    """An image's means over blocks, in 8 shades: uint8 [side, side, ...]."""
-    rows, columns = (n // side for n in image.shape[:2])
-    image = image[: side * rows, : side * columns]
-    blocks = image.reshape(side, rows, side, columns, *image.shape[2:]).mean(axis=(1, 3))
-    return (blocks / 32).astype(np.uint8)
+def channels_of(rows):
+    """Axis of an image's channels or frames, or None; where each step moves them on by one, as a
+    stack of frames does, the newest one's index."""
+    shape = rows[0][0].shape
+    if len(shape) != 3:
+        return None, None
+    axis = 2 if shape[2] < shape[0] else 0
+    pairs = [(np.moveaxis(row[0], axis, 0), np.moveaxis(row[3], axis, 0)) for row in rows]
+    changes = any((obs != after).any() for obs, after in pairs)
+    if shape[axis] > 1 and changes:
+        if all(np.array_equal(obs[1:], after[:-1]) for obs, after in pairs):
+            return axis, -1
+        if all(np.array_equal(obs[:-1], after[1:]) for obs, after in pairs):
+            return axis, 0
+    return axis, None
+
+
+def shrinking(axis, newest, side, low, high):
+    """Means over blocks of an image, of its newest frame or of each channel, in SHADES shades."""
+
+    def key(obs, _):
+        image = obs[None] if axis is None else np.moveaxis(obs, axis, 0)
+        image = (image if newest is None else image[newest][None]).astype(np.float64)
+        for of_side in (1, 2):
+            length = image.shape[of_side]
+            starts = np.arange(side) * length // side
+            sizes = np.diff(starts, append=length).reshape((-1,) + (1,) * (2 - of_side))
+            image = np.add.reduceat(image, starts, axis=of_side) / sizes
+        share = (image - low) / max(high - low, 1e-300)
+        return np.clip(share * SHADES, 0, SHADES - 1).astype(np.uint8)
+
+    return key
 
 
 def collect(args, rng):
-    """By key what was recorded or played, the script's flags, and the suite of what was played."""
+    """By key what was recorded or played, the script's flags, and (suite, task, flags of the keys)
+    of what was played."""
     path = Path(args.task)
     if path.exists() or path.parts[:1] == ("runs",) or path.suffix == ".npz":
         run = recorded.read(path)
         return {PLAIN: run}, run.config or {}, None
     suite, task = play.suite_of(args.task)
-    num_actions, rows = play.stream(suite, task, rng, args.seed)
-    first = next(rows)
-    rows, keys = itertools.chain([first], rows), keys_for(first[0])
-    found = play.record_by_keys(num_actions, rows, args.steps, task, keys)
-    return found, vars(play.script_of(suite).Args()), suite
+    more = {} if args.env_kwargs is None else {"env_kwargs": args.env_kwargs}
+    if more and suite != "gymnasium":
+        fail(f"--env-kwargs is for environments that {play.SUITES['gymnasium'][0]} plays")
+    num_actions, rows = play.stream(suite, task, rng, args.seed, **more)
+    first = list(itertools.islice(rows, min(FIRST, args.steps)))
+    keys = keys_for(first)
+    keyed = {name: key for name, (key, _) in keys.items()}
+    found = play.record_by_keys(num_actions, itertools.chain(first, rows), args.steps, task, keyed)
+    flags = {name: flag for name, (_, flag) in keys.items() if flag and suite == "gymnasium"}
+    return found, vars(play.script_of(suite).Args()), (suite, task, more, flags)
 
 
 def measure(run, depth, breadth, sampled, rng):
@@ -98,16 +150,37 @@ def hides_something(found):
     return explained is not None and found["memory_p"] < 0.01 and explained > HIDDEN
 
 
+def is_judged(found):
+    """Did enough pairs come again to tell whether states hide something?"""
+    share, rows = JUDGED
+    return found["memory_judged"] >= max(share, rows / found["transitions"])
+
+
+def objection(found, still=STILL):
+    """Why a key does not pass for what makes a state; "" where it does."""
+    if found["acted_in"] < 2:
+        return "one state"
+    if found["self_loops"] > max(still, STILL):
+        return "too coarse"
+    if not is_judged(found):
+        return "too few repetitions"
+    return "not Markovian" if hides_something(found) else ""
+
+
 def coarsest(by_key):
-    """The Markovian key with the fewest states, or None."""
-    markovian = [key for key, found in by_key.items() if not hides_something(found)]
-    return min(markovian, key=lambda key: by_key[key]["states"], default=None)
+    """The key with the fewest states of those that pass, or None."""
+    still = by_key[PLAIN]["self_loops"] if PLAIN in by_key else STILL
+    passed = [key for key, found in by_key.items() if not objection(found, still)]
+    return min(passed, key=lambda key: by_key[key]["states"], default=None)
 
 
 def judge(found):
     """Which assumptions fail, and the verdict: sentences."""
     failing = []
     ratio, changed = found["novel_state_ratio"], found.get("targets_read")
+    if found["acted_in"] < 2:
+        failing.append("States: all that was done was done in one state.")
+        return failing, "No: where all observations are alike there is nothing to nest."
     if found["real_numbers"] and ratio > 0.9:
         failing.append(
             "Crossovers: observations are real numbers that hardly ever come again (novel state "
@@ -120,8 +193,9 @@ def judge(found):
     if hides_something(found):
         failing.append(
             f"Markov: the step before explains {found['memory_explained']:.1%} of what is "
-            f"uncertain about an outcome (p {found['memory_p']:.3f}), so the state hides "
-            "something: a velocity, a timer, the last action where actions stick."
+            f"uncertain about an outcome (p {found['memory_p']:.3f}). Perhaps the state hides "
+            "something: a velocity, a timer, the last action where actions stick. Digits that were "
+            "rounded away and states that are rare look the same: more --steps tell."
         )
     if changed is None:
         return failing, "No verdict: tree backup needs the replay, which is not here."
@@ -140,28 +214,45 @@ def judge(found):
         )
     if hides_something(found):
         verdict += " But states that hide something are averaged over: compare with tree backup."
+    elif not is_judged(found):
+        verdict += " Too few steps came again to tell whether states hide something."
     if found["rewarded"] == 0:
         verdict += " First of all, exploration has to find a reward: none was met."
     return failing, verdict
 
 
-def flags_to_try(found, suite):
-    """Flags of what won in the suite's tasks, and its page; None where that was not compared."""
-    if found.get("targets_read", 0.0) < MANY:
-        return None
-    whole = "--depth 0 --act-on graph --prior 0.3 --learning-rate 2.5e-4"
-    return {
-        "minigrid": ("--backup graph --exploration frontier", "docs/frontier.md"),
-        "minatar": (f"--backup graph {whole}", "docs/minatar.md"),
-    }.get(suite)
+# What won in a suite's tasks where many targets differ: docs/frontier.md, docs/minatar.md.
+BEST = {
+    "minigrid": "--exploration frontier",
+    "minatar": "--depth 0 --act-on graph --prior 0.3 --learning-rate 2.5e-4",
+}
+
+
+def command(found, suite, task, more, flag=None):
+    """The command that is advised for what was found under a key, of which flag is the flag."""
+    changed = found.get("targets_read", 0.0)
+    backup = "tree" if changed < FEW or found["acted_in"] < 2 else "graph"
+    script = play.SUITES[suite][0].removesuffix(".py")
+    words = ["python", f"{script}.py", "--env-id", task]
+    words += [
+        word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
+    words += [flag] * (flag is not None and backup == "graph") + ["--backup", backup]
+    if backup == "graph" and changed >= MANY:
+        unseen = found["rewarded"] == 0 and suite != "atari"
+        words += BEST.get(suite, "--exploration frontier" * unseen).split()
+    return shlex.join(words)
 
 
 def percent(value):
     return "-" if value is None else f"{value:.1%}"
 
 
-def report(name, by_key, suite=None):
-    """The measures and the verdict as text: lines; with the suite of what was played, advice."""
+def report(name, by_key, played=None):
+    """The measures and the verdict as text: lines.
+
+    played: suite, task, flags and the keys' flags of what was played: it gets advice.
+    """
     found = by_key[PLAIN]
     failing, verdict = judge(found)
     rows = {
@@ -185,21 +276,26 @@ def report(name, by_key, suite=None):
     yield from (f"  {label:<46} {value}" for label, value in rows.items())
     yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
     yield f"verdict: {verdict}"
-    if advice := flags_to_try(found, suite):
-        yield "try: {}   ({})".format(*advice)
-    if len(by_key) == 1:
-        return
-    head = "states   unlike tree backup's   explained by the step before"
-    yield f"  {'what makes a state':<36} {head}"
-    for key, one in by_key.items():
-        shares = percent(one["targets_read"]), percent(one["memory_explained"])
-        mark = " (not Markovian)" if hides_something(one) else ""
-        yield f"  {key:<36} {one['states']:>6,} {shares[0]:>14} {shares[1]:>22}{mark}"
-    best = coarsest(by_key)
-    passed = f"{best}: of those that pass for Markovian it has the fewest states"
-    yield f"key: {passed if best else 'none of these is Markovian by this test'}"
-    if best not in (None, PLAIN):
-        yield f"verdict with that key: {judge(by_key[best])[1]}"
+    if found["acted_in"] < 2:
+        by_key = {PLAIN: found}  # no key tells apart what looks the same
+    best = PLAIN
+    if len(by_key) > 1:
+        head = "states   unlike tree backup's   explained by the step before"
+        yield f"  {'what makes a state':<36} {head}"
+        for key, one in by_key.items():
+            shares = percent(one["targets_read"]), percent(one["memory_explained"])
+            why = objection(one, found["self_loops"])
+            mark = f" ({why})" if why else ""
+            yield f"  {key:<36} {one['states']:>6,} {shares[0]:>14} {shares[1]:>22}{mark}"
+        best = coarsest(by_key)
+        passed = f"{best}: of those that pass it has the fewest states"
+        yield f"key: {passed if best else 'none of these passes'}"
+        if best not in (None, PLAIN):
+            yield f"verdict with that key: {judge(by_key[best])[1]}"
+    if played:
+        suite, task, more, flags = played
+        best = best if best in flags else PLAIN
+        yield f"try: {command(by_key[best], suite, task, more, flags.get(best))}"
 
 
 def main():
@@ -207,11 +303,11 @@ def main():
     if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
         fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
     rng = np.random.default_rng(args.seed)
-    runs, flags, suite = collect(args, rng)
+    runs, flags, played = collect(args, rng)
     depth = args.depth or flags.get("depth") or 5  # 0: the whole graph
     breadth = flags.get("breadth", 20) if args.breadth < 0 else args.breadth
     by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
-    print("\n".join(report(runs[PLAIN].name, by_key, suite)))
+    print("\n".join(report(runs[PLAIN].name, by_key, played)))
 
 
 if __name__ == "__main__":

@@ -173,11 +173,16 @@ class GymnasiumTask:
         self.obs = obs = np.array(obs, self.dtype)  # environments may go on writing into theirs
         self.key = None
         if self.decimals is not None or self.key_last_action:
-            # + 0 makes booleans numbers, and of -0.0 0.0.
-            key = obs if self.decimals is None else np.round(obs + 0, self.decimals) + 0
+            key = obs if self.decimals is None else rounded(obs, self.decimals)
             last = (self.actions or [-1])[-1] if self.key_last_action else -1
             self.key = np.frombuffer(key.tobytes() + np.int64(last).tobytes(), np.uint8)
         return self.obs
+
+
+def rounded(obs: np.ndarray, decimals: int) -> np.ndarray:
+    """An observation as the key of --round: int64, or reals without -0.0, whose bytes differ."""
+    wide = obs if obs.dtype.kind == "f" else obs.astype(np.int64)  # 255 to tens is 260
+    return np.round(wide, decimals) + wide.dtype.type(0)
 
 
 def misfit(space: gymnasium.Space, obs: Any) -> str | None:
