@@ -601,7 +601,7 @@ def test_one_network_of_every_shape_has_the_scale_in_its_parameters():
 
 
 # --------------------------------------------------------------------------------------------------
-# tabular.py, sb3_dqn.py
+# tabular.py
 # --------------------------------------------------------------------------------------------------
 
 
@@ -614,89 +614,6 @@ def test_the_readme_has_the_tabular_agent():
     code = (ROOT / "examples" / "tabular.py").read_text()
     readme = (ROOT / "README.md").read_text()
     assert code[code.index("env = ") :] in readme
-
-
-@pytest.fixture
-def sb3():
-    """The example, where Stable-Baselines3 is installed: requirements-sb3.txt."""
-    pytest.importorskip("stable_baselines3")
-    from examples import sb3_dqn
-
-    return sb3_dqn
-
-
-def sb3_model(sb3, num_envs=2, env_id="FrozenLake-v1", **backup):
-    env = sb3.make_vec_env(env_id, num_envs, seed=0)
-    return sb3.GraphDQN(
-        "MlpPolicy", env, buffer_size=80, learning_starts=20, target_update_interval=40,
-        batch_size=8, replay_buffer_class=sb3.GraphReplayBuffer, replay_buffer_kwargs=backup,
-        seed=0,
-    )  # fmt: skip
-
-
-def rounded(obs):
-    return np.round(obs).astype(np.int8).view(np.uint8)
-
-
-@pytest.mark.parametrize("key", [None, rounded], ids=["obs", "key"])
-@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "CartPole-v1"])
-def test_sb3_learns_from_a_graph_that_is_its_replay(env_id, key, sb3):
-    model = sb3_model(sb3, env_id=env_id, key=key)
-    before = model.q_net.state_dict()["q_net.0.weight"].clone()
-    model.learn(300)
-    buffer = model.replay_buffer
-    assert buffer.graph.check_valid() == []
-    assert buffer.full
-    assert buffer.graph.num_transitions == 80
-    np.testing.assert_array_equal(
-        [buffer.graph.find(obs, None if key is None else key(obs)) for obs in
-         buffer.observations.reshape(80, *buffer.obs_shape)],
-        buffer.nodes[0].ravel(),
-    )  # fmt: skip
-    assert not torch.equal(before, model.q_net.state_dict()["q_net.0.weight"])
-
-
-def test_sb3_at_depth_1_where_states_have_one_outcome_has_the_targets_of_dqn(sb3):
-    model = sb3_model(sb3, num_envs=1, env_id="CartPole-v1", depth=1)
-    model.learn(60)
-    buffer, rows = model.replay_buffer, np.arange(50)
-    buffer.leaves, buffer.gamma = model.leaves, model.gamma
-    batch = buffer._get_samples(rows)
-    assert (batch.dones == 1).all()
-    with torch.no_grad():
-        following = model.q_net_target(torch.as_tensor(buffer.next_observations[rows, 0]))
-    goes_on = 1 - buffer.dones[rows, 0] * (1 - buffer.timeouts[rows, 0])
-    expected = buffer.rewards[rows, 0] + model.gamma * goes_on * following.max(1).values.numpy()
-    np.testing.assert_allclose(batch.rewards[:, 0], expected, rtol=1e-5)
-
-
-def test_sb3_evaluates_leaves_anew_when_the_target_network_changes(sb3):
-    model = sb3_model(sb3, num_envs=1)
-    model.learn(79)
-    assert model.leaves.known.any()
-    model.num_timesteps, model._n_calls = 79, 79
-    model._on_step()
-    assert not model.leaves.known.any()
-
-
-def test_sb3_saves_the_model_and_the_replay_and_goes_on(sb3, tmp_path):
-    model = sb3_model(sb3)
-    model.learn(96)
-    model.save(tmp_path / "model")
-    model.save_replay_buffer(tmp_path / "replay")
-    other = sb3.GraphDQN.load(tmp_path / "model", env=model.env)
-    other.load_replay_buffer(tmp_path / "replay")
-    other.learn(64, reset_num_timesteps=False)
-    assert other.replay_buffer.graph.check_valid() == []
-    assert other.leaves.graph is other.replay_buffer.graph
-    assert other.num_timesteps == 160
-
-
-def test_sb3_example_runs(sb3, capsys):
-    for depth in (5, 0):
-        flags = ("--total-timesteps", 1200, "--num-envs", 2, "--depth", depth)
-        assert command(sb3, *flags) == 0
-        assert f"FrozenLake-v1, depth {depth}: return" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,0 +1,192 @@
+"""GraphDQN: Stable-Baselines3's DQN with Graph Backup's targets (pip install '.[sb3]').
+
+    from gbcore.sb3 import GraphDQN
+
+    GraphDQN("MlpPolicy", "CartPole-v1", key=lambda obs: np.round(10 * obs)).learn(20_000)
+
+GraphReplayBuffer keeps its transitions in a graph as well, and GraphDQN's batches come with targets
+from there. Policies, callbacks, logging and vector environments are those of Stable-Baselines3.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN
+from stable_baselines3.common.buffers import ReplayBuffer, ReplayBufferSamples
+from stable_baselines3.common.vec_env import unwrap_vec_normalize
+
+from gbcore.graph import TransitionGraph
+from gbcore.leaf_table import LeafTable
+from gbcore.targets import q_targets
+
+Key = Callable[[np.ndarray], np.ndarray]
+
+
+class GraphReplayBuffer(ReplayBuffer):
+    """A replay whose rows are the transitions of a graph.
+
+    Args:
+        args, kwargs: those of ReplayBuffer.
+        key: function of observations [n, *obs_shape] that returns what makes two of them one state:
+            an array [n, ...]; without it the observation is.
+
+    Attributes:
+        graph: the TransitionGraph.
+        nodes: int64 [2, rows, environments], each row's states before and after.
+        targets: function of nodes int64 [B], actions int64 [B] and rng that returns float32 [B];
+            GraphDQN's, while it trains.
+
+    Raises:
+        ValueError: for optimize_memory_usage.
+    """
+
+    graph: TransitionGraph
+    nodes: np.ndarray
+    targets: Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray] | None
+
+    def __init__(self, *args: Any, key: Key | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.optimize_memory_usage:
+            raise ValueError(
+                "Require optimize_memory_usage=False: a graph has both states of a row"
+            )
+        self.key, self.targets = key, None
+        obs, kind = self.observations[0], {}
+        if key is not None:
+            like = np.asarray(key(obs))
+            kind = {"key_shape": like.shape[1:], "key_dtype": like.dtype}
+        self.graph = TransitionGraph(self.action_space.n, self.obs_shape, obs.dtype, **kind)
+        self.nodes = np.zeros((2, self.buffer_size, self.n_envs), np.int64)
+        self.rng = np.random.default_rng(torch.randint(2**31, ()).item())  # DQN's seed decides
+
+    def add(self, obs, next_obs, action, reward, done, infos) -> None:
+        """As ReplayBuffer.add."""
+        row, overwritten = self.pos, self._transitions(self.pos) if self.full else None
+        super().add(obs, next_obs, action, reward, done, infos)
+        for column, seen in enumerate((self.observations[row], self.next_observations[row])):
+            keys = None if self.key is None else np.asarray(self.key(seen))
+            self.nodes[column, row] = self.graph.nodes(seen, keys)
+        self.graph.add(*self._transitions(row))
+        if overwritten is not None:  # last: this may free nodes, and their ids
+            self.graph.remove(*overwritten)
+
+    def _transitions(self, row):
+        """What a row holds of each environment, as TransitionGraph.add and remove take it."""
+        terminated = (self.dones[row] > 0) & (self.timeouts[row] == 0)
+        columns = self.nodes[0, row], self.actions[row, :, 0], self.rewards[row], self.nodes[1, row]
+        return [np.array(column) for column in (*columns, terminated)]
+
+    def _get_samples(self, batch_inds, env=None) -> ReplayBufferSamples:
+        """A batch whose rewards are the targets; their episodes are over: DQN adds nothing."""
+        envs = self.rng.integers(self.n_envs, size=len(batch_inds))
+        nodes, actions = self.nodes[0, batch_inds, envs], self.actions[batch_inds, envs]
+        targets = self.to_torch(self.targets(nodes, actions[:, 0], self.rng)[:, None])
+        obs, over = self.to_torch(self.observations[batch_inds, envs]), torch.ones_like(targets)
+        return ReplayBufferSamples(obs, self.to_torch(actions), obs, over, targets)
+
+
+class GraphDQN(DQN):
+    """DQN whose targets are nested backups over the graph of its replay.
+
+    Args:
+        policy, env, args, kwargs: those of DQN, without n_steps and optimize_memory_usage.
+        depth: nested backups per target.
+        breadth: transitions followed per level; 0 = all.
+        key: as GraphReplayBuffer's.
+
+    Raises:
+        ValueError: for VecNormalize, since what it makes of an observation changes, for Dict
+            observations, and for another replay buffer than GraphReplayBuffer.
+    """
+
+    leaves: LeafTable | None = None  # what the target network gives the states of the graph
+
+    def __init__(
+        self,
+        policy: Any,
+        env: Any,
+        *args: Any,
+        depth: int = 5,
+        breadth: int = 20,
+        key: Key | None = None,
+        **kwargs: Any,
+    ):
+        self.depth, self.breadth, self.key = depth, breadth, key
+        super().__init__(policy, env, *args, **kwargs)
+
+    def _setup_model(self) -> None:
+        self._require_usable()
+        if self.replay_buffer_class is None:
+            self.replay_buffer_class = GraphReplayBuffer
+        if self.key is not None:
+            self.replay_buffer_kwargs = self.replay_buffer_kwargs | {"key": self.key}
+        super()._setup_model()
+
+    def _setup_learn(self, *args, **kwargs):
+        self._require_usable()  # the environment or the replay may have been set since
+        return super()._setup_learn(*args, **kwargs)
+
+    def _require_usable(self):
+        if unwrap_vec_normalize(self.env) is not None:
+            raise ValueError(
+                "Require an environment without VecNormalize: one state, one observation"
+            )
+        if isinstance(self.observation_space, spaces.Dict):
+            raise ValueError(
+                f"Require observations that are arrays, got {self.observation_space}: wrap the "
+                "environment in gymnasium.wrappers.FlattenObservation"
+            )
+        if self.optimize_memory_usage:
+            raise ValueError(
+                "Require optimize_memory_usage=False: a graph has both states of a row"
+            )
+        if getattr(self, "n_steps", 1) != 1:
+            raise ValueError(f"Require n_steps=1, got {self.n_steps}: depth says how far it looks")
+        kinds = self.replay_buffer_class, type(self.replay_buffer)
+        for kind in set(kinds) - {None, type(None)}:
+            if not issubclass(kind, GraphReplayBuffer):
+                raise ValueError(f"Require a GraphReplayBuffer, got {kind.__name__}")
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """As DQN's, but environments of neighbouring seeds have no stream in common.
+
+        Stable-Baselines3 seeds environment i with seed + i: with four of them, seeds 1 and 2 would
+        share three.
+        """
+        super().set_random_seed(seed)
+        if seed is not None and self.env is not None:
+            self.env.seed(int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1)
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """As DQN.train."""
+        graph = self.replay_buffer.graph
+        if self.leaves is None or self.leaves.graph is not graph:
+            self.leaves = LeafTable(graph, self._leaf_values)
+        self.replay_buffer.targets = self._targets
+        super().train(gradient_steps, batch_size)
+        self.replay_buffer.targets = None  # it is pickled without the model
+
+    def _leaf_values(self, obs):
+        with torch.no_grad():
+            return self.q_net_target(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+
+    def _targets(self, nodes, actions, rng):
+        subgraphs = self.leaves.graph.expand(nodes, actions, self.depth, self.breadth, rng)
+        return q_targets(subgraphs, self.leaves.values(subgraphs.nodes), self.gamma)
+
+    def _on_step(self) -> None:
+        super()._on_step()
+        interval = max(self.target_update_interval // self.n_envs, 1)
+        if self.leaves is not None and self._n_calls % interval == 0:
+            self.leaves.forget_all()  # the target network has changed
+
+    def set_parameters(self, *args: Any, **kwargs: Any) -> None:
+        """As DQN.set_parameters."""
+        super().set_parameters(*args, **kwargs)
+        self.leaves = None
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "leaves"]

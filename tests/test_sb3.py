@@ -1,0 +1,141 @@
+"""gbcore.sb3 and its example, where Stable-Baselines3 is installed: requirements-sb3.txt."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from conftest import command, jitted
+
+pytest.importorskip("stable_baselines3", reason="pip install -r requirements-sb3.txt")
+
+from stable_baselines3 import DQN
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from examples import sb3_dqn
+from gbcore.sb3 import GraphDQN
+
+pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
+SMALL = {"buffer_size": 80, "learning_starts": 20, "target_update_interval": 40, "batch_size": 8}
+
+
+def make_model(env_id="CartPole-v1", num_envs=2, seed=0, **flags):
+    return GraphDQN("MlpPolicy", make_vec_env(env_id, num_envs), seed=seed, **SMALL | flags)
+
+
+def cart_pole():
+    return make_vec_env("CartPole-v1")
+
+
+def tenths(obs):
+    return np.round(10 * obs).astype(np.int32)
+
+
+@pytest.mark.parametrize("key", [None, tenths], ids=["obs", "key"])
+@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "CartPole-v1"])
+def test_the_graph_is_the_replay(env_id, key):
+    model = make_model(env_id, key=key)
+    before = model.q_net.state_dict()["q_net.0.weight"].clone()
+    model.learn(300)
+    buffer = model.replay_buffer
+    graph, rows = buffer.graph, buffer.observations.reshape(80, *buffer.obs_shape)
+    assert graph.check_valid() == []
+    assert graph.num_transitions == 80
+    assert graph.key_dtype == (None if key is None else np.int32)
+    keys = [None] * 80 if key is None else tenths(rows)
+    found = [graph.find(obs, one) for obs, one in zip(rows, keys, strict=True)]
+    np.testing.assert_array_equal(found, buffer.nodes[0].ravel())
+    assert not torch.equal(before, model.q_net.state_dict()["q_net.0.weight"])
+
+
+def test_at_depth_1_where_pairs_have_one_outcome_targets_are_those_of_dqn():
+    model = make_model(num_envs=1, depth=1)
+    model.learn(60)
+    buffer, rows = model.replay_buffer, np.arange(50)
+    buffer.targets = model._targets
+    batch = buffer._get_samples(rows)
+    assert (batch.dones == 1).all()
+    with torch.no_grad():
+        following = model.q_net_target(torch.as_tensor(buffer.next_observations[rows, 0]))
+    goes_on = 1 - buffer.dones[rows, 0] * (1 - buffer.timeouts[rows, 0])
+    expected = buffer.rewards[rows, 0] + model.gamma * goes_on * following.max(1).values.numpy()
+    np.testing.assert_allclose(batch.rewards[:, 0], expected, rtol=1e-5)
+
+
+def test_leaves_are_evaluated_anew_when_the_target_network_changes():
+    model = make_model(num_envs=1)
+    model.learn(79)
+    assert model.leaves.known.any()
+    model._n_calls = 79
+    model._on_step()
+    assert not model.leaves.known.any()
+    model.learn(8, reset_num_timesteps=False)
+    model.set_parameters(model.get_parameters())
+    assert model.leaves is None
+
+
+def test_a_model_and_its_replay_are_saved_and_go_on(tmp_path):
+    model = make_model(key=tenths, depth=3)
+    model.learn(96, callback=CheckpointCallback(48, str(tmp_path), "at", save_replay_buffer=True))
+    other = GraphDQN.load(tmp_path / "at_96_steps", env=model.env)
+    assert (other.depth, other.breadth) == (3, 20)
+    other.load_replay_buffer(tmp_path / "at_replay_buffer_96_steps")
+    other.learn(64, reset_num_timesteps=False)
+    assert other.replay_buffer.graph.check_valid() == []
+    assert other.leaves.graph is other.replay_buffer.graph
+    assert other.num_timesteps == 160
+
+
+def test_environments_of_neighbouring_seeds_have_no_first_state_in_common():
+    firsts = [
+        {obs.tobytes() for obs in make_model(num_envs=4, seed=seed).env.reset()}
+        for seed in (1, 2, 3, 1)
+    ]
+    assert [len(first) for first in firsts] == [4] * 4
+    assert len(set.union(*firsts)) == 12
+    assert firsts[0] == firsts[3]
+
+
+class DictObservation(gymnasium.ObservationWrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.observation_space = gymnasium.spaces.Dict(state=self.env.observation_space)
+
+    def observation(self, obs):
+        return {"state": obs}
+
+
+@pytest.mark.parametrize(
+    ("policy", "env", "flags", "named"),
+    [
+        ("MlpPolicy", lambda: VecNormalize(cart_pole()), {}, "without VecNormalize"),
+        ("MultiInputPolicy", DictObservation, {}, "FlattenObservation"),
+        ("MlpPolicy", cart_pole, {"optimize_memory_usage": True}, "optimize_memory_usage"),
+        ("MlpPolicy", cart_pole, {"n_steps": 3}, "n_steps=1, got 3"),
+        ("MlpPolicy", cart_pole, {"replay_buffer_class": ReplayBuffer}, "got ReplayBuffer"),
+    ],
+)  # fmt: skip
+def test_what_a_graph_cannot_learn_from_is_refused(policy, env, flags, named):
+    with pytest.raises(ValueError, match=f"^Require .*{named}[^\n]*$"):
+        GraphDQN(policy, env(), **flags)
+
+
+def test_what_is_set_later_is_refused_before_it_is_learned_from(tmp_path):
+    model = make_model(num_envs=1)
+    model.set_env(VecNormalize(cart_pole()))
+    with pytest.raises(ValueError, match="without VecNormalize"):
+        model.learn(100)
+    model.set_env(cart_pole())
+    DQN("MlpPolicy", "CartPole-v1", buffer_size=80).save_replay_buffer(tmp_path / "plain.pkl")
+    model.load_replay_buffer(tmp_path / "plain.pkl")
+    with pytest.raises(ValueError, match="Require a GraphReplayBuffer, got ReplayBuffer"):
+        model.learn(100)
+
+
+def test_the_example_runs(capsys):
+    for depth in (5, 0):
+        flags = ("--total-timesteps", 1200, "--num-envs", 2, "--depth", depth)
+        assert command(sb3_dqn, *flags) == 0
+        assert f"FrozenLake-v1, depth {depth}: return" in capsys.readouterr().out
