@@ -8,10 +8,9 @@ those that it computes, with all leaf values 0.
 
 import itertools
 
-import matplotlib.pyplot as plt
 import numpy as np
 from folders import ROOT
-from output import draw_arrow, write_figure
+from picture import draw_arrow, plt, write_figure
 
 from gb_dqn_minigrid import BACKUPS
 from gbcore import Replay, TransitionGraph, q_targets

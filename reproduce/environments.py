@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from folders import RESULTS, ROOT
+from picture import plt
 from runs import read_returns
 
 ROWS = RESULTS / "environments.csv"

@@ -9,12 +9,11 @@ the same batches of its transitions, 16 per step, one by one-step targets and on
 import io
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import networkx
 import numpy as np
 import tyro
 from folders import ROOT
-from matplotlib.collections import LineCollection
+from picture import collections, plt
 from PIL import Image
 
 import gb_dqn_minigrid as script
@@ -76,7 +75,7 @@ def draw(moment, graph, edges, layout):
     looks = {"cmap": "inferno", "vmin": 0, "vmax": 1}
     axes[0].imshow(grid)
     known = layout[np.array(edges[:num_edges])]
-    axes[1].add_collection(LineCollection(known, colors="0.75", linewidths=0.6))
+    axes[1].add_collection(collections.LineCollection(known, colors="0.75", linewidths=0.6))
     num_nodes = len(values["graph"])
     axes[1].scatter(*layout[:num_nodes].T, c=values["graph"], s=14, zorder=2, **looks)
     axes[1].set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), aspect="equal")

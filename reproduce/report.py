@@ -1,4 +1,4 @@
-"""Write docs/report.md, the tables of docs/frontier.md and the README's results from results/*.csv.
+"""Write docs/report.md, the tables of docs/frontier.md and the README's results from the rows.
 
     python reproduce/report.py
     python reproduce/report.py --results-dir runs/results    # your own: runs/results/report.md
@@ -34,6 +34,8 @@ from tables import (
     short_task,
 )
 
+LINES = "bands: its standard error. Dashed: one seed. Dotted: a backup with other flags."
+
 
 @dataclass
 class Args:
@@ -41,72 +43,16 @@ class Args:
     """where the rows are; of others than the repository's, the report is written beside them"""
 
 
-def orders(protocol):
-    """(better, worse) by the paper -> the difference here, where both were run."""
-    ranked = sorted(OF_THE_PAPER, key=protocol.paper_mean, reverse=True) if protocol.paper else ()
-    found = {pair: protocol.gain(*pair) for pair in itertools.combinations(ranked, 2)}
-    return {pair: gain for pair, gain in found.items() if gain is not None}
-
-
 def claims(protocol):
-    """The paper's orders, and the whole graph against its backups, also at the same rate."""
+    """(better, worse) -> the difference here, where both were run.
+
+    They are the paper's orders, and the whole graph against its backups, also at the same rate.
+    """
+    ranked = sorted(OF_THE_PAPER, key=protocol.paper_mean, reverse=True) if protocol.paper else ()
     others = [n for n in protocol.settings() if n in OF_THE_PAPER or n.endswith(SAME_RATE)]
-    ours = {(WHOLE, name): protocol.gain(WHOLE, name) for name in others}
-    return orders(protocol) | {pair: gain for pair, gain in ours.items() if gain is not None}
-
-
-def first_order(protocol):
-    """Whether the paper's first order of the means holds here; the others: `claims_table`."""
-    for pair, gain in itertools.islice(orders(protocol).items(), 1):
-        return f" {' > '.join(pair)} is {aggregate.support(gain)}.".replace("is supported", "holds")
-    return ""
-
-
-def findings(protocols):
-    """The README's bullets: MiniGrid, MinAtar, exploration and Atari, as far as there are rows."""
-    million = "MinAtar, 1,000,000 steps"
-    for name, suite in (("MiniGrid", "minigrid"), ("MinAtar", "minatar"), (million, "minatar-1m")):
-        names, parts = (WHOLE,) * (name == million) + OF_THE_PAPER[::-1], []
-        for p in (p for p in protocols if p.suite == suite):
-            ran = [b for b in names if p.mean(b) is not None]
-            if not (seeds := min(map(len, p.shared_seeds(*ran)), default=0)):
-                continue
-            ours = dict(zip(ran, p.means(*ran), strict=True))  # on the seeds that all of them have
-            told = [f"`{b}` {short(ours.get(b))} ({short(p.paper_mean(b))})" for b in names]
-            told = ", ".join(told).replace("` - (", "` (").replace(" (-)", "")  # what is not there
-            where = p.title.removeprefix(name).removeprefix(", ").capitalize() or "Here"
-            text = f"{where}, {seeds} seed{'s' * (seeds != 1)}: {told}."
-            parts.append(text + first_order(p))
-        if parts:
-            yield f"- **{name}**, mean score, in brackets the paper's. {' '.join(parts)}"
-    for name, setting, without in (
-        ("Frontier exploration**, mean score of `graph` without and with", FRONTIER, "graph"),
-        ("The whole graph**, mean score of `tree` and of `graph, whole`", WHOLE, "tree"),
-        ("At the same learning rate**, `tree` and `graph, whole`", WHOLE, "tree" + SAME_RATE),
-    ):
-        if found := "; ".join(frontier_tables.findings(protocols, setting, without)):
-            yield f"- **{name}: {found}."
-    yield from filter(None, (atari_finding(p) for p in protocols if p.suite == ATARI))
-
-
-def atari_finding(protocol):
-    """The bullet of Atari's games; None without a run of the paper's backups."""
-    games, runs = {}, []
-    for game, name in itertools.product(protocol.tasks, OF_THE_PAPER[::-1]):
-        if of := protocol.of(name, game):
-            ours, paper = mean_of(of, "game_score"), of_the_paper(protocol, name, game)
-            games.setdefault(game, []).append(f"`{name}` {ours:,.1f} ({paper:,.1f})")
-            runs.append(of)
-    if not runs:
-        return None
-    told = "; ".join(f"{game}: {', '.join(scores)}" for game, scores in games.items())
-    seeds = " to ".join(map(str, sorted({min(map(len, runs)), max(map(len, runs))})))
-    all_runs = list(itertools.chain(*runs))
-    precision = {0: "", 1: ", in bfloat16"}.get(mean_of(all_runs, "bf16"), ", some in bfloat16")
-    return (
-        f"- **Atari 100K**, {len(games)} of 26 games, {seeds} seed{'s' * (seeds != '1')}, mean "
-        f"game score, in brackets the paper's, {hours(all_runs):.1f} h per run{precision}. {told}."
-    )
+    pairs = [*itertools.combinations(ranked, 2), *((WHOLE, name) for name in others)]
+    found = {pair: protocol.gain(*pair) for pair in pairs}
+    return {pair: gain for pair, gain in found.items() if gain is not None}
 
 
 def of_the_paper(protocol, setting, game):
@@ -123,8 +69,25 @@ def hours(runs):
     return mean_of(runs, "wall_seconds") / 3600
 
 
+def summary(protocols):
+    """What the README shows, too: a row per suite, the paper's means in brackets."""
+    names = [*OF_THE_PAPER, FRONTIER, WHOLE]
+    rows = []
+    for protocol in protocols:
+        found = [protocol.estimate(aggregate.mean_of_tasks, name) for name in names]
+        if not any(found):
+            continue
+        cells = [short(of and of.value) for of in found]
+        for i, paper in enumerate(map(protocol.paper_mean, names)):
+            cells[i] += "" if np.isnan(paper) else f" ({short(paper)})"
+        seeds = sorted({of.seeds for of in found if of})
+        title = protocol.title + f", {len(protocol.tasks)} games" * (protocol.suite == ATARI)
+        rows.append([title, *cells, " to ".join(map(str, {seeds[0]: 0, seeds[-1]: 0}))])
+    return markdown(["mean score (the paper's)", *names, "seeds"], rows)
+
+
 def in_short(protocols, folder):
-    """What the README shows, too: a picture and bullets, in parts."""
+    """The head of the report: a picture and the summary."""
     panels = [panel(p) for p in protocols if p.paper and p.suite != ATARI]
     panels = [parts for parts in panels if any(found for found, _ in parts[2].values())]
     if panels:
@@ -135,7 +98,7 @@ def in_short(protocols, folder):
             f"{aggregate.FEWEST_SEEDS} seeds. Diamonds: the paper. "
             "Normalised: divided by the paper's best."
         )
-    yield "\n".join(findings(protocols))
+    yield summary(protocols)
 
 
 def panel(protocol):
@@ -149,27 +112,25 @@ def panel(protocol):
     return protocol.title.replace(", ", ",\n"), label, bars
 
 
+def judged(gain):
+    """The difference, and what it says."""
+    verdict, strict = (aggregate.support(gain._replace(p=p)) for p in (gain.p, gain.strict_p))
+    text = f"{verdict}, p {chance_text(gain.p)}"
+    if strict != verdict:
+        text += f" (without the tolerance {strict}, p {chance_text(gain.strict_p)})"
+    return interval(gain), text
+
+
 def claims_table(protocol):
     """The paper's orders of the means, and whether they hold here."""
-
-    def judged(gain):
-        verdict, strict = (aggregate.support(gain._replace(p=p)) for p in (gain.p, gain.strict_p))
-        text = f"{verdict}, p {chance_text(gain.p)}"
-        if strict != verdict:
-            text += f" (without the tolerance {strict}, p {chance_text(gain.strict_p)})"
-        return interval(gain), text
-
-    rows = [
-        [
-            " > ".join(pair),
-            ", ".join(map(short, map(protocol.paper_mean, pair))),
-            f"{', '.join(map(short, protocol.means(*pair)))} ({gain.seeds})",
-            *judged(gain),
-            *(judged(protocol.gain(*pair, normalised=True)) if protocol.scales else ()),
-        ]
-        for pair, gain in claims(protocol).items()
-    ]  # fmt: skip
     header = ["claim", "paper", "here (seeds of both)", "difference", "verdict"]
+    rows = []
+    for pair, gain in claims(protocol).items():
+        here = ", ".join(map(short, protocol.means(*pair)))
+        paper = ", ".join(map(short, map(protocol.paper_mean, pair)))
+        rows.append([" > ".join(pair), paper, f"{here} ({gain.seeds})", *judged(gain)])
+        if protocol.scales:
+            rows[-1] += judged(protocol.gain(*pair, normalised=True))
     return markdown(header + ["normalised", "verdict"] * bool(protocol.scales), rows)
 
 
@@ -186,8 +147,7 @@ def verdicts_text(protocol):
 
 def score_table(protocol):
     """Ours and the paper's, a row per setting."""
-    header = ["", *map(short_task, protocol.tasks), "mean of tasks", "normalised IQM",
-              "gain over the backup alone"]  # fmt: skip
+    header = ["", *map(short_task, protocol.tasks), "mean of tasks", "normalised IQM"]
     rows = []
     for name in protocol.settings():
         mean = protocol.estimate(aggregate.mean_of_tasks, name)
@@ -200,7 +160,8 @@ def score_table(protocol):
             rows.append(["paper", *cells, short(protocol.paper_mean(name)), "", ""])
     ratios = [mean_of(protocol.of("graph", task), "novel_state_ratio") for task in protocol.tasks]
     cells = [f"{ratio:.3f}".replace("nan", "-") for ratio in (*ratios, np.mean(ratios))]
-    return markdown(header, [*rows, ["novel state ratio of graph", *cells, "", ""]])
+    rows.append(["novel state ratio of graph", *cells, "", ""])
+    return markdown([*header, "gain over the backup alone"], rows)
 
 
 def paper_text(mean, std):
@@ -213,17 +174,18 @@ def games_table(protocol):
     for game, name in itertools.product(protocol.tasks, protocol.settings()):
         runs, paper = protocol.of(name, game), protocol.paper.get(name)
         if runs:
-            rows.append([
-                game, name, "bfloat16" if runs[0]["bf16"] else "float32",
-                f"{mean_of(runs, 'game_score'):,.1f}",
-                f"{of_the_paper(protocol, name, game):,.1f}" if paper else "-",
-                protocol.cell(name, game), paper_text(*paper[game]) if paper else "-",
-                f"{mean_of(runs, 'novel_state_ratio'):.3f}",
-                f"{mean_of(runs, 'steps_per_second'):.1f}", f"{hours(runs):.1f}",
-            ])  # fmt: skip
-    header = ["game", "setting", "network in", "game score", "paper", "% of human", "paper",
-              "novel state ratio", "steps/s", "hours per run"]  # fmt: skip
-    return markdown(header, rows)
+            of_paper = f"{of_the_paper(protocol, name, game):,.1f}" if paper else "-"
+            score, network = (
+                mean_of(runs, "game_score"),
+                "bfloat16" if runs[0]["bf16"] else "float32",
+            )
+            row = [game, name, network, f"{score:,.1f}", of_paper, protocol.cell(name, game)]
+            row += [paper_text(*paper[game]) if paper else "-"]
+            row += [f"{mean_of(runs, 'novel_state_ratio'):.3f}"]
+            row += [f"{mean_of(runs, 'steps_per_second'):.1f}", f"{hours(runs):.1f}"]
+            rows.append(row)
+    header = ["game", "setting", "network in", "game score", "paper", "% of human", "paper"]
+    return markdown([*header, "novel state ratio", "steps/s", "hours per run"], rows)
 
 
 def section(protocol, folder):
@@ -233,16 +195,12 @@ def section(protocol, folder):
     if verdicts := verdicts_text(protocol):
         yield verdicts
     yield games_table(protocol) if is_atari else score_table(protocol)
-    curves = protocol.curves(protocol.settings())
-    if curves:
-        name = f"report_{protocol.slug}_curves.png"
+    if curves := protocol.curves(protocol.settings()):
+        of = (protocol.suite.replace("-", "_"), protocol.episode_seed)
+        name = f"report_{'_'.join(filter(None, of))}_curves.png"
         report_figures.draw_curves(folder / name, curves)
         yield f"![Learning curves, {protocol.title}]({name})"
-        over = "" if is_atari else ", over five evaluations"
-        yield (
-            f"Lines: mean of the seeds{over}; bands: its standard error. Dashed: one seed. "
-            "Dotted: a backup with other flags."
-        )
+        yield f"Lines: mean of the seeds{'' if is_atari else ', over five evaluations'}; {LINES}"
 
 
 def origin(protocols):
@@ -277,33 +235,41 @@ def replace_block(path, name, parts):
     path.write_text(f"{head}{begin}\n" + "\n\n".join(parts) + f"\n{end}{rest.split(end)[1]}")
 
 
+def write_pages(protocols):
+    """The repository's own."""
+    docs, more = ROOT / "docs", read_protocols(RESULTS / "more_seeds")
+    curves = protocols[0].curves(["graph", FRONTIER])
+    report_figures.draw_curves(docs / "frontier_minigrid_curves.png", curves)
+    replace_block(docs / "report.md", "findings", [*in_short(protocols, docs), origin(protocols)])
+    replace_block(docs / "report.md", "tables", tables(protocols, docs))
+    replace_block(docs / "frontier.md", "tables", frontier_tables.tables(protocols, more))
+    replace_block(ROOT / "README.md", "results", [summary(protocols)])
+    return "docs/report.md docs/frontier.md README.md"
+
+
+def write_report(protocols, folder):
+    """A page of a folder's rows, beside them."""
+    parts = [*in_short(protocols, folder), origin(protocols)]
+    parts += [f"How to read it: {ROOT / 'docs' / 'report.md'}", *tables(protocols, folder)]
+    (folder / "report.md").write_text("\n\n".join(["# Does it reproduce?", *parts]) + "\n")
+    return folder / "report.md"
+
+
 def main():
     args = tyro.cli(Args, description=__doc__)
-    docs, is_ours = ROOT / "docs", args.results_dir.resolve() == RESULTS
     try:
         protocols = read_protocols(args.results_dir)
         if not protocols:
             fail(f"no rows in {args.results_dir}; reproduce/sweep.py makes them")
-        folder = docs if is_ours else args.results_dir
-        short_parts = list(in_short(protocols, folder))
-        head, parts = [*short_parts, origin(protocols)], tables(protocols, folder)
-        if not is_ours:
-            how = f"How to read it: {docs / 'report.md'}"
-            text = "\n\n".join(["# Does it reproduce?", *head, how, *parts])
-            (folder / "report.md").write_text(text + "\n")
-        else:
-            page, more = docs / "frontier.md", read_protocols(RESULTS / "more_seeds")
-            replace_block(docs / "report.md", "findings", head)
-            replace_block(docs / "report.md", "tables", parts)
-            replace_block(page, "findings", frontier_tables.in_short(protocols, docs))
-            replace_block(page, "tables", frontier_tables.tables(protocols, more))
-            of_readme = [part.replace("](report_", "](docs/report_") for part in short_parts]
-            replace_block(ROOT / "README.md", "results", of_readme)
+        is_ours = args.results_dir.resolve() == RESULTS
+        print(
+            "wrote",
+            write_pages(protocols) if is_ours else write_report(protocols, args.results_dir),
+        )
     except KeyError as error:
         fail(f"a CSV file in {args.results_dir} has no column {error}")
     except (OSError, ValueError) as error:
         fail(error)
-    print("wrote", folder / "report.md", *(["README.md docs/frontier.md"] if is_ours else []))
 
 
 if __name__ == "__main__":

@@ -19,45 +19,42 @@ from pathlib import Path
 from typing import NamedTuple
 
 import folders  # noqa: F401  (the tools)
-from output import read_rows, write_rows
-from runs import WITHOUT_EFFECT, read_json, read_returns, run_folders
+from output import read_rows, warn, write_rows
+from runs import (
+    WITHOUT_EFFECT,
+    read_columns,
+    read_config,
+    read_json,
+    read_result,
+    read_returns,
+    run_folders,
+)
 
 from gbcore.run.flags import idle_flags
 
 
 class Suite(NamedTuple):
     script: str
-    tasks: tuple
+    tasks: list
     total_timesteps: int
 
 
-MINATAR = ("seaquest", "breakout", "asterix", "freeway", "space_invaders")
+MINIGRID = "Empty-8x8 DoorKey-6x6 KeyCorridorS3R1 SimpleCrossingS9N2 LavaCrossingS9N2".split()
+HARD = "KeyCorridorS3R3 MultiRoom-N4-S5 DoorKey-8x8 LavaCrossingS9N3 FourRooms".split()
+MINATAR = "seaquest breakout asterix freeway space_invaders".split()
+ATARI = (
+    "freeway breakout kangaroo krull qbert "  # on these backups differ most
+    "alien amidar assault asterix bank_heist battle_zone boxing chopper_command crazy_climber "
+    "demon_attack frostbite gopher hero jamesbond kung_fu_master ms_pacman pong private_eye "
+    "road_runner seaquest up_n_down"
+).split()
 SUITES = {
-    "minigrid": Suite(
-        "gb_dqn_minigrid",
-        ("Empty-8x8", "DoorKey-6x6", "KeyCorridorS3R1", "SimpleCrossingS9N2", "LavaCrossingS9N2"),
-        100_000,
-    ),
-    "minigrid-hard": Suite(
-        "gb_dqn_minigrid",
-        ("KeyCorridorS3R3", "MultiRoom-N4-S5", "DoorKey-8x8", "LavaCrossingS9N3", "FourRooms"),
-        200_000,
-    ),
+    "minigrid": Suite("gb_dqn_minigrid", MINIGRID, 100_000),
+    "minigrid-hard": Suite("gb_dqn_minigrid", HARD, 200_000),
     "minatar": Suite("gb_dqn_minatar", MINATAR, 100_000),
     "minatar-1m": Suite("gb_dqn_minatar", MINATAR, 1_000_000),
-    "atari100k": Suite(
-        "gb_rainbow_atari",
-        (
-            "freeway", "breakout", "kangaroo", "krull", "qbert",  # on these backups differ most
-            "alien", "amidar", "assault", "asterix", "bank_heist", "battle_zone", "boxing",
-            "chopper_command", "crazy_climber", "demon_attack", "frostbite", "gopher", "hero",
-            "jamesbond", "kung_fu_master", "ms_pacman", "pong", "private_eye", "road_runner",
-            "seaquest", "up_n_down",
-        ),
-        100_000,
-    ),
-}  # fmt: skip
-
+    "atari100k": Suite("gb_rainbow_atari", ATARI, 100_000),
+}
 IN_KEY = {"env_id", "seed", "backup", "episode_seed"}  # by themselves, not in the variant
 
 
@@ -73,8 +70,8 @@ class Key(NamedTuple):
         return " ".join(str(part) for part in (*self[:-1], f"seed {self.seed}") if part != "")
 
 
-ROW = (*Key._fields, "score", "steps", "wall_seconds", "steps_per_second", "novel_state_ratio",
-       "states", "first_reward_step", "commit")  # fmt: skip
+NUMBERS = "score steps wall_seconds steps_per_second novel_state_ratio".split()
+ROW = [*Key._fields, *NUMBERS, "states", "first_reward_step", "commit"]
 
 
 def script_of(suite):
@@ -106,43 +103,42 @@ def key_of(suite, config):
     normal, config = flags_of(suite), flags_of(suite, **config)
     config.pop("script", None)
     idle = WITHOUT_EFFECT | IN_KEY | idle_flags(script.Args(**config)).keys()
-    variant = [
-        f"{name}={config[name]}" for name in sorted(normal)
-        if name not in idle and config[name] != normal[name]
-    ]  # fmt: skip
-    return Key(
-        suite, script.task_of(config["env_id"]), config["backup"], " ".join(variant),
-        config.get("episode_seed", ""), config["seed"],
-    )  # fmt: skip
+    changed = [name for name in sorted(normal.keys() - idle) if config[name] != normal[name]]
+    variant = " ".join(f"{name}={config[name]}" for name in changed)
+    task, episode_seed = script.task_of(config["env_id"]), config.get("episode_seed", "")
+    return Key(suite, task, config["backup"], variant, episode_seed, config["seed"])
 
 
 def is_finished(folder):
-    """Whether the run went to its end: result.json is written last."""
-    result = read_json(folder / "result.json")
-    return bool(result) and result.get("interrupted") is False and result.get("score") is not None
+    """Whether the run went to its end, and says what it measured."""
+    with contextlib.suppress(ValueError):
+        return read_result(folder) is not None
+    return False
 
 
 def checkpoint_step(folder):
     """Step of the checkpoint that a run can be resumed from; None without one."""
     for name in ("checkpoint", "checkpoint.old"):
-        with contextlib.suppress(KeyError, TypeError):
+        with contextlib.suppress(KeyError, TypeError, ValueError):
             return read_json(folder / name / "state.json")["content"]["counters"]["step"]
     return None
 
 
 def progress_of(folder):
     """Last step and its rate, of metrics.csv; zeros before the first row."""
-    with contextlib.suppress(OSError):
-        for row in reversed(read_rows(folder / "metrics.csv")):
-            with contextlib.suppress(ValueError):  # a row that is written just now
-                return int(row["global_step"]), float(row["charts/SPS"])
+    with contextlib.suppress(ValueError, IndexError):  # a row may be written just now
+        return read_columns(folder / "metrics.csv", "charts/SPS")[-1]
     return 0, 0.0
 
 
 def measurements(folder):
-    """What a finished run measured: a dict of the columns of ROW after the key, and the curve."""
-    result = read_json(folder / "result.json")
-    states = [row["graph/nodes"] for row in read_rows(folder / "metrics.csv")]
+    """What a finished run measured: a dict of the columns of ROW after the key, and the curve.
+
+    Raises:
+        ValueError: for a file that is damaged.
+    """
+    result = read_result(folder)
+    states = read_columns(folder / "metrics.csv", "graph/nodes")
     row = {
         "score": result["score"],
         "steps": result["steps"],
@@ -150,9 +146,9 @@ def measurements(folder):
         "wall_seconds": round(max(result["wall_seconds"], result["training_seconds"]), 1),
         "steps_per_second": round(result["sps"], 1),
         "novel_state_ratio": round(result["novel_state_ratio"], 5),
-        "states": int(states[-1]) if states else "",
+        "states": int(states[-1][1]) if states else "",
         "first_reward_step": first_reward_step(folder),
-        "commit": result["versions"].get("commit") or "",
+        "commit": dict(result.get("versions", {})).get("commit") or "",
     }
     means = {step: math.fsum(found) / len(found) for step, found in read_returns(folder).items()}
     return row, means
@@ -164,30 +160,37 @@ def first_reward_step(folder):
 
     # metrics.csv holds one episode per 500 steps, the events hold all of them.
     events = event_accumulator.EventAccumulator(str(folder), {event_accumulator.SCALARS: 0})
-    events.Reload()
+    try:
+        events.Reload()
+    except Exception as error:  # whatever a damaged file makes TensorBoard raise
+        raise ValueError(f"the events of {folder} are damaged: {error!r}") from None
     if "charts/episodic_return" not in events.Tags()["scalars"]:
         return ""
     episodes = events.Scalars("charts/episodic_return")
     return min((episode.step for episode in episodes if episode.value > 0), default="")
 
 
-def finished_runs(run_dir, suites, wanted=()):
-    """Key -> folder of every finished run in run_dir that belongs to one of the suites.
+def finished_runs(run_dir, suites, wanted=(), known=()):
+    """Key -> measurements of every finished run in run_dir that belongs to one of the suites.
 
-    A run belongs to a suite by its script, number of steps and task, or if its key is wanted.
+    A run belongs to a suite by its script, number of steps and task, or if its key is wanted. Of a
+    known key nothing is measured: None. A damaged run is left out, and named.
     """
     found = {}
-    for folder in filter(is_finished, run_folders(run_dir)):
-        config, result = (read_json(folder / name) for name in ("config.json", "result.json"))
-        for suite in (suite for suite in suites if SUITES[suite].script == result["script"]):
-            try:
-                same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
+    for folder in run_folders(run_dir):
+        try:
+            if (result := read_result(folder)) is None:
+                continue
+            config = read_config(folder)
+            for suite in (name for name in suites if SUITES[name].script == result.get("script")):
                 key = key_of(suite, config)
-            except (KeyError, TypeError, SystemExit) as error:  # of a flag, or of the task
-                print(f"left out: {folder}, config.json is of no run: {error!r}", file=sys.stderr)
-                break
-            if (same_steps and key.task in tasks_of(suite)) or key in wanted:
-                found.setdefault(key, folder)
+                same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
+                is_asked_for = (same_steps and key.task in tasks_of(suite)) or key in wanted
+                if is_asked_for and key not in found:
+                    found[key] = None if key in known else measurements(folder)
+        except (KeyError, TypeError, ValueError, SystemExit) as error:  # of a flag, or of the task
+            reason = error if isinstance(error, ValueError) else f"config.json: {error!r}"
+            print(f"left out: {folder}: {reason}", file=sys.stderr)
     return found
 
 
@@ -205,23 +208,31 @@ class Records:
     def __init__(self, folder):
         self.folder = Path(folder)
 
-    def rows(self, *names):
-        """Key -> row, a dict of text, of the files of these names, as a suite's."""
-        found = {}
-        for path in (self.folder / f"{name}.csv" for name in names):
-            for row in read_rows(path) if path.exists() else ():
-                parts = {field: row[field] for field in Key._fields} | {"seed": int(row["seed"])}
-                found[Key(**parts)] = row
-        return found
+    def rows(self, *suites):
+        """Key -> row, a dict of text whose NUMBERS are such; others are left out, and named."""
+        return self._read("", NUMBERS[:1], suites)
 
     def curves(self, suite):
         """Key -> curve, a dict step -> mean return."""
-        return {
-            key: {
-                int(step): float(row[step]) for step in row.keys() - set(Key._fields) if row[step]
-            }
-            for key, row in self.rows(f"{suite}_curves").items()
-        }
+        found = {}
+        for key, row in self._read("_curves", (), [suite]).items():
+            steps = [step for step in row.keys() - set(Key._fields) if row[step]]
+            found[key] = {int(step): float(row[step]) for step in steps}
+        return found
+
+    def _read(self, ending, numbers, suites):
+        found = {}
+        for path in (self.folder / f"{suite}{ending}.csv" for suite in suites):
+            for number, row in enumerate(read_rows(path) if path.exists() else (), 2):
+                try:
+                    parts = {field: row[field] for field in Key._fields}
+                    key = Key(**parts | {"seed": int(row["seed"])})
+                    if not all(math.isfinite(float(row[name])) for name in numbers):
+                        raise ValueError("a number that is not finite")
+                    found[key] = row
+                except ValueError as error:
+                    warn(f"left out: {path}, line {number}: {error}")
+        return found
 
     def add(self, found):
         """Add what is not there yet. found: Key -> (measurements, curve). Returns how many."""
@@ -235,9 +246,10 @@ class Records:
                 defaults = json.dumps(self.checked_defaults(suite), indent=1)
                 (self.folder / "defaults.new").write_text(defaults + "\n")
                 (self.folder / "defaults.new").replace(self.folder / "defaults.json")
-                rows, curves = self.rows(suite), self.rows(f"{suite}_curves")
+                good, rows = self.rows(suite), self._read("", (), [suite])
+                curves = self._read("_curves", (), [suite])
                 for key, (row, curve) in found.items():
-                    if key.suite == suite and key not in rows:
+                    if key.suite == suite and key not in good:
                         number += 1
                         rows[key] = key._asdict() | {n: str(value) for n, value in row.items()}
                         means = {str(step): f"{mean:.4g}" for step, mean in curve.items()}
@@ -257,7 +269,8 @@ class Records:
         Flags that the script no longer has are left out; without a row they are at the default.
         """
         script = SUITES[suite].script
-        known = read_json(self.folder / "defaults.json") or {}
+        path = self.folder / "defaults.json"
+        known = read_json(path) if path.exists() else {}
         now = {k: v for k, v in flags_of(suite).items() if k not in WITHOUT_EFFECT | IN_KEY}
         del now["total_timesteps"]  # the suite says
         for name, value in known.get(script, {}).items():

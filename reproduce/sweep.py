@@ -34,7 +34,7 @@ from typing import Literal, NamedTuple
 import run_records
 import tyro
 from folders import RESULTS, ROOT
-from output import fail
+from output import fail, warn
 from run_records import SUITES, Key, Records, flags_of, key_of
 from runs import words_of
 
@@ -50,10 +50,8 @@ class Args:
     """what to run; --collect-only: all by default"""
     tasks: tuple[str, ...] = ()
     """only these tasks of the suites"""
-    backups: tuple[Literal["graph", "tree", "n-step", "one-step", "graph-mixed"], ...] = (
-        "graph", "tree", "n-step", "one-step",
-    )  # fmt: skip
-    """the bootstrap targets"""
+    backups: tuple[str, ...] = ("graph", "tree", "n-step", "one-step")
+    """the bootstrap targets: names in the BACKUPS of the suites' scripts"""
     variants: tuple[str, ...] = ("default",)
     """settings that are run besides each other, as in: default breadth=0 exploration=frontier"""
     episode_seeds: tuple[Literal["fresh", "fixed"], ...] = ("fresh",)
@@ -105,8 +103,13 @@ def check_args(args):
         fail("Require one or more --backups, --variants and --seeds")
     least = min(args.workers, args.gpus_per_run, *args.seeds)
     if min(args.threads, args.checkpoint_frequency) < 1 or least < 0:
-        fail("Require --threads and --checkpoint-frequency >= 1, and --workers, --gpus-per-run "
-             "and --seeds >= 0")  # fmt: skip
+        fail(
+            "Require --threads and --checkpoint-frequency >= 1, and --workers, --gpus-per-run and "
+            "--seeds >= 0"
+        )
+    for suite, backup in itertools.product(args.suites, args.backups):
+        if backup not in (known := run_records.script_of(suite).BACKUPS):
+            fail(f"--backups {backup!r} is none of {', '.join(known)}, the BACKUPS of {suite}")
     if args.collect_only and not args.run_dir.is_dir():
         fail(f"--run-dir {str(args.run_dir)!r} is no folder")
 
@@ -146,8 +149,9 @@ def settings(args, suite):
 
 
 # The sweep has flags of its own for them, or knows best.
-OF_THE_SWEEP = ("env_id", "seed", "backup", "run_dir", "resume", "threads", "cuda",
-                "checkpoint_frequency", "save_model")  # fmt: skip
+OF_THE_SWEEP = (
+    "env_id seed backup run_dir resume threads cuda checkpoint_frequency save_model".split()
+)
 
 
 @functools.cache
@@ -163,12 +167,10 @@ def overrides(suite, backup, words, on_gpu):
             fail(f"{name} is no override: the sweep chooses it (--help)")
         given[name] = value.capitalize() if value in ("true", "false") else value
     typed = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    flags_class, default = run_records.script_of(suite).Args, flags_of(suite)
-    default["cuda"] = default["cuda"] and on_gpu
-    args = read_flags(
-        flags_class, [*typed, f"--backup={backup}"], default=flags_class(**default),
-        config=(tyro.conf.FlagConversionOff,),
-    )  # fmt: skip
+    flags_class, normal = run_records.script_of(suite).Args, flags_of(suite)
+    default = flags_class(**normal | {"cuda": normal["cuda"] and on_gpu})
+    config = (tyro.conf.FlagConversionOff,)
+    args = read_flags(flags_class, [*typed, f"--backup={backup}"], default=default, config=config)
     check_flags(args)
     return {name: getattr(args, name) for name in given}
 
@@ -176,10 +178,8 @@ def overrides(suite, backup, words, on_gpu):
 def make_run(args, suite, flags):
     key = key_of(suite, flags)
     steps = flags.get("total_timesteps", SUITES[suite].total_timesteps)
-    free = tuple(words_of({
-        "checkpoint_frequency": args.checkpoint_frequency, "threads": args.threads,
-        "cuda": args.gpus_per_run > 0,
-    }))  # fmt: skip
+    how = {name: getattr(args, name) for name in ("checkpoint_frequency", "threads")}
+    free = tuple(words_of(how | {"cuda": args.gpus_per_run > 0}))
     words = words_of(flags | {"total_timesteps": steps, "save_model": False})
     name = "__".join(str(part).replace(" ", "_").replace("/", "_") for part in key if part != "")
     command = (f"{SUITES[suite].script}.py", *words, *free)
@@ -193,9 +193,8 @@ def execute(run, threads, keep_checkpoints):
     it calls is of `run_records`, whose import makes tools/ importable in the worker.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {
-        f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA")
-    }  # fmt: skip
+    libraries = "OMP", "MKL", "OPENBLAS", "NUMBA"
+    environment = os.environ | {f"{name}_NUM_THREADS": str(threads) for name in libraries}
     with (run.folder / "lock").open("w") as lock, (run.folder / LOG).open("a+") as log:
         # The process inherits the lock. One that outlived its worker still writes a checkpoint.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -212,9 +211,14 @@ def execute(run, threads, keep_checkpoints):
                 # Not subprocess.run: where the worker is stopped, that kills the run at once.
                 status = subprocess.Popen(
                     ["setpriv", "--pdeathsig", "TERM", sys.executable, *words],
-                    cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
-                ).wait()  # fmt: skip
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[lock.fileno()],
+                ).wait()
                 if status != 2:  # else the checkpoint cannot be used
                     break
         finished = list(filter(run_records.is_finished, run_records.run_folders(run.folder)))
@@ -268,8 +272,10 @@ class Sweep:
         self.num_finished += 1
         self.steps_made += row["steps"] - (resumed_from or 0)
         since = "" if resumed_from is None else f" (went on from step {resumed_from})"
-        self.say(f"done {run.key}{since}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
-                 f"({self.num_finished} of {self.num_runs})")  # fmt: skip
+        self.say(
+            f"done {run.key}{since}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
+            f"({self.num_finished} of {self.num_runs})"
+        )
 
     def try_again(self, run, reason):
         if self.attempts[run.key] <= RETRIES:
@@ -312,8 +318,8 @@ class Sweep:
         for name in ("step", "of", "steps/s", "try"):
             table.add_column(name, justify="right", min_width=9)
         for run, step, rate in rows:
-            table.add_row(str(run.key), f"{step:,}", f"{run.total_timesteps:,}", f"{rate:.1f}",
-                          str(self.attempts[run.key]))  # fmt: skip
+            cells = f"{step:,}", f"{run.total_timesteps:,}", f"{rate:.1f}"
+            table.add_row(str(run.key), *cells, str(self.attempts[run.key]))
         return table
 
     def wait_for_processes(self):
@@ -338,13 +344,15 @@ def start_ray(args):
         import ray
         import rich  # noqa: F401
     except ImportError as error:
-        fail(f"a sweep needs {error.name}: pip install -r requirements-sweep.txt; "
-             "--dry-run prints the commands without it")  # fmt: skip
+        fail(
+            f"a sweep needs {error.name}: pip install -r requirements-sweep.txt; "
+            "--dry-run prints the commands without it"
+        )
     options = {"log_to_driver": False, "logging_level": "warning"}
     if args.address is None:
         workers = args.workers or max(1, len(os.sched_getaffinity(0)) // args.threads)
-        options |= {"num_cpus": workers * args.threads, "include_dashboard": False,
-                    "object_store_memory": 100 * 2**20}  # fmt: skip
+        options |= {"num_cpus": workers * args.threads, "include_dashboard": False}
+        options["object_store_memory"] = 100 * 2**20
     try:
         ray.init(address=args.address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -363,7 +371,7 @@ def rows_of_the_repository(args, suites):
                 Records(RESULTS).checked_defaults(suite)
                 found |= Records(RESULTS).rows(suite)
             except ValueError as error:
-                print(f"rows of {suite} in {RESULTS} do not count: {error}", file=sys.stderr)
+                warn(f"rows of {suite} in {RESULTS} do not count: {error}")
     return found
 
 
@@ -379,7 +387,8 @@ def print_scores(args, grid, rows):
     for name, found in sorted(scores.items()):
         print(f"{name:<{width}}  {cell_text(found)}")
     if args.results_dir.exists():
-        print(f"tables and curves: python reproduce/report.py --results-dir {args.results_dir}")
+        folder = shlex.quote(str(args.results_dir))
+        print(f"tables and curves: python reproduce/report.py --results-dir {folder}")
 
 
 def make_runs(args, records, grid, todo):
@@ -417,9 +426,9 @@ def main():
         for suite in suites:
             records.checked_defaults(suite)
         theirs, own = rows_of_the_repository(args, suites), records.rows(*suites)
-        folders = run_records.finished_runs(args.run_dir, suites, grid)
+        finished = run_records.finished_runs(args.run_dir, suites, grid, own)
         if not args.dry_run:
-            found = {k: run_records.measurements(f) for k, f in folders.items() if k not in own}
+            found = {key: measured for key, measured in finished.items() if measured}
             print(f"{records.add(found)} rows collected from {args.run_dir} to {args.results_dir}")
     except KeyError as error:
         fail(f"a CSV file in {args.results_dir} has no column {error}")
@@ -427,12 +436,13 @@ def main():
         fail(error)
     if args.collect_only:
         return
-    done = own.keys() | folders.keys()
+    done = own.keys() | finished.keys()
     number = len(grid.keys() & theirs.keys() - done)
     if number:
-        print(f"{number} of {len(grid)} runs have rows in {RESULTS}, which came with this "
-              "repository, and are not made again; --repeat makes them, too",
-              file=sys.stderr)  # fmt: skip
+        warn(
+            f"{number} of {len(grid)} runs have rows in {RESULTS}, which came with this "
+            "repository, and are not made again; --repeat makes them, too"
+        )
     todo = [run for key, run in grid.items() if key not in done | theirs.keys()]
     if not todo:
         print(f"nothing to do: all {len(grid)} runs are finished", file=sys.stderr)

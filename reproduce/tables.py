@@ -20,6 +20,8 @@ RELEASED = ", as released"  # with the update of the code that the authors relea
 WHOLE, SAME_RATE = "graph, whole", ", learning rate 0.00025"  # docs/minatar.md
 WHOLE_FLAGS = {"act_on=graph", "depth=0", "learning_rate=0.00025", "prior=0.3"}
 ATARI, BF16 = "atari100k", "bf16=True"
+NAMED = {"exploration=frontier": "frontier", "persist_targets=True": "persistent", BF16: "bfloat16"}
+NUMBERS = "wall_seconds steps_per_second novel_state_ratio states first_reward_step".split()
 TITLES = {
     ("minigrid", ""): "MiniGrid",
     ("minigrid-hard", ""): "MiniGrid, harder tasks",
@@ -46,10 +48,6 @@ class Protocol:
     def title(self):
         return TITLES[self.suite, self.episode_seed]
 
-    @property
-    def slug(self):
-        return "_".join(filter(None, (self.suite.replace("-", "_"), self.episode_seed)))
-
     def settings(self):
         """Those of the paper first, then by name."""
         found = {setting for setting, _ in self.runs}
@@ -59,21 +57,19 @@ class Protocol:
         """Runs, in the order of their seeds."""
         return list(self.runs.get((setting, task), {}).values())
 
-    def scores(self, setting, tasks=None, normalised=False):
-        """{seed: score} of each task."""
-        return [
-            {
-                seed: run["score"] / (self.scales.get(task, 1) if normalised else 1)
-                for seed, run in self.runs.get((setting, task), {}).items()
-            }
-            for task in tasks or self.tasks
-        ]
+    def scores(self, setting, tasks=None, normalised=False, seeds=None):
+        """{seed: score} of each task; seeds: of each task, only these."""
+        found = []
+        for i, task in enumerate(tasks or self.tasks):
+            runs, scale = self.runs.get((setting, task), {}), self.scales.get(task, 1)
+            kept = runs if seeds is None else sorted(seeds[i])
+            found.append({s: runs[s]["score"] / (scale if normalised else 1) for s in kept})
+        return found
 
     @functools.cache  # noqa: B019
     def estimate(self, statistic, setting, normalised=False):
         """Estimate of a statistic of the tasks' scores; None until every task has a run."""
-        scores = self.scores(setting, normalised=normalised)
-        return aggregate.estimate(statistic, [np.array(list(of.values())) for of in scores])
+        return aggregate.estimate(statistic, arrays(self.scores(setting, None, normalised)))
 
     @functools.cache  # noqa: B019
     def gain(self, setting, other, tasks=None, normalised=False):
@@ -81,34 +77,18 @@ class Protocol:
         pair = (self.scores(name, tasks, normalised) for name in (setting, other))
         return aggregate.difference(*pair)
 
-    def shared_seeds(self, *settings):
-        """The seeds of each task that all settings have."""
-        found = zip(*map(self.scores, settings), strict=True)
-        return [set.intersection(*map(set, of)) for of in found]
-
-    def means(self, *settings):
+    def means(self, *settings, tasks=None):
         """Mean of the tasks' means of each, on the seeds that all have: `gain` is of the same."""
-        shared = self.shared_seeds(*settings)
-        return [
-            aggregate.mean_of_tasks(*(
-                np.array([of[seed] for seed in seeds])
-                for of, seeds in zip(self.scores(setting), shared, strict=True)
-            ))
-            for setting in settings
-        ]  # fmt: skip
-
-    def mean(self, setting):
-        """Mean of the tasks' means; None until every task has a run."""
-        found = self.estimate(aggregate.mean_of_tasks, setting)
-        return found and found.value
+        found = zip(*(self.scores(name, tasks) for name in settings), strict=True)
+        shared = [set.intersection(*map(set, of_task)) for of_task in found]
+        scores = (self.scores(name, tasks, seeds=shared) for name in settings)
+        return [aggregate.mean_of_tasks(*arrays(of)) for of in scores]
 
     def paper_mean(self, backup, normalised=False):
         """Mean of the paper's numbers; nan if one is missing."""
-        numbers = self.paper.get(backup, {})
-        return float(np.mean([
-            numbers.get(task, (np.nan,))[0] / (self.scales.get(task, 1) if normalised else 1)
-            for task in self.tasks
-        ]))  # fmt: skip
+        scales = self.scales if normalised else {}
+        cells = self.paper.get(backup, {})
+        return float(np.mean([cells.get(t, (np.nan,))[0] / scales.get(t, 1) for t in self.tasks]))
 
     def verdict(self, setting, task):
         """inside, above or below the paper's; "" without runs or without the paper's number."""
@@ -128,10 +108,13 @@ class Protocol:
         for task, setting in itertools.product(self.tasks, settings):
             curves = [run["curve"] for run in self.of(setting, task) if run["curve"]]
             if curves:
-                found.setdefault(short_task(task), {})[setting] = band(
-                    curves, 1 if self.suite == ATARI else 5
-                )
+                of_task = found.setdefault(short_task(task), {})
+                of_task[setting] = band(curves, 1 if self.suite == ATARI else 5)
         return found
+
+
+def arrays(scores):
+    return [np.array(list(of_task.values())) for of_task in scores]
 
 
 def backup_of(setting):
@@ -140,15 +123,11 @@ def backup_of(setting):
 
 def setting_of(backup, variant):
     """graph, breadth 0; graph, frontier, share 0.1."""
-    named = {"exploration=frontier": "frontier", "persist_targets=True": "persistent",
-             BF16: "bfloat16"}  # fmt: skip
     words = variant.split()
     if set(words) >= WHOLE_FLAGS:
         words = ["whole", *(word for word in words if word not in WHOLE_FLAGS)]
-    return ", ".join([backup, *(
-        named.get(word, word.removeprefix("frontier_").replace("_", " ").replace("=", " "))
-        for word in words
-    )])  # fmt: skip
+    words = [NAMED.get(w, re.sub("[_=]", " ", w.removeprefix("frontier_"))) for w in words]
+    return ", ".join([backup, *words])
 
 
 def read_paper():
@@ -156,15 +135,13 @@ def read_paper():
     found = {}
     for row in read_rows(RESULTS / "paper" / "paper_results.csv"):
         if row["metric"] != "raw_score":
-            backups = found.setdefault(row["suite"], {})
-            cell = float(row["mean"]), float(row["std"])
-            backups.setdefault(row["backup"], {})[row["task"]] = cell
+            of_backup = found.setdefault(row["suite"], {}).setdefault(row["backup"], {})
+            of_backup[row["task"]] = float(row["mean"]), float(row["std"])
     return found
 
 
 def new_protocol(suite, episode_seed, numbers):
-    tasks = list(numbers.get("graph", tasks_of(suite)))
-    scales = {}
+    tasks, scales = list(numbers.get("graph", tasks_of(suite))), {}
     if suite.startswith("minatar"):
         scales = {t: max(numbers[b][t][0] for b in OF_THE_PAPER) for t in tasks}
     return Protocol(suite, episode_seed, tasks, {}, numbers, scales)
@@ -181,23 +158,16 @@ def read_protocols(results_dir):
             protocol = found.get(where) or new_protocol(*where, paper.get(suite, {}))
             if key.task not in protocol.tasks:
                 continue
-            found[where] = protocol
-            run = {
-                name: float(row[name]) if row[name] else None
-                for name in ("score", "wall_seconds", "steps_per_second", "novel_state_ratio",
-                             "states", "first_reward_step")
-            } | {
-                "game_score": float(row["score"]), "bf16": BF16 in key.variant.split(),
-                "commit": row["commit"], "curve": curves.get(key, {}),
-            }  # fmt: skip
+            found[where], words = protocol, key.variant.split()
+            run = {name: float(row[name]) if row[name] else None for name in NUMBERS}
+            run |= {"commit": row["commit"], "bf16": BF16 in words, "curve": curves.get(key, {})}
+            run["score"] = run["game_score"] = float(row["score"])
             if suite == ATARI:  # the paper's tables are in percent of human
                 run["score"] = 100 * script_of(suite).human_normalized(key.task, run["score"])
             # Runs in bfloat16 are those of their setting where it has no others.
-            alike = key._replace(variant=" ".join(w for w in key.variant.split() if w != BF16))
-            variant = (key if alike[:-1] in given else alike).variant
-            protocol.runs.setdefault((setting_of(key.backup, variant), key.task), {})[key.seed] = (
-                run
-            )
+            alike = key._replace(variant=" ".join(word for word in words if word != BF16))
+            setting = setting_of(key.backup, (key if alike[:-1] in given else alike).variant)
+            protocol.runs.setdefault((setting, key.task), {})[key.seed] = run
     with contextlib.suppress(FileNotFoundError):
         for row in read_rows(Path(results_dir) / "released_updates.csv"):
             if protocol := found.get((row["suite"], row["episode_seed"])):

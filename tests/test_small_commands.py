@@ -11,7 +11,8 @@ import plot_runs
 import pytest
 import released_updates
 import timings
-from conftest import jitted
+from conftest import jitted, run_process
+from folders import ROOT
 from output import read_rows
 from run_records import SUITES
 from runs import read_returns
@@ -66,6 +67,30 @@ def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
     found = type_command(plot_runs, krull, *runs, "runs/TYPO", "--out", picture)
     assert found == f"wrote {picture}\n"
     assert picture.stat().st_size > 0
+
+
+@pytest.mark.parametrize("tool", ["plot_runs", "draw_graph", "draw_subgraph"])
+def test_pictures_need_no_backend_of_a_notebook(tool):
+    backend = "module://matplotlib_inline.backend_of_a_notebook"
+    run_process(ROOT / "tools" / f"{tool}.py", "--help", MPLBACKEND=backend)
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, 12])
+def test_a_legend_leaves_the_curves_their_room(number, type_command, monkeypatch, tmp_path):
+    for i in range(number):
+        make_run(tmp_path / f"run_{i}", env_id="DoorKey-6x6", learning_rate=0.001 * (1 + i))
+    figures, write = [], plot_runs.write_figure
+    spied = lambda figure, path: write(figures.append(figure) or figure, path)  # noqa: E731
+    monkeypatch.setattr(plot_runs, "write_figure", spied)
+    type_command(plot_runs, tmp_path, "--out", tmp_path / "curves.png")
+    ((figure,),) = (figures,)
+    legend = figure.legends[0] if figure.legends else figure.axes[0].get_legend()
+    boxes = [part.get_window_extent() for part in (figure.axes[0], legend, figure)]
+    axes, of_legend, whole = boxes
+    assert bool(figure.legends) == (number > plot_runs.INSIDE)
+    assert of_legend.width <= whole.width
+    assert axes.width > 0.8 * whole.width
+    assert axes.height > 240
 
 
 def test_a_row_that_a_full_disk_cut_is_left_out(tmp_path):

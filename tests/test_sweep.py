@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import plot_runs
 import pytest
 import run_records
 import sweep
 import tyro
 from conftest import jitted
 from folders import RESULTS, ROOT
-from run_records import SUITES, Records, finished_runs, flags_of, key_of, measurements
+from run_records import SUITES, Records, finished_runs, flags_of, key_of
 from torch.utils.tensorboard import SummaryWriter
 
 pytestmark = jitted
@@ -30,19 +31,18 @@ def make_run(
 ):
     """A run's folder as a script leaves it: two evaluation episodes around each mean return."""
     folder.mkdir(parents=True)
-    config = flags_of(suite, **flags)
+    script = run_records.SUITES[suite].script
+    config = flags_of(suite, **flags) | {"script": f"{script}.py"}
     (folder / "config.json").write_text(json.dumps(config))
     lines = ["global_step,episode,episodic_return,episodic_length"]
     for i, mean in enumerate(returns, 1):
         lines += [f"{1000 * i},0,{mean - 0.25},7", f"{1000 * i},1,{mean + 0.25},7"]
     (folder / "evaluations.csv").write_text("\n".join(lines) + "\n")
     (folder / "metrics.csv").write_text("global_step,graph/nodes\n500,11\n1000,23\n")
-    result = {
-        "script": run_records.SUITES[suite].script, "env_id": config["env_id"],
-        "score": returns[-1] if finished else None, "steps": config["total_timesteps"],
-        "interrupted": not finished, "sps": 123.456, "training_seconds": 60.0,
-        "wall_seconds": 45.0, "novel_state_ratio": 0.25, "versions": {"commit": "abc1234"},
-    }  # fmt: skip
+    result = {"script": script, "env_id": config["env_id"], "steps": config["total_timesteps"]}
+    result |= {"score": returns[-1] if finished else None, "interrupted": not finished}
+    result |= {"sps": 123.456, "training_seconds": 60.0, "wall_seconds": 45.0}
+    result |= {"novel_state_ratio": 0.25, "versions": {"commit": "abc1234"}}
     (folder / "result.json").write_text(json.dumps(result))
     events = SummaryWriter(folder)
     events.add_scalar("charts/episodic_return", 0.0, 5)
@@ -115,10 +115,8 @@ def test_the_episode_seed_of_minatar_is_part_of_the_key():
 
 def test_a_row_holds_what_the_run_measured(tmp_path):
     make_run(tmp_path / "run", env_id="Empty-8x8", seed=3, breadth=0, rewarded_at=(40, 90))
-    found = finished_runs(tmp_path, ["minigrid"])
-    (found_key,) = found
+    ((found_key, (row, curve)),) = finished_runs(tmp_path, ["minigrid"]).items()
     assert found_key == ("minigrid", "MiniGrid-Empty-8x8-v0", "graph", "breadth=0", "", 3)
-    row, curve = measurements(found[found_key])
     assert curve == {1000: 0.0, 2000: 0.5, 3000: 1.0}
     assert row == {
         "score": 1.0, "steps": 100_000, "wall_seconds": 60.0, "steps_per_second": 123.5,
@@ -138,19 +136,8 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
     make_run(runs / "long", "minatar-1m", env_id="freeway")
     make_run(runs / "short", env_id="Empty-8x8", seed=3, total_timesteps=500)  # of no suite
     make_run(runs / "game", "atari100k", env_id="space_invaders")  # none of the 26
-    for name, content in (("damaged", '{"env_id": '), ("empty", "{}"), ("list", "[1]")):
-        make_run(runs / name, env_id="Empty-8x8", seed=5)
-        (runs / name / "config.json").write_text(content)
-    make_run(runs / "foreign", env_id="Empty-8x8", seed=6)
-    config = json.loads((runs / "foreign" / "config.json").read_text())
-    (runs / "foreign" / "config.json").write_text(json.dumps(config | {"env_id": "MyOwnGrid-v0"}))
-    make_run(runs / "flag", env_id="Empty-8x8", seed=7)
-    (runs / "flag" / "config.json").write_text(json.dumps(config | {"no_such": 1}))
     in_process(monkeypatch, *flags)
-    err = capsys.readouterr().err
-    assert err.count("config.json is of no run") == 5
-    assert f"left out: {runs / 'foreign'}" in err
-    assert f"left out: {runs / 'flag'}, config.json is of no run: KeyError('no_such')" in err
+    assert capsys.readouterr().err == ""
     first = {path.name: path.read_bytes() for path in results.iterdir()}
     assert {path.stem for path in results.glob("*.csv")} == {
         "minigrid", "minigrid_curves", "minatar", "minatar_curves", "minatar-1m",
@@ -165,6 +152,59 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
     curves = Records(results).curves("minigrid")
     assert [key.seed for key in curves] == [1, 4]
     assert list(curves.values()) == [{1000: 0, 2000: 0.5, 3000: 1}, {1000: 0.5, 2000: 0.5}]
+
+
+DEEP = b'{"a": ' * 100_000
+LONG = b"global_step,episode,episodic_return,episodic_length\n1," + b"0" * 200_000 + b",1.0,7\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("config.json", text) for text in (b'{"env_id": ', b"{}", b"[1]", b"\xff\xfe", DEEP)),
+        *(("config.json", {"env_id": env_id}) for env_id in ("MyOwnGrid-v0", None)),
+        *(("config.json", flag) for flag in ({"no_such": 1}, {"seed": "1"}, {"gamma": "high"})),
+        *(("result.json", {"score": score}) for score in ("1.0", None, float("nan"), [1], True)),
+        *(("result.json", text) for text in (b"", b'{"interrupted": false}', DEEP)),
+        *(("evaluations.csv", text) for text in (LONG, b"\xff", b"step\n1\n", None)),
+        ("metrics.csv", b"global_step,graph/nodes\n500,many\n"),
+        ("metrics.csv", None),
+    ],
+)
+def test_a_damaged_run_is_left_out_by_name_and_the_rest_collected(
+    name, content, tmp_path, monkeypatch, capsys
+):
+    for number, folder in enumerate(("a", "damaged", "z"), 1):
+        make_run(tmp_path / folder, env_id="Empty-8x8", seed=number)
+    path, is_one_flag = tmp_path / "damaged" / name, isinstance(content, dict)
+    if is_one_flag:
+        content = json.dumps(json.loads(path.read_text()) | content).encode()
+    path.unlink() if content is None else path.write_bytes(content)
+    in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)
+    out, err = capsys.readouterr()
+    assert out.startswith("2 rows collected")
+    assert f"left out: {tmp_path / 'damaged'}: " in err
+    assert err.count("left out") == 1
+    if name in ("evaluations.csv", "config.json") and not is_one_flag:
+        monkeypatch.setattr(
+            sys, "argv", ["plot_runs.py", str(path.parent), "--out", str(tmp_path / "x.png")]
+        )
+        with pytest.raises(SystemExit):
+            plot_runs.main()
+        assert re.fullmatch(rf"error: .*{name}.*\n", capsys.readouterr().err)
+
+
+def test_a_row_whose_score_is_no_number_is_left_out_by_name(tmp_path, monkeypatch, capsys):
+    for number in (1, 2):
+        make_run(tmp_path / str(number), env_id="Empty-8x8", seed=number)
+    in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)
+    rows = tmp_path / "results" / "minigrid.csv"
+    rows.write_text(rows.read_text().replace(",1,1.0,", ",1,good,"))
+    assert [key.seed for key in Records(rows.parent).rows("minigrid")] == [2]
+    assert f"{rows}, line 2" in capsys.readouterr().err
+    in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)  # made good from its run
+    assert capsys.readouterr().out.startswith("1 rows collected")
+    assert [key.seed for key in Records(rows.parent).rows("minigrid")] == [1, 2]
 
 
 def test_rows_made_with_other_defaults_are_refused(tmp_path, monkeypatch, capsys):
@@ -199,7 +239,6 @@ def test_a_dry_run_writes_nothing(tmp_path, monkeypatch):
 def test_an_interruption_between_two_files_loses_nothing(tmp_path, monkeypatch):
     make_run(tmp_path / "run", env_id="Empty-8x8")
     (found_key,) = found = finished_runs(tmp_path, ["minigrid"])
-    found = {found_key: measurements(found[found_key])}
     records, replace, written = Records(tmp_path / "results"), Path.replace, []
 
     def second_fails(new, path):

@@ -21,13 +21,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-import matplotlib.pyplot as plt
 import measures
 import numpy as np
 import recorded
 import tyro
-from matplotlib import cm, collections, colors
-from output import fail, write_figure
+from output import fail
+from picture import cm, collections, colors, plt, wrapped, write_figure
 from PIL import Image
 
 try:
@@ -176,10 +175,10 @@ def draw_picture(layout, path):
         layout.scale, ax=axis, format="{x:,.6g}", location="bottom", fraction=0.03, shrink=0.45,
         aspect=35,
     )  # fmt: skip
-    bar.set_label("\n".join(layout.notes), fontsize=9)
+    bar.set_label(wrapped("\n".join(layout.notes), 9, 9), fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
-    axis.set_title(layout.title, fontsize=11)
+    axis.set_title(wrapped(layout.title, 9, 11), fontsize=11)
     write_figure(figure, path, 120)
 
 
@@ -234,7 +233,8 @@ def write_page(run, layout, q, path):
         "observations": [observation_text(run, state) for state in layout.states[:OBSERVED]],
     } | layout.edges
     text = json.dumps(data, default=np.ndarray.tolist, separators=(",", ":"))
-    page = PAGE.read_text().replace("/*DATA*/null", text.replace("</", "<\\/"))
+    # "<!--<script>" in a name would swallow the program.
+    page = PAGE.read_text().replace("/*DATA*/null", text.replace("<", "\\u003c"))
     try:
         path.write_text(page)
     except OSError as error:

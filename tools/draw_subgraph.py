@@ -5,9 +5,9 @@
 
 For one pair (s, a) `expand` is asked for the subgraph and `pair_q_values` for its nested values,
 with the run's depth, breadth, discount and target network, without its prior. Unless it is given,
-the pair is the one of 32 sampled transitions whose target differs most from tree backup's. What the
-target reads is printed as sums, so that it can be checked by hand. Atari runs learn distributions;
-here their expectations are nested, without noise and clipping.
+the pair is that of the transition whose target differs most from tree backup's, of 2,000 that are
+sampled (Atari: 256). What the target reads is printed as sums, so that it can be checked by hand.
+Atari runs learn distributions; here their expectations are nested, without noise and clipping.
 """
 
 import signal
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import matplotlib.pyplot as plt
 import numpy as np
 import recorded
 import tyro
-from output import draw_arrow, fail, write_figure
+from output import fail
+from picture import draw_arrow, plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
 
-SAMPLED = 32  # rows of the replay
-LINES = 36  # of sums: with the rest at most 40
+SAMPLED, OF_ATARI = 2_000, 256  # rows of the replay that are compared
+LINES = 36  # of sums: with the rest at most 39
 
 
 @dataclass
@@ -147,7 +147,7 @@ def draw(nested, title, path):
     for column in range(num_levels + 1):
         label = f"{'V' if column else 'G'}$_{{{num_levels - column}}}$"
         axis.text(column, -tallest / 2 - 0.9, label, ha="center", fontsize=9, color="#5c636a")
-    axis.set_title(title, fontsize=10)
+    axis.set_title(wrapped(title, size[0], 10), fontsize=10)
     axis.set(xlim=(-0.45, num_levels + 0.4), ylim=(-tallest / 2 - 1.2, tallest / 2 + 0.6))
     axis.axis("off")
     write_figure(figure, path)
@@ -159,13 +159,15 @@ def root_of(run, args, rng):
     if args.state is None:
         if run.replay is None:
             fail(f"{run.name} has no replay to sample a transition from: require --state")
-        rows = rng.integers(len(run.replay["node"]), size=SAMPLED)
+        num_rows = len(run.replay["node"])
+        most = min(num_rows, OF_ATARI if run.suite == "atari" else SAMPLED)
+        rows = rng.choice(num_rows, most, replace=False)
         nodes, actions = run.replay["node"][rows], run.replay["action"][rows]
         sub = run.graph.expand(nodes, actions, args.depth, args.breadth, rng)
-        targets = backed_up(run, sub, args)[0][:SAMPLED]
+        targets = backed_up(run, sub, args)[0][: len(rows)]
         columns = [run.replay[name] for name in recorded.COLUMNS]
         sub = trajectory_subgraphs(rows, args.depth, *columns)
-        tree = backed_up(run, sub, args)[0][:SAMPLED]
+        tree = backed_up(run, sub, args)[0][: len(rows)]
         k = abs(targets - tree).argmax()
         return nodes[k], actions[k], tree[k]
     here = edges["source"] == args.state
@@ -213,6 +215,8 @@ def main():
     print("\n".join(lines[:LINES]))
     if len(lines) > LINES:
         print(f"and {len(lines) - LINES} more")
+    if args.out is not None:
+        print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":

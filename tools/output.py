@@ -1,4 +1,4 @@
-"""What the commands write and draw. What cannot be written is one line, exit status 2."""
+"""Rows and tables of the commands. What cannot be written is one line, exit status 2."""
 
 import csv
 import sys
@@ -10,24 +10,19 @@ sys.path.insert(0, str(ROOT))  # gbcore and the scripts, for all that import thi
 from gbcore.run.flags import fail, warn  # noqa: E402, F401
 
 
-def draw_arrow(axis, start, end, colour, width, **style):
-    """An arrow between two marks of a picture."""
-    style |= {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 8, "shrinkB": 8}
-    axis.annotate("", end, start, arrowprops=style)
-
-
-def write_figure(figure, path, dpi=110):
-    """Write a matplotlib figure; the suffix of path says in which format."""
-    try:
-        figure.savefig(path, dpi=dpi)
-    except (OSError, ValueError) as error:
-        fail(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
-
-
 def read_rows(path):
-    """Whole rows of a CSV file: dicts of text. Raises OSError for one that cannot be read."""
-    with open(path, newline="") as file:  # the last row may be cut, by a full disk or for now
-        return [row for row in csv.DictReader(file) if None not in row.values()]
+    """Whole rows of a CSV file: dicts of text.
+
+    Raises:
+        OSError: where it cannot be read.
+        ValueError: where it is no CSV file.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            # The last row may be cut, by a full disk or for now.
+            return [row for row in csv.DictReader(file) if None not in row.values()]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def write_rows(path, columns, rows):

@@ -7,11 +7,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import tyro
-from output import fail, warn, write_figure
-from runs import WITHOUT_EFFECT, band, read_returns, run_folders, standard_error
+from output import fail, warn
+from picture import plt, wrapped, write_figure
+from runs import WITHOUT_EFFECT, band, read_config, read_returns, run_folders, standard_error
+
+INSIDE = 4  # curves whose legend has room in the picture
 
 
 @dataclass
@@ -30,12 +32,12 @@ def read_settings(paths):
     found = {}
     for folder in folders:
         try:
-            config = json.loads((folder / "config.json").read_text())
-            returns, seed = read_returns(folder), config.pop("seed")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            fail(f"{folder} cannot be read: {error!r}")
+            config, returns = read_config(folder), read_returns(folder)
+        except ValueError as error:
+            fail(error)
+        seed = config.pop("seed")
         flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
-        flags["script"] = Path(config.get("script", "")).stem
+        flags["script"] = Path(config["script"]).stem
         if returns:
             seeds = found.setdefault(json.dumps(flags, sort_keys=True), (flags, {}))[1]
             seeds[seed] = returns  # of a seed that was run twice, the last
@@ -48,10 +50,12 @@ def labels(settings):
     """A label per setting: the flags in which those of one task differ, or else the backup."""
     flags = [of_setting for of_setting, _ in settings]
     names = sorted(set().union(*flags) - {"env_id", "backup"})
-    differ = [
-        name for name in names for task in {f["env_id"] for f in flags}
-        if len({json.dumps(f[name]) for f in flags if f["env_id"] == task and name in f}) > 1
-    ]  # fmt: skip
+    differ = []
+    for name in names:
+        for task in {of["env_id"] for of in flags}:
+            values = [of[name] for of in flags if of["env_id"] == task and name in of]
+            if len(set(map(json.dumps, values))) > 1:
+                differ.append(name)
     for of_setting, seeds in settings:
         words = [of_setting["env_id"], of_setting["backup"]]
         names = [name for name in dict.fromkeys(differ) if name in of_setting]
@@ -73,8 +77,10 @@ def curve_of(seeds):
 def main():
     args = tyro.cli(Args, description=__doc__)
     settings = read_settings(args.runs)
-    figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
-    for (_, seeds), label in zip(settings, labels(settings), strict=True):
+    names = [wrapped(label, 7, 9) for label in labels(settings)]
+    beside = 0 if len(names) <= INSIDE else sum(name.count("\n") + 1 for name in names)
+    figure, axis = plt.subplots(figsize=(8, 3.6 + 0.2 * beside), layout="constrained")
+    for (_, seeds), label in zip(settings, names, strict=True):
         steps, mean, error = curve_of(seeds)
         (line,) = axis.plot(steps, mean, marker="o" if len(steps) <= 20 else None, markersize=4)
         line.set_label(label)
@@ -82,7 +88,10 @@ def main():
     axis.set_xlabel("environment steps")
     axis.set_ylabel("score (mean, standard error)")
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right", frameon=False, fontsize=9)
+    if beside:
+        figure.legend(loc="outside lower left", frameon=False, fontsize=9)
+    else:
+        axis.legend(frameon=False, fontsize=9)
     write_figure(figure, args.out)
     print(f"wrote {args.out}")
 

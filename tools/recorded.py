@@ -12,7 +12,6 @@ reached from these, the earliest of them (ids are given in the order of first vi
 """
 
 import importlib.util
-import json
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ import ale_py
 import numpy as np
 import torch
 from output import ROOT, fail, warn
+from runs import read_config
 from scipy import sparse
 
 from gbcore import Replay, TransitionGraph
@@ -152,15 +152,17 @@ def read(path):
     if not (path / "config.json").exists():
         fail(f"no run and no graph file: {path}" + " has no config.json" * path.exists())
     try:
-        config = json.loads((path / "config.json").read_text())
-        script = Path(config.pop("script"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        fail(f"{path}: config.json is corrupt, or names no script: {error!r}")
+        config = read_config(path)
+    except ValueError as error:
+        fail(error)
+    script = Path(config.pop("script"))
     places = (script, ROOT / script.name, ROOT / "examples" / script.name)
     run = Recorded(path.name, None, config=config)
     run.script = next((place for place in places if place.is_file()), None)
     if run.script is None:
         run.missing = f"the script that made {path} is gone: {script}"
+    elif run.script.resolve().is_relative_to(path.resolve()):
+        run.script, run.missing = None, f"{script} lies in the run's own folder and is not executed"
     try:
         tree = load_checkpoint(path)
         run.graph, run.steps = TransitionGraph.from_state(tree["graph"]), tree["counters"]["step"]
@@ -170,14 +172,14 @@ def read(path):
                 f"{path} has no graph: a running run needs --checkpoint-frequency, "
                 "a sweep --keep-checkpoints"
             )
-        run.graph, run.steps = load_graph(path / "graph.npz"), config["total_timesteps"]
+        run.graph, run.steps = load_graph(path / "graph.npz"), config.get("total_timesteps")
         try:  # no code in the file is run
             model = torch.load(path / "model.pt", weights_only=True, map_location="cpu")
         except Exception as error:  # torch raises whatever the broken part raises
             fail(f"cannot read the networks in {path / 'model.pt'}: {error}")
         run.networks = {"online": model, "target": model}
         return run
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         fail(f"cannot read the checkpoint of {path}: {error}")
     if run.graph.num_edges == 0:
         fail(f"{path} has no transitions yet")
@@ -222,10 +224,14 @@ def load_script(script):
 
 def args_of(module, config):
     """The script's Args of a run."""
-    try:
-        return module.Args(**config)
-    except TypeError as error:
-        fail(f"config.json has other flags than {module.__file__}: {error}")
+    normal = vars(module.Args())
+    for name, value in config.items():
+        if name not in normal:
+            fail(f"config.json has --{name}, which {module.__file__} does not have")
+        kinds = {type(normal[name])} | ({int} if type(normal[name]) is float else set())
+        if normal[name] is not None and type(value) not in kinds:
+            fail(f"config.json: Require {name} as {normal[name]!r}, got {value!r}")
+    return module.Args(**config)
 
 
 def distances(num_ids, source, target, starts):

@@ -1,6 +1,10 @@
-"""What run folders hold: flags, results and learning curves."""
+"""What run folders hold: flags, results and learning curves.
+
+All tools read them here. A file that is damaged, or of no run, is a ValueError that names it.
+"""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +12,12 @@ from output import read_rows
 from scipy import stats
 
 # Flags that say where and how a run is computed, not what.
-WITHOUT_EFFECT = {
-    "run_dir", "resume", "track", "wandb_project_name", "wandb_entity", "capture_video",
-    "save_model", "threads", "cuda", "cuda_graphs", "torch_deterministic", "log_frequency",
-    "checkpoint_frequency",
-}  # fmt: skip
+WITHOUT_EFFECT = set(
+    "run_dir resume track wandb_project_name wandb_entity capture_video save_model threads cuda "
+    "cuda_graphs torch_deterministic log_frequency checkpoint_frequency".split()
+)
+REQUIRED = {"script": str, "env_id": str, "backup": str, "seed": int}
+NUMBERS = {"depth": int, "breadth": int, "total_timesteps": int, "gamma": float}
 
 
 def words_of(flags):
@@ -26,11 +31,40 @@ def words_of(flags):
 
 
 def read_json(path):
-    """Content of a JSON file; None where there is none, or half of one."""
+    """The object in a JSON file, a dict."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: Require an object, got {type(content).__name__}")
+    return content
+
+
+def read_config(folder):
+    """All flags of a run, and the script that made it."""
+    path = Path(folder) / "config.json"
+    config = read_json(path)
+    for name, kind in (REQUIRED | NUMBERS).items():
+        value = config.get(name, None if name in REQUIRED else kind())
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{path} is of no run: Require {name}: {kind.__name__}, got {value!r}")
+    return config
+
+
+def read_result(folder):
+    """What a run measured that went to its end; None of another. result.json is written last."""
+    path = Path(folder) / "result.json"
+    result = read_json(path) if path.exists() else {}
+    if result.get("interrupted") is not False:
         return None
+    for name in "score steps wall_seconds training_seconds sps novel_state_ratio".split():
+        value = result.get(name)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"{path} is damaged: Require a finite {name}, got {value!r}")
+    return result
 
 
 def run_folders(run_dir):
@@ -39,11 +73,23 @@ def run_folders(run_dir):
     return sorted(path.parent for place in places for path in Path(run_dir).glob(place))
 
 
+def read_columns(path, name):
+    """Steps and numbers of a column of a run's CSV file: pairs of int and float."""
+    try:
+        rows = read_rows(path)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return [(int(row["global_step"]), float(row[name])) for row in rows]
+    except (KeyError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from None
+
+
 def read_returns(folder):
     """Step -> returns of the episodes of the evaluation after that step."""
     returns = {}
-    for row in read_rows(folder / "evaluations.csv"):
-        returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
+    for step, value in read_columns(Path(folder) / "evaluations.csv", "episodic_return"):
+        returns.setdefault(step, []).append(value)
     return dict(sorted(returns.items()))
 
 

@@ -1,0 +1,31 @@
+"""Pictures: matplotlib without a screen, imported here alone."""
+
+import os
+import textwrap
+
+from output import fail
+
+os.environ["MPLBACKEND"] = "agg"  # a notebook names one that need not be installed here
+
+import matplotlib.pyplot as plt  # noqa: F401
+from matplotlib import cm, collections, colors  # noqa: F401
+
+
+def draw_arrow(axis, start, end, colour, width, **style):
+    """An arrow between two marks of a picture."""
+    style |= {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 8, "shrinkB": 8}
+    axis.annotate("", end, start, arrowprops=style)
+
+
+def write_figure(figure, path, dpi=110):
+    """Write a matplotlib figure; the suffix of path says in which format."""
+    try:
+        figure.savefig(path, dpi=dpi)
+    except (OSError, ValueError) as error:
+        fail(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def wrapped(text, inches, size):
+    """Lines of text that are no wider than a picture, in letters of a size."""
+    width = int(inches * 135 / size)
+    return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
