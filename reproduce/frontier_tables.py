@@ -1,4 +1,4 @@
-"""Tables of docs/frontier.md: every setting with the frontier and without."""
+"""Tables of docs/frontier_scores.md: every setting with the frontier and without."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Write docs/report.md, the tables of docs/frontier.md and the README's results from the rows.
+"""Write the tables of docs/report.md, scores.md and frontier_scores.md, and the README's.
 
     python reproduce/report.py
     python reproduce/report.py --results-dir runs/results    # your own: runs/results/report.md
@@ -213,16 +213,19 @@ def origin(protocols):
     )
 
 
-def tables(protocols, folder):
-    """All tables, in parts; draws the learning curves into the folder."""
+def claims_of(protocols):
+    """A table of claims for each protocol, in parts."""
     claimed = [p for p in protocols if claims(p)]
     if claimed:
         yield "## The paper's claims"
     for protocol in claimed:
         yield f"**{protocol.title}**"
         yield claims_table(protocol)
-    for protocol in protocols:
-        yield from section(protocol, folder)
+
+
+def scores_of(protocols, folder):
+    """Tables of scores, in parts; draws the learning curves into the folder."""
+    return itertools.chain(*(section(protocol, folder) for protocol in protocols))
 
 
 def replace_block(path, name, parts):
@@ -241,16 +244,18 @@ def write_pages(protocols):
     curves = protocols[0].curves(["graph", FRONTIER])
     report_figures.draw_curves(docs / "frontier_minigrid_curves.png", curves)
     replace_block(docs / "report.md", "findings", [*in_short(protocols, docs), origin(protocols)])
-    replace_block(docs / "report.md", "tables", tables(protocols, docs))
-    replace_block(docs / "frontier.md", "tables", frontier_tables.tables(protocols, more))
+    replace_block(docs / "report.md", "claims", claims_of(protocols))
+    replace_block(docs / "scores.md", "scores", scores_of(protocols, docs))
+    replace_block(docs / "frontier_scores.md", "tables", frontier_tables.tables(protocols, more))
     replace_block(ROOT / "README.md", "results", [summary(protocols)])
-    return "docs/report.md docs/frontier.md README.md"
+    return "docs/report.md docs/scores.md docs/frontier_scores.md README.md"
 
 
 def write_report(protocols, folder):
     """A page of a folder's rows, beside them."""
     parts = [*in_short(protocols, folder), origin(protocols)]
-    parts += [f"How to read it: {ROOT / 'docs' / 'report.md'}", *tables(protocols, folder)]
+    parts += [f"How to read it: {ROOT / 'docs' / 'report.md'}", *claims_of(protocols)]
+    parts += scores_of(protocols, folder)
     (folder / "report.md").write_text("\n\n".join(["# Does it reproduce?", *parts]) + "\n")
     return folder / "report.md"
 
