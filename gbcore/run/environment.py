@@ -163,14 +163,18 @@ class GymnasiumTask:
         wanted = f"to return ({', '.join(parts)})" if parts else "to return a picture"
         fail(f"{self.env_id}: require {method} {wanted}, got {wrong}")
 
-    def _observe(self, obs):
+    def flatten(self, obs: Any) -> np.ndarray:
+        """An observation of the environment's own as the array that a run observes."""
         wrong = misfit(self.space, obs)
         if wrong is None and not self.is_flat:
             obs = spaces.flatten(self.space, obs)
             wrong = misfit(self.box, obs)
         if wrong is not None:
             fail(f"{self.env_id}: require an observation in {self.space}, got {wrong}")
-        self.obs = obs = np.array(obs, self.dtype)  # environments may go on writing into theirs
+        return np.array(obs, self.dtype)  # environments may go on writing into theirs
+
+    def _observe(self, obs):
+        self.obs = obs = self.flatten(obs)
         self.key = None
         if self.decimals is not None or self.key_last_action:
             key = obs if self.decimals is None else rounded(obs, self.decimals)

@@ -1,0 +1,158 @@
+"""Logged transitions: read, solved and followed without a network. Only tried actions count."""
+
+from pathlib import Path
+
+import numpy as np
+
+from gbcore.graph import TransitionGraph
+
+COLUMNS = (
+    "observations", "actions", "rewards", "next_observations", "terminations", "truncations",
+)  # fmt: skip
+
+
+def read_transitions(path: str | Path) -> dict[str, np.ndarray]:
+    """COLUMNS -> arrays [N, ...], one row a transition, in order of time.
+
+    Args:
+        path: an .npz with these arrays, or the folder of a Minari dataset (read by minari, or by
+            h5py alone). Of an observation that is a dict, the parts become one vector, in the order
+            of their names.
+
+    Raises:
+        OSError: for what cannot be read.
+        ValueError: for a column that is missing, of another length, or of numbers that no graph
+            takes: actions that are not integers >= 0, rewards that are not finite.
+    """
+    path = Path(path)
+    if path.is_dir():
+        parts = [_columns_of(one) for one in _episodes_of_minari(path)]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    else:
+        with np.load(path) as file:
+            if missing := [name for name in COLUMNS if name not in file]:
+                raise ValueError(f"Require arrays {', '.join(COLUMNS)}, got no {missing[0]}")
+            columns = [file[name] for name in COLUMNS]
+    obs, actions, rewards, next_obs, *ends = columns
+    if obs.dtype.kind not in "biuf":
+        raise ValueError(f"Require observations that are numbers, got {obs.dtype}")
+    for name, column in zip(COLUMNS, columns, strict=True):
+        if column.shape[:1] != obs.shape[:1] or not len(obs):
+            raise ValueError(f"Require as many {name} as observations, at least one, got "
+                             f"{column.shape} and {obs.shape}")  # fmt: skip
+    if obs.shape != next_obs.shape or obs.dtype != next_obs.dtype:
+        raise ValueError(f"Require next_observations as {obs.dtype} {obs.shape}, got "
+                         f"{next_obs.dtype} {next_obs.shape}")  # fmt: skip
+    if actions.ndim != 1 or actions.dtype.kind not in "iu" or actions.min() < 0:
+        raise ValueError(f"Require actions [N] that are integers >= 0, got {actions.dtype} "
+                         f"{actions.shape} from {actions.min()}")  # fmt: skip
+    if rewards.ndim != 1 or rewards.dtype.kind not in "biuf" or not np.isfinite(rewards).all():
+        raise ValueError("Require finite rewards [N]")
+    for name, column in zip(COLUMNS[4:], ends, strict=True):
+        if column.ndim != 1 or not np.isin(column, (0, 1)).all():
+            raise ValueError(f"Require {name} [N] of True and False")
+    columns[1:3] = actions.astype(np.int64), rewards.astype(np.float64)
+    columns[4:] = (column.astype(np.bool_) for column in ends)
+    return dict(zip(COLUMNS, columns, strict=True))
+
+
+def _episodes_of_minari(folder):
+    try:
+        from minari import MinariDataset
+
+        return [vars(one) for one in MinariDataset(folder / "data").iterate_episodes()]
+    except ImportError:
+        try:
+            import h5py
+        except ImportError:
+            raise OSError("a Minari dataset needs pip install minari or h5py") from None
+    file = h5py.File(folder / "data" / "main_data.hdf5")
+    return [file[f"episode_{i}"] for i in range(len(file))]
+
+
+def _columns_of(episode):
+    obs = _flat(episode["observations"])
+    ends = (np.asarray(episode[name]) for name in COLUMNS[4:])
+    return obs[:-1], np.asarray(episode["actions"]), np.asarray(episode["rewards"]), obs[1:], *ends
+
+
+def _flat(tree):
+    if isinstance(tree, tuple):
+        tree = {f"_index_{i}": part for i, part in enumerate(tree)}  # as in the file
+    if not hasattr(tree, "keys"):
+        return np.asarray(tree)
+    parts = [_flat(tree[name]) for name in sorted(tree.keys())]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def solve_tried(graph: TransitionGraph, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Value iteration over the actions that were tried.
+
+    With c(s, a) the count of a pair and f(T) those of its transitions:
+
+        Q(s, a) = sum_T f(T) (r + gamma (1 - done) V(s')) / c(s, a)
+        V(s)    = max of Q(s, a) over the tried actions; where there are none,
+                  the least that the rewards seen allow: min(r, 0) / (1 - gamma)
+
+    Args:
+        graph: the TransitionGraph, with at least one transition.
+        gamma: the discount, in [0, 1).
+
+    Returns:
+        V float64 [num_ids]; the best action of each node int64 [num_ids], -1 where there is none;
+        how often that was tried int64 [num_ids]. Rows of freed ids mean nothing.
+
+    Raises:
+        ValueError: for a discount out of range or a graph without transitions.
+    """
+    if not 0 <= gamma < 1:
+        raise ValueError(f"Require 0 <= gamma < 1, got {gamma}")
+    edges = graph.edges()
+    if not len(edges["source"]):
+        raise ValueError("Require a graph with transitions, got none")
+    pairs, pair = np.unique(
+        edges["source"] * graph.num_actions + edges["action"], return_inverse=True
+    )
+    nodes, first = np.unique(pairs // graph.num_actions, return_index=True)
+    count = np.bincount(pair, edges["count"])
+    share, goes_on = edges["count"] / count[pair], gamma * ~edges["terminated"]
+    values = np.full(graph.num_ids, min(edges["reward"].min(), 0) / (1 - gamma))
+    change = np.inf
+    while change > 1e-9 * max(1, np.abs(values).max()):
+        q = np.bincount(pair, share * (edges["reward"] + goes_on * values[edges["next"]]))
+        best = np.maximum.reduceat(q, first)
+        change = np.abs(best - values[nodes]).max()
+        values[nodes] = best
+    chosen = np.lexsort((-q, pairs // graph.num_actions))[first]
+    actions, counts = np.full(graph.num_ids, -1), np.zeros(graph.num_ids, np.int64)
+    actions[nodes], counts[nodes] = pairs[chosen] % graph.num_actions, count[chosen]
+    return values, actions, counts
+
+
+def follow(
+    graph: TransitionGraph, actions: np.ndarray, starts: np.ndarray, steps: int
+) -> tuple[float, float, float, np.ndarray]:
+    """What a policy's episodes would be if the transitions seen were all there are.
+
+    Args:
+        graph: the TransitionGraph.
+        actions: int64 [num_ids], one of each node, or -1.
+        starts: node ids int64 [n], each as likely.
+        steps: of an episode, at most.
+
+    Returns:
+        Mean return (not discounted), mean length, share of episodes that terminate, and expected
+        visits float64 [num_ids]. An episode ends as well where the graph has no such transition.
+    """
+    edges = graph.edges()
+    taken = actions[edges["source"]] == edges["action"]
+    edges = {name: column[taken] for name, column in edges.items()}
+    share = edges["count"] / np.bincount(edges["source"], edges["count"])[edges["source"]]
+    mass = np.bincount(starts, minlength=graph.num_ids) / len(starts)
+    found, visits = np.zeros(3), np.zeros(graph.num_ids)
+    for _ in range(steps):
+        visits += mass
+        flow = mass[edges["source"]] * share
+        found += flow @ edges["reward"], flow.sum(), flow @ edges["terminated"]
+        mass = np.bincount(edges["next"], flow * ~edges["terminated"], minlength=graph.num_ids)
+    return *found.tolist(), visits

@@ -1,0 +1,211 @@
+"""gbcore.offline and examples/offline.py: logged transitions, solved by the actions tried."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from conftest import command, is_one_line, jitted, scaled
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from examples import offline
+from gbcore import TransitionGraph
+from gbcore.offline import COLUMNS, follow, read_transitions, solve_tried
+
+
+def graph_of(rows, num_actions=2):
+    """Of rows (state, action, reward, next state, terminated); and the node of each state."""
+    graph = TransitionGraph(num_actions, (1,), np.int64)
+    nodes = {s: graph.node(np.array([s])) for row in rows for s in (row[0], row[3])}
+    for s, action, reward, after, terminated in rows:
+        graph.add(nodes[s], action, reward, nodes[after], terminated)
+    return graph, nodes
+
+
+# Two trajectories that meet in 2: one gets there in one step, the other knows the way to the end.
+CROSSING = [
+    (0, 0, 0.0, 1, False), (1, 0, 0.0, 3, False), (3, 0, 0.0, 2, False), (2, 0, 1.0, 9, True),
+    (0, 1, 0.0, 2, False), (2, 1, 0.0, 5, False),
+]  # fmt: skip
+
+
+def test_the_stitched_path_is_shorter_than_any_seen():
+    graph, nodes = graph_of(CROSSING)
+    values, actions, counts = solve_tried(graph, 0.5)
+    assert [values[nodes[s]] for s in (0, 1, 3, 2, 9, 5)] == [0.5, 0.25, 0.5, 1, 0, 0]
+    assert [actions[nodes[s]] for s in (0, 2, 9, 5)] == [1, 0, -1, -1]
+    assert (counts[nodes[0]], counts[nodes[9]]) == (1, 0)
+    found, length, ends, visits = follow(graph, actions, np.array([nodes[0]]), 10)
+    assert (found, length, ends) == (1, 2, 1)
+    assert [visits[nodes[s]] for s in (0, 2, 9, 1)] == [1, 1, 0, 0]
+
+
+def test_where_nothing_was_tried_is_no_refuge_from_costs():
+    rows = [(0, 0, -1.0, 1, False), (0, 1, -1.0, 2, False), (1, 0, -5.0, 3, True)]
+    graph, nodes = graph_of(rows)
+    values, actions, _ = solve_tried(graph, 0.9)
+    assert values[nodes[2]] == pytest.approx(-5 / 0.1)
+    assert values[nodes[0]] == pytest.approx(-1 + 0.9 * -5)
+    assert actions[nodes[0]] == 0
+
+
+@settings(max_examples=scaled(100))
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.sampled_from([0.0, 1.0, -2.0]),
+                          st.integers(0, 4), st.booleans()), min_size=1, max_size=30))  # fmt: skip
+def test_values_are_the_fixed_point_and_following_them_gets_them(rows):
+    graph, nodes = graph_of(rows)
+    values, actions, counts = solve_tried(graph, 0.5)
+    least = min(min(row[2] for row in rows), 0) / 0.5
+
+    def backed_up(s, action):
+        seen = [row for row in rows if row[:2] == (s, action)]
+        return np.mean([r + 0.5 * (not over) * values[nodes[s2]] for _, _, r, s2, over in seen])
+
+    for s, node in nodes.items():
+        tried = sorted({row[1] for row in rows if row[0] == s})
+        best = max((backed_up(s, action) for action in tried), default=least)
+        assert values[node] == pytest.approx(best, abs=1e-7)
+        assert (actions[node] in tried) if tried else (actions[node] == -1)
+        if tried:
+            assert backed_up(s, actions[node]) == pytest.approx(best, abs=1e-7)
+        assert counts[node] == sum(row[:2] == (s, actions[node]) for row in rows)
+    # By hand: the same policy's episodes, drawn from the rows.
+    rng, start, lengths, returns = np.random.default_rng(0), rows[0][0], [], []
+    for _ in range(300):
+        s, over, gone = start, False, [0.0]
+        while not over and len(gone) <= 6 and actions[nodes[s]] >= 0:
+            seen = [row for row in rows if row[:2] == (s, actions[nodes[s]])]
+            _, _, reward, s, over = seen[rng.integers(len(seen))]
+            gone.append(reward)
+        lengths.append(len(gone) - 1)
+        returns.append(sum(gone))
+    found, length, _, _ = follow(graph, actions, np.array([nodes[start]]), 6)
+    for drawn, mean in ((lengths, length), (returns, found)):
+        assert abs(np.mean(drawn) - mean) <= 5 * np.std(drawn) / 300**0.5 + 1e-9
+
+
+def test_a_graph_without_transitions_and_a_discount_of_one_are_refused():
+    graph = TransitionGraph(2, (1,))
+    with pytest.raises(ValueError, match="Require a graph with transitions"):
+        solve_tried(graph, 0.5)
+    with pytest.raises(ValueError, match="Require 0 <= gamma < 1, got 1"):
+        solve_tried(graph, 1)
+
+
+def columns_of(rows):
+    obs, action, reward, after, over = (np.array(column) for column in zip(*rows, strict=True))
+    values = obs[:, None], action, reward, after[:, None], over, np.zeros_like(over)
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+GOOD = columns_of(CROSSING)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"actions": GOOD["actions"][:3]}, "Require as many actions as observations"),
+        ({"actions": GOOD["actions"] / 2}, "actions [N] that are integers >= 0, got float64"),
+        ({"actions": GOOD["actions"] - 1}, "integers >= 0, got int64 (6,) from -1"),
+        ({"rewards": np.full(6, np.inf)}, "Require finite rewards"),
+        ({"rewards": GOOD["rewards"].astype(str)}, "Require finite rewards"),
+        ({"next_observations": np.zeros((6, 2), int)}, "Require next_observations as int64 (6, 1)"),
+        ({"observations": GOOD["observations"].astype(str)}, "observations that are numbers"),
+        ({"terminations": np.full(6, 2)}, "Require terminations [N] of True and False"),
+        ({"rewards": None}, "got no rewards"),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_of_transitions_is_one_line(changed, named, tmp_path, capsys):
+    table = {name: x for name, x in (GOOD | changed).items() if x is not None}
+    np.savez(tmp_path / "data.npz", **table)
+    assert command(offline, tmp_path / "data.npz") == 2
+    assert is_one_line(capsys, "error: cannot use ", named)
+
+
+def test_a_damaged_file_and_another_task_are_one_line(tmp_path, capsys):
+    path = tmp_path / "data.npz"
+    np.savez(path, **GOOD)
+    assert command(offline, path, "--env-id", "CartPole-v1") == 2
+    assert is_one_line(
+        capsys, "CartPole-v1: require an observation in Box", "got one of shape (1,)"
+    )
+    path.write_bytes(path.read_bytes()[:200])
+    assert command(offline, path) == 2
+    assert is_one_line(capsys, "cannot use ")
+
+
+def printed(capsys, *flags):
+    assert command(offline, *flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line.partition(":")[0]: line.partition(": ")[2] for line in lines}
+
+
+def test_the_example_tells_mean_best_and_stitched_of_rows_and_of_a_graph(tmp_path, capsys):
+    np.savez(tmp_path / "data.npz", **GOOD)
+    found = printed(capsys, tmp_path / "data.npz", "--gamma", 0.5, "--sign")
+    assert found["mean of 2 trajectories"] == "return 0.500, 3.0 steps, discounted 0.062"
+    assert found["best of them"] == "return 1.000, 4.0 steps, discounted 0.125"
+    assert found["stitched, by the data"] == "return 1.000, 2.0 steps, discounted 0.500; 100% end"
+    graph_of(CROSSING)[0].save(tmp_path / "graph.npz")
+    same = printed(capsys, tmp_path / "graph.npz", "--gamma", 0.5)
+    assert same["stitched, by the data"] == found["stitched, by the data"]
+    assert "best of them" not in same
+
+
+@jitted
+@pytest.mark.parametrize(
+    ("flags", "least"),
+    [
+        (("--env-id", "FrozenLake-v1"), 0.5),
+        (("--env-id", "DoorKey-5x5", "--script", "gb_dqn_minigrid", "--sign"), 0.9),
+        (("--env-id", "CartPole-v1", "--round", "1"), 30),
+    ],
+    ids=["lake", "door", "pole"],
+)
+def test_what_is_stitched_from_random_steps_is_better_where_it_is_played(
+    flags, least, tmp_path, capsys
+):
+    words = (tmp_path / "data.npz", *flags, "--episodes", "20")
+    found = printed(capsys, *words, "--collect", 12_000)
+    values = {
+        name: float(text.split()[1].strip(",")) for name, text in found.items() if "return" in text
+    }
+    mean, *_, played = values.values()
+    assert played > max(least, 2 * mean)
+    assert printed(capsys, *words)["best of them"] == found["best of them"]
+
+
+LAKE = {  # of one episode: the observation of FrozenLake is a number
+    "observations": np.array([0, 4, 8]), "actions": np.array([1, 1]), "rewards": np.zeros(2),
+    "terminations": np.zeros(2, bool), "truncations": np.array([False, True]),
+}  # fmt: skip
+
+
+def test_a_minari_dataset_by_minari_and_by_its_file(monkeypatch, tmp_path, capsys):
+    nested = LAKE | {"observations": {"b": np.ones((3, 2)), "a": (np.arange(3), np.zeros(3))}}
+    episodes = [LAKE, LAKE]
+
+    class MinariDataset:
+        def __init__(self, path):
+            assert path == tmp_path / "data"
+
+        def iterate_episodes(self):
+            return [types.SimpleNamespace(id=0, infos={}, **episode) for episode in episodes]
+
+    monkeypatch.setitem(sys.modules, "minari", None)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(OSError, match="needs pip install minari or h5py"):
+        read_transitions(tmp_path)
+    file = {f"episode_{i}": episode for i, episode in enumerate(episodes)}
+    monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=lambda path: file))
+    of_file = read_transitions(tmp_path)
+    monkeypatch.setitem(sys.modules, "minari", types.SimpleNamespace(MinariDataset=MinariDataset))
+    of_minari = read_transitions(tmp_path)
+    assert of_file["observations"].tolist() == [0, 4, 0, 4]
+    assert of_file["next_observations"].tolist() == [4, 8, 4, 8]
+    assert of_file["truncations"].tolist() == [False, True] * 2
+    np.testing.assert_equal(of_file, of_minari)
+    assert "played there" in printed(capsys, tmp_path, "--env-id", "FrozenLake-v1", "--episodes", 2)
+    episodes[:] = [nested]
+    assert read_transitions(tmp_path)["observations"].tolist() == [[0, 0, 1, 1], [1, 0, 1, 1]]
