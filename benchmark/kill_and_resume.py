@@ -176,10 +176,8 @@ def main():
     kills, differences = Counter(), []
     with tempfile.TemporaryDirectory() as folder:
         for i, exploration in enumerate(EXPLORATIONS[: args.kills]):
-            found = kill_runs(
-                args.script, [*flags, "--exploration", exploration],
-                moments[i :: len(EXPLORATIONS)], Path(folder) / exploration, rng,
-            )  # fmt: skip
+            words, own = [*flags, "--exploration", exploration], moments[i :: len(EXPLORATIONS)]
+            found = kill_runs(args.script, words, own, Path(folder) / exploration, rng)
             differences += found[0]
             kills += found[1]
     too_early = kills.pop("before there was a checkpoint", 0)

@@ -109,14 +109,11 @@ def forgetting(
         if step % report_frequency == 0:
             memory, seconds = megabytes(), time.process_time() - begin
             stale, problems = faults(graph, leaves)
-            rows.append({
-                "transitions": step,
-                "above_start_mb": round(memory - at_start, 1),
-                "us_per_step": round(1e6 * seconds / report_frequency, 2),
-                "nodes": graph.num_nodes, "edges": graph.num_edges, "ids": graph.num_ids,
-                "ids_given_out": graph.num_ids + int(graph.generations.sum()),
-                "stale_leaf_values": stale, "problems": problems,
-            })  # fmt: skip
+            row = {"transitions": step, "above_start_mb": round(memory - at_start, 1)}
+            row |= {"us_per_step": round(1e6 * seconds / report_frequency, 2)}
+            row |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "ids": graph.num_ids}
+            row |= {"ids_given_out": graph.num_ids + int(graph.generations.sum())}
+            rows.append(row | {"stale_leaf_values": stale, "problems": problems})
             print(", ".join(f"{name} {value:,}" for name, value in rows[-1].items()), flush=True)
             begin = time.process_time()
         if step % 32_000 == 0:

@@ -34,10 +34,12 @@ def targets(transitions: int = 20_000, batches: int = 1_000):
     """`expand` and targets of a batch of 32 on four graphs, Atari's of 51 atoms."""
     rng, rows = np.random.default_rng(1), []
     for suite, task, depth, breadth in (
-        ("minigrid", "MiniGrid-Empty-8x8-v0", 5, 50), ("minigrid", "MiniGrid-Empty-8x8-v0", 5, 0),
-        ("minatar", "freeway", 5, 20), ("minatar", "breakout", 5, 20),
+        ("minigrid", "MiniGrid-Empty-8x8-v0", 5, 50),
+        ("minigrid", "MiniGrid-Empty-8x8-v0", 5, 0),
+        ("minatar", "freeway", 5, 20),
+        ("minatar", "breakout", 5, 20),
         ("atari", "freeway", 10, 10),
-    ):  # fmt: skip
+    ):
         stream = play.stream(suite, task, np.random.default_rng(0))
         run = play.record_by_keys(*stream, transitions, task, {"": lambda obs, action: obs})[""]
         graph, times = run.graph, []
@@ -57,12 +59,9 @@ def targets(transitions: int = 20_000, batches: int = 1_000):
             times.append((expand, backup, len(sub.outcome_pair)))
         expand, backup, sizes = np.array(times[50:]).T
         low, median, high = 1e3 * np.percentile(expand + backup, [25, 50, 75])
-        rows.append((
-            f"{suite} {task}", f"{graph.num_nodes:,}", str(depth), str(breadth or "all"),
-            f"{sizes.mean():.0f}",
-            f"**{median:.3f}** ({low:.3f} to {high:.3f})",
-            f"{expand.sum() / (expand + backup).sum():.0%}",
-        ))  # fmt: skip
+        about = [f"{suite} {task}", f"{graph.num_nodes:,}", str(depth), str(breadth or "all")]
+        spread, share = f"({low:.3f} to {high:.3f})", expand.sum() / (expand + backup).sum()
+        rows.append([*about, f"{sizes.mean():.0f}", f"**{median:.3f}** {spread}", f"{share:.0%}"])
     names = ("graph", "states", "depth", "breadth", "transitions", "ms", "of it expand")
     print(markdown(names, rows))
 
@@ -112,11 +111,11 @@ def frontier(states: int = 1_000_000, slices: int = 5_000, budget: int = 2_000):
     """
     (first, *times), graph, planner = plan_slices(states, slices, budget)
     median, high, most = 1e6 * np.percentile(times, [50, 99, 100])
-    names = ("states", "edges", "first plan, s", "slice, median us", "99%", "longest",
-             "states waiting")  # fmt: skip
-    row = (f"{graph.num_nodes:,}", f"{graph.num_edges:,}", f"{first:.1f}", f"{median:.0f}",
-           f"{high:.0f}", f"{most:.0f}", f"{planner.num_waiting:,}")  # fmt: skip
-    print(markdown(names, [row]))
+    found = {"states": f"{graph.num_nodes:,}", "edges": f"{graph.num_edges:,}"}
+    found |= {"first plan, s": f"{first:.1f}", "slice, median us": f"{median:.0f}"}
+    found |= {"99%": f"{high:.0f}", "longest": f"{most:.0f}"}
+    found |= {"states waiting": f"{planner.num_waiting:,}"}
+    print(markdown(list(found), [list(found.values())]))
 
 
 if __name__ == "__main__":

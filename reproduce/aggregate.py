@@ -47,10 +47,8 @@ def estimate(statistic, found):
         return None
     value, low, high = float(statistic(*found)), np.nan, np.nan
     if seeds >= FEWEST_SEEDS:
-        low, high = stats.bootstrap(
-            found, statistic, n_resamples=REPETITIONS, method="percentile",
-            rng=np.random.default_rng(0),
-        ).confidence_interval  # fmt: skip
+        how = {"n_resamples": REPETITIONS, "method": "percentile", "rng": np.random.default_rng(0)}
+        low, high = stats.bootstrap(found, statistic, **how).confidence_interval
     return Estimate(value, float(low), float(high), seeds)
 
 

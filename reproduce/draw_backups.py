@@ -16,10 +16,8 @@ from gb_dqn_minigrid import BACKUPS
 from gbcore import Replay, TransitionGraph, q_targets
 
 # State -> place. The lower trajectory is the sampled one; the upper one reaches the goal.
-PLACES = {
-    "s": (0, 0), "a": (1, 0.35), "x": (2, 1), "b": (3, 0.35), "c": (4, 0), "d": (5, 0),
-    "p": (0, 2), "q": (1, 1.65), "y": (3, 1.65), "z": (4, 2), "goal": (5, 2),
-}  # fmt: skip
+PLACES = {"s": (0, 0), "a": (1, 0.35), "x": (2, 1), "b": (3, 0.35), "c": (4, 0), "d": (5, 0)}
+PLACES |= {"p": (0, 2), "q": (1, 1.65), "y": (3, 1.65), "z": (4, 2), "goal": (5, 2)}
 UPPER = [("p", 0), ("q", 0), ("x", 1), ("y", 0), ("z", 0), ("goal", None)]
 LOWER = [("s", 0), ("a", 0), ("x", 0), ("b", 0), ("c", 0), ("d", None)]
 DEPTH, GAMMA, NUM_ACTIONS = 5, 0.9, 2

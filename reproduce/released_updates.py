@@ -17,6 +17,7 @@ limit of MinAtar is a termination there.) Runs whose rows --out has are not run 
 `paper` are of the paper's update, at another depth.
 """
 
+import itertools
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -31,10 +32,9 @@ from folders import RESULTS
 from numba import njit
 from output import read_rows, write_rows
 from run_records import SUITES, measurements, script_of
-from runs import run_folders
+from runs import run_folders, words_of
 
-COLUMNS = ("suite", "episode_seed", "task", "backup", "depth", "update", "seed", "score",
-           "first_reward_step", "commit")  # fmt: skip
+COLUMNS = "suite episode_seed task backup depth update seed score first_reward_step commit".split()
 
 
 @dataclass
@@ -95,10 +95,8 @@ def back_up_in_place(graph, q, nodes, actions, depth, gamma, draws, targets):
     for i in range(len(nodes)):
         level, pairs = nodes[i : i + 1], [(nodes[i], actions[i])][:0]
         for d in range(depth):
-            edges = [
-                (node, graph.block_start[node] + e)
-                for node in level for e in range(graph.degree[node])
-            ]  # fmt: skip
+            blocks = [(node, graph.block_start[node]) for node in level]
+            edges = [(n, start + e) for n, start in blocks for e in range(graph.degree[n])]
             if len(edges) > breadth:
                 total = np.cumsum(np.array([graph.edge_count[e] for _, e in edges]))
                 drawn = np.searchsorted(total, draws[i, d] * total[-1], side="right")
@@ -121,10 +119,8 @@ def released_graph(learner, batch, rng, time_limit_is_terminal):
     args, leaves, targets = learner.args, learner.leaves, np.empty(len(batch.nodes), np.float32)
     leaves.values(np.flatnonzero(~leaves.known))
     draws = rng.random((len(targets), args.depth, args.breadth))
-    back_up_in_place(
-        learner.graph.arrays, leaves.q, batch.nodes, batch.actions, args.depth, args.gamma, draws,
-        targets,
-    )  # fmt: skip
+    table, pairs = (learner.graph.arrays, leaves.q), (batch.nodes, batch.actions)
+    back_up_in_place(*table, *pairs, args.depth, args.gamma, draws, targets)
     return batch, targets
 
 
@@ -145,16 +141,12 @@ def measure(about):
             return self.released
 
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            script.__file__, "--env-id", about["task"], "--seed", about["seed"], "--backup", backup,
-            "--depth", about["depth"], "--total-timesteps", SUITES[suite].total_timesteps,
-            "--run-dir", folder, "--no-save-model", "--threads", 1, "--no-cuda",
-            *(["--episode-seed", "fixed"] if suite == "minatar" else []),
-        ]  # fmt: skip
-        with (
-            patch.object(script, "Learner", Learner),
-            patch.object(sys, "argv", [str(word) for word in words]),
-        ):
+        flags = {name: about[name] for name in ("seed", "backup", "depth")}
+        flags |= {"env_id": about["task"], "total_timesteps": SUITES[suite].total_timesteps}
+        flags |= {"run_dir": folder, "save_model": False, "threads": 1, "cuda": False}
+        flags |= {"episode_seed": "fixed"} if suite == "minatar" else {}
+        words = [script.__file__, *words_of(flags)]
+        with patch.object(script, "Learner", Learner), patch.object(sys, "argv", words):
             script.main()
         measured, _ = measurements(run_folders(folder)[0])
     return about | {name: measured[name] for name in COLUMNS if name not in about}
@@ -163,14 +155,12 @@ def measure(about):
 def main():
     args = tyro.cli(Args, description=__doc__)
     rows = read_rows(args.out) if args.out.exists() else []
-    chosen = [
-        {
-            "suite": suite, "task": script_of(suite).task_of(task), "backup": args.backup,
-            "depth": str(args.depth), "seed": str(seed), "update": "released",
-            "episode_seed": "fixed" if suite == "minatar" else "",
-        }
-        for seed in args.seeds for suite in args.suites for task in SUITES[suite].tasks
-    ]  # fmt: skip
+    about = {"backup": args.backup, "depth": str(args.depth), "update": "released"}
+    chosen = []
+    for seed, suite in itertools.product(map(str, args.seeds), args.suites):
+        of_suite = {"suite": suite, "episode_seed": "fixed" if suite == "minatar" else ""}
+        tasks = map(script_of(suite).task_of, SUITES[suite].tasks)
+        chosen += [about | of_suite | {"seed": seed, "task": task} for task in tasks]
     missing = [run for run in chosen if not any(run.items() <= row.items() for row in rows)]
     with ProcessPoolExecutor(args.parallel) as pool:
         for running in [pool.submit(measure, run) for run in missing]:

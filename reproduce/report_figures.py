@@ -1,17 +1,17 @@
 """The report's pictures: numbers in, PNG out, nothing computed."""
 
-import matplotlib.pyplot as plt
+import folders  # noqa: F401  (the tools)
 import numpy as np
+from picture import plt
 
 plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
 
-# Okabe and Ito's colours and some more: what the README's picture shows has one colour throughout.
-COLOURS = {
-    "one-step": "#999999", "n-step": "#E69F00", "tree": "#56B4E9", "graph": "#D55E00",
-    "graph-mixed": "#F0E442", "graph, breadth 0": "#009E73", "graph, persistent": "#CC79A7",
-    "graph, frontier": "#0072B2", "graph, whole": "#6A3D9A", "tree, frontier": "#8C564B",
-    "one-step, frontier": "#33A02C", "tree, learning rate 0.00025": "#1F3B73",
-}  # fmt: skip
+# Okabe and Ito's colours and some more: a setting has one colour throughout.
+COLOURS = {"one-step": "#999999", "n-step": "#E69F00", "tree": "#56B4E9", "graph": "#D55E00"}
+COLOURS |= {"graph-mixed": "#F0E442", "graph, breadth 0": "#009E73", "graph, whole": "#6A3D9A"}
+COLOURS |= {"graph, frontier": "#0072B2", "one-step, frontier": "#33A02C"}
+COLOURS |= {"tree, frontier": "#8C564B", "tree, learning rate 0.00025": "#1F3B73"}
+COLOURS |= {"graph, persistent": "#CC79A7"}
 OTHERS = ("#000000", "#FB9A99", "#B2DF8A", "#CAB2D6")
 
 
@@ -32,10 +32,8 @@ def draw_summary(path, panels):
     panels: (title, label of the axis, {setting: (Estimate or None, the paper's or nan)}) of each.
     """
     widths = [len(bars) for _, _, bars in panels]
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(1.5 + 0.5 * sum(widths), 3.8), squeeze=False,
-        width_ratios=widths, layout="constrained",
-    )  # fmt: skip
+    figure = plt.figure(figsize=(1.5 + 0.5 * sum(widths), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)
     for axis, (title, label, bars) in zip(axes[0], panels, strict=True):
         for x, (name, (ours, paper)) in enumerate(bars.items()):
             if ours is not None:
@@ -78,8 +76,8 @@ def draw_curves(path, tasks):
     for axis in spare:
         axis.axis("off")
     where, place = (spare[0], "center") if len(spare) else (figure, "outside upper center")
-    where.legend([handles[name] for name in names], names, frameon=False, loc=place, fontsize=9,
-                 ncols=1 if len(spare) else 4)  # fmt: skip
+    lines, columns = [handles[name] for name in names], 1 if len(spare) else 4
+    where.legend(lines, names, frameon=False, loc=place, fontsize=9, ncols=columns)
     figure.supxlabel("environment steps", fontsize=10)
     figure.supylabel("mean return of an evaluation", fontsize=10)
     save(figure, path)

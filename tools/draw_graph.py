@@ -162,19 +162,15 @@ def draw_picture(layout, path):
     draw = collections.LineCollection
     axis.add_collection(draw(xy[spokes], colors="#868e96", linewidths=0.7 * width))
     axis.add_collection(draw(xy[pairs[~loop]], colors=colour[~loop], linewidths=width))
-    axis.scatter(
-        *xy[pairs[loop, 0]].T, s=(5 * width) ** 2, linewidths=0.6 * width, zorder=2,
-        facecolors="none", edgecolors=colour[loop],
-    )  # fmt: skip
+    ring = {"facecolors": "none", "edgecolors": colour[loop], "linewidths": 0.6 * width}
+    axis.scatter(*xy[pairs[loop, 0]].T, s=(5 * width) ** 2, zorder=2, **ring)
     axis.plot(*xy[layout.crosses].T, "+", color="black", markersize=11, markeredgewidth=2)
     axis.set_aspect("equal", adjustable="datalim")
     axis.margins(0.02)
     axis.invert_yaxis()  # as in the page
     axis.axis("off")
-    bar = figure.colorbar(
-        layout.scale, ax=axis, format="{x:,.6g}", location="bottom", fraction=0.03, shrink=0.45,
-        aspect=35,
-    )  # fmt: skip
+    slim = {"location": "bottom", "fraction": 0.03, "shrink": 0.45, "aspect": 35}
+    bar = figure.colorbar(layout.scale, ax=axis, format="{x:,.6g}", **slim)
     bar.set_label(wrapped("\n".join(layout.notes), 9, 9), fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)

@@ -130,11 +130,10 @@ def draw(nested, title, path):
             text = names[sub.pair_action[pair]] + (f" {reward:+g}" if reward else "")
             text += f" x{weight:.2g}" if weight < 1 else ""
             at = (0.62, 0.45)[o % 2]  # neighbours keep out of each other's way
-            axis.text(
-                *np.average(ends, axis=0, weights=(1 - at, at)), text, fontsize=7, ha="center",
-                va="center", zorder=5, color="#d9480f",
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
-            )  # fmt: skip
+            place = np.average(ends, axis=0, weights=(1 - at, at))
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+            look = {"fontsize": 7, "ha": "center", "va": "center", "color": "#d9480f", "bbox": box}
+            axis.text(*place, text, zorder=5, **look)
     for (_, vertex), place in xy.items():
         root, end, leaf = vertex == -1, vertex == nested.end, -1 < vertex < len(sub.nodes)
         colour = "#2b8a3e" if end else "#868e96" if leaf else "#1864ab"

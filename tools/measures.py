@@ -70,12 +70,10 @@ def target_changes(graph, replay, depth, breadth, gamma, rng, num_rows=2_000):
     columns = [replay[name] for name in recorded.COLUMNS]
 
     def targets(sub):
-        at = sub.nodes
-        return np.concatenate([
-            q_targets(sub, noise[at], gamma, "policy", policy=uniform[at]),
-            q_targets(sub, noise[at], gamma),
-            q_targets(sub, np.zeros_like(noise[at]), gamma),
-        ])  # fmt: skip
+        leaf_q, policy = noise[sub.nodes], uniform[sub.nodes]
+        read = q_targets(sub, leaf_q, gamma, "policy", policy=policy)
+        zero = q_targets(sub, np.zeros_like(leaf_q), gamma)
+        return np.concatenate([read, q_targets(sub, leaf_q, gamma), zero])
 
     sizes, changes = [], []
     for row in np.split(rows, num_rows):
@@ -131,10 +129,8 @@ def memory(replay, rng, num_permutations=200):
         return uncertainty - (entropy(code(past, outcome)) - entropy(past))
 
     observed = information(outcome)
-    chance = np.array([
-        information(outcome[np.lexsort((rng.random(len(pair)), pair))])
-        for _ in range(num_permutations)
-    ])  # fmt: skip
+    draws = (np.lexsort((rng.random(len(pair)), pair)) for _ in range(num_permutations))
+    chance = np.array([information(outcome[order]) for order in draws])
     return judged | {
         "explained": float((observed - chance.mean()) / uncertainty),
         "p": float((1 + (chance >= observed - 1e-9).sum()) / (1 + num_permutations)),

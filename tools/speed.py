@@ -36,9 +36,8 @@ DEFAULTS = {
     "gb_rainbow_atari": ("Freeway", 100, 200),
 }
 COLUMNS = (
-    "hardware", "torch", "threads", "script", "task", "backup", "variant", "processes", "turn",
-    "steps", "steps_per_second",
-)  # fmt: skip
+    "hardware torch threads script task backup variant processes turn steps steps_per_second"
+).split()
 LOGGED = 8  # rows of metrics.csv on the clock
 
 
@@ -85,10 +84,8 @@ def timed(args, script, env_id, backup, variant):
     module = load_script(script)
     known = read_flags(module.Args, words)
     first_step = known.learning_starts + warm_up
-    words += [
-        "--total-timesteps", str(first_step + steps), "--eval-frequency", "0",
-        "--eval-episodes", "1", "--no-save-model", "--log-frequency", str(max(steps // LOGGED, 1)),
-    ]  # fmt: skip
+    length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // LOGGED, 1)}
+    words += words_of(length | {"eval_frequency": 0, "eval_episodes": 1, "save_model": False})
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, module.__file__, *words, "--run-dir", folder, "--seed"]
         started = [
@@ -104,10 +101,9 @@ def timed(args, script, env_id, backup, variant):
         rates, counted = zip(
             *(rate(run, first_step) for run in Path(folder).iterdir()), strict=True
         )
-    values = (
-        hardware(known.cuda), torch.__version__, known.threads, script,
-        module.task_of(known.env_id), backup, variant, args.parallel, min(counted), sum(rates),
-    )  # fmt: skip
+    values = [hardware(known.cuda), torch.__version__, known.threads, script]
+    values += [module.task_of(known.env_id), backup, variant, args.parallel]
+    values += [min(counted), sum(rates)]
     return dict(zip([name for name in COLUMNS if name != "turn"], values, strict=True))
 
 
