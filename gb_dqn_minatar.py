@@ -1,4 +1,4 @@
-"""Graph Backup on MinAtar: DQN with five choices of bootstrap target.
+"""Graph Backup on MinAtar: DQN with six choices of bootstrap target.
 
     python gb_dqn_minatar.py --env-id Freeway --backup graph
 
@@ -41,7 +41,8 @@ from gbcore.run import (
     write_video,
 )
 
-# The five backups are two choices: where the subgraph comes from, and how a state's value is read.
+# The paper's backups are two choices: where the subgraph comes from, and how a state's value is
+# read. The sixth, whole-graph, keeps values of all states: its subgraph is the graph.
 BACKUPS = {
     "one-step": ("trajectory", "greedy"),
     "n-step": ("trajectory", "behaviour"),
@@ -90,18 +91,18 @@ class Args(RunFlags):
     frontier_share: float = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
 
-    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"
+    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed", "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
-    over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
+    over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
+    whole-graph: as graph, with no limit of depth, and the agent acts on its values"""
     depth: int = 5
-    """nested backups per target, one-step always 1; 0 = no limit: the values of the whole graph"""
+    """nested backups per target, one-step always 1"""
     breadth: int = 20
     """transitions followed per level of a graph backup; 0 = all"""
     prior: float = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
-    act_on: Literal["network", "graph"] = "network"
-    """what is greedy, in training and evaluation: the network, or the values of the whole graph
-    where the state is known"""
+    act_on: Literal["graph", "network"] | None = None
+    """what is greedy: by default the network, with whole-graph its values"""
     persist_targets: bool = False
     """write nested values into the leaf values until the target network is updated"""
 
@@ -111,6 +112,10 @@ class Args(RunFlags):
     """steps between evaluations; 0 = only after training"""
     eval_epsilon: float = 0.001
     """share of random actions in evaluation"""
+
+    def __post_init__(self):
+        if self.act_on is None:
+            self.act_on = "graph" if self.backup == "whole-graph" else "network"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ def make_network(args, obs_shape, num_actions):
 
 
 class Learner(LearnerState):
-    """Online and target network, and the update that all five backups share."""
+    """Online and target network, and the update that all six backups share."""
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
@@ -160,7 +165,7 @@ class Learner(LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
-        if args.depth == 0 or args.act_on == "graph":
+        if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
 
@@ -169,20 +174,26 @@ class Learner(LearnerState):
         """Values float32 [n, num_actions] of observations [n, *obs_shape]."""
         return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
 
-    def act(self, obs):
+    def act_on_network(self, obs, keys=None):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""
+        return self.values(self.online, obs).argmax(axis=1)
 
-        def of_network(obs):
-            return self.values(self.online, obs).argmax(axis=1)
-
+    def act(self, obs):
+        """As training acts: with whole-graph on its values, the network's guesses among them."""
         if self.args.act_on == "graph":
-            return self.graph_values.act(obs, otherwise=of_network)
-        return of_network(obs)
+            return self.graph_values.act(obs, otherwise=self.act_on_network)
+        return self.act_on_network(obs)
+
+    def policy(self):
+        """As evaluations act: with whole-graph on what was really seen."""
+        if self.args.act_on == "graph":
+            return self.graph_values.seen_policy(otherwise=self.act_on_network)
+        return self.act_on_network
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over what is known of the leaves."""
         args = self.args
-        if args.depth == 0:
+        if args.backup == "whole-graph":
             return self.graph_values.targets(batch.nodes, batch.actions)
         source, rule = BACKUPS[args.backup]
         depth = 1 if args.backup == "one-step" else args.depth
@@ -213,8 +224,9 @@ class Learner(LearnerState):
     def update_target(self):
         """Copy the online network into the target network: what the leaves held is void."""
         self.target.load_state_dict(self.online.state_dict())
-        self.leaves.forget_all()
-        if self.graph_values is not None:
+        if self.graph_values is None:
+            self.leaves.forget_all()
+        else:
             self.graph_values.renew()
 
 
@@ -332,7 +344,7 @@ def train(args, run, env, learner, rng):
         if run.evaluation_is_due():
             seed = [args.seed, run.step]
             run.log_evaluation(
-                evaluate(args, run.task, learner.act, seed, args.eval_episodes, run.stop)
+                evaluate(args, run.task, learner.policy(), seed, args.eval_episodes, run.stop)
             )
 
         # Act: the way to what was never tried, in a frontier episode that knows one. Else
@@ -383,12 +395,14 @@ def main():
         if run.evaluation_is_due():
             seed = [args.seed, run.step]
             run.log_evaluation(
-                evaluate(args, env_id, learner.act, seed, args.eval_episodes, run.stop)
+                evaluate(args, env_id, learner.policy(), seed, args.eval_episodes, run.stop)
             )
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
         if args.capture_video:
             with run.replacing("episode.mp4") as path:
-                record_video(args, env_id, learner.act, [args.seed, args.total_timesteps, 1], path)
+                record_video(
+                    args, env_id, learner.policy(), [args.seed, args.total_timesteps, 1], path
+                )
 
 
 if __name__ == "__main__":

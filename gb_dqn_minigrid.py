@@ -1,4 +1,4 @@
-"""Graph Backup on MiniGrid: DQN with five choices of bootstrap target.
+"""Graph Backup on MiniGrid: DQN with six choices of bootstrap target.
 
     python gb_dqn_minigrid.py --env-id DoorKey-6x6 --backup graph
 
@@ -45,7 +45,8 @@ from gbcore.run import (
     write_video,
 )
 
-# The five backups are two choices: where the subgraph comes from, and how a state's value is read.
+# The paper's backups are two choices: where the subgraph comes from, and how a state's value is
+# read. The sixth, whole-graph, keeps values of all states: its subgraph is the graph.
 BACKUPS = {
     "one-step": ("trajectory", "greedy"),
     "n-step": ("trajectory", "behaviour"),
@@ -69,12 +70,14 @@ class Args(RunFlags):
     """transitions kept in the replay and the graph; 0 = total_timesteps"""
     gamma: float = 0.95
     """the discount"""
-    target_network_frequency: int = 8_000
-    """steps between two copies of the online network into the target network"""
+    target_network_frequency: int | None = None
+    """steps between two copies of the online network into the target network; by default 8,000,
+    with whole-graph 2,000"""
     batch_size: int = 32
     """transitions per update"""
-    learning_starts: int = 5_000
-    """steps before the first update"""
+    learning_starts: int | None = None
+    """random steps before the first update; by default 5,000, with whole-graph 0: while the network
+    knows nothing the graph already does"""
     train_frequency: int = 1
     """steps between updates"""
     updates_per_train: int = 1
@@ -86,21 +89,22 @@ class Args(RunFlags):
     """epsilon once learning starts"""
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
-    frontier_share: float = 0.5
-    """largest share of frontier episodes; it falls as they find no more than the others"""
+    frontier_share: float | None = None
+    """largest share of frontier episodes, which falls as they find no more than the others; by
+    default 0.5, with whole-graph, whose evaluations do not act as training does, 0.9"""
 
-    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"
+    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed", "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
-    over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
+    over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
+    whole-graph: as graph, with no limit of depth, and the agent acts on its values"""
     depth: int = 5
-    """nested backups per target, one-step always 1; 0 = no limit: the values of the whole graph"""
+    """nested backups per target, one-step always 1"""
     breadth: int = 50
     """transitions followed per level of a graph backup; 0 = all"""
     prior: float = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
-    act_on: Literal["network", "graph"] = "network"
-    """what is greedy, in training and evaluation: the network, or the values of the whole graph
-    where the state is known"""
+    act_on: Literal["graph", "network"] | None = None
+    """what is greedy: by default the network, with whole-graph its values"""
     persist_targets: bool = False
     """write nested values into the leaf values until the target network is updated"""
 
@@ -110,6 +114,17 @@ class Args(RunFlags):
     """steps between evaluations; 0 = only after training"""
     eval_epsilon: float = 0.001
     """share of random actions in evaluation"""
+
+    def __post_init__(self):
+        is_whole = self.backup == "whole-graph"
+        if self.target_network_frequency is None:
+            self.target_network_frequency = 2_000 if is_whole else 8_000
+        if self.learning_starts is None:
+            self.learning_starts = 0 if is_whole else 5_000
+        if self.frontier_share is None:
+            self.frontier_share = 0.9 if is_whole else 0.5
+        if self.act_on is None:
+            self.act_on = "graph" if is_whole else "network"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -157,7 +172,7 @@ def make_network(args, obs_shape, num_actions):
 
 
 class Learner(LearnerState):
-    """Online and target network, and the update that all five backups share."""
+    """Online and target network, and the update that all six backups share."""
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
@@ -168,7 +183,7 @@ class Learner(LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
-        if args.depth == 0 or args.act_on == "graph":
+        if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
 
@@ -177,20 +192,26 @@ class Learner(LearnerState):
         """Values float32 [n, num_actions] of observations [n, *obs_shape]."""
         return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
 
-    def act(self, obs):
+    def act_on_network(self, obs, keys=None):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""
+        return self.values(self.online, obs).argmax(axis=1)
 
-        def of_network(obs):
-            return self.values(self.online, obs).argmax(axis=1)
-
+    def act(self, obs):
+        """As training acts: with whole-graph on its values, the network's guesses among them."""
         if self.args.act_on == "graph":
-            return self.graph_values.act(obs, otherwise=of_network)
-        return of_network(obs)
+            return self.graph_values.act(obs, otherwise=self.act_on_network)
+        return self.act_on_network(obs)
+
+    def policy(self):
+        """As evaluations act: with whole-graph on what was really seen."""
+        if self.args.act_on == "graph":
+            return self.graph_values.seen_policy(otherwise=self.act_on_network)
+        return self.act_on_network
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over what is known of the leaves."""
         args = self.args
-        if args.depth == 0:
+        if args.backup == "whole-graph":
             return self.graph_values.targets(batch.nodes, batch.actions)
         source, rule = BACKUPS[args.backup]
         depth = 1 if args.backup == "one-step" else args.depth
@@ -221,8 +242,9 @@ class Learner(LearnerState):
     def update_target(self):
         """Copy the online network into the target network: what the leaves held is void."""
         self.target.load_state_dict(self.online.state_dict())
-        self.leaves.forget_all()
-        if self.graph_values is not None:
+        if self.graph_values is None:
+            self.leaves.forget_all()
+        else:
             self.graph_values.renew()
 
 
@@ -329,7 +351,7 @@ def train(args, run, env, learner, rng):
         if run.evaluation_is_due():
             seed = [args.seed, run.step]
             run.log_evaluation(
-                evaluate(args, run.task, learner.act, seed, args.eval_episodes, run.stop)
+                evaluate(args, run.task, learner.policy(), seed, args.eval_episodes, run.stop)
             )
 
         # Act: the way to what was never tried, in a frontier episode that knows one. Else
@@ -381,12 +403,14 @@ def main():
         if run.evaluation_is_due():
             seed = [args.seed, run.step]
             run.log_evaluation(
-                evaluate(args, env_id, learner.act, seed, args.eval_episodes, run.stop)
+                evaluate(args, env_id, learner.policy(), seed, args.eval_episodes, run.stop)
             )
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
         if args.capture_video:
             with run.replacing("episode.mp4") as path:
-                record_video(args, env_id, learner.act, [args.seed, args.total_timesteps, 1], path)
+                record_video(
+                    args, env_id, learner.policy(), [args.seed, args.total_timesteps, 1], path
+                )
 
 
 if __name__ == "__main__":

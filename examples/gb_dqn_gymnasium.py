@@ -3,7 +3,7 @@
     python examples/gb_dqn_gymnasium.py --env-id FrozenLake-v1
     python examples/gb_dqn_gymnasium.py --env-id my_module:MyGrid-v0 --env-kwargs '{"size": 7}'
 
-DQN with five choices of bootstrap target. docs/your_own.md says what to change for what is yours.
+DQN with six choices of bootstrap target. docs/your_own.md says what to change for what is yours.
 """
 
 import copy
@@ -20,11 +20,19 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
 import gbcore.run as gb
-from gbcore import FrontierEpisodes, LeafTable, Replay, TransitionGraph, pair_q_values
+from gbcore import (
+    FrontierEpisodes,
+    GraphValues,
+    LeafTable,
+    Replay,
+    TransitionGraph,
+    pair_q_values,
+)
 from gbcore.run.environment import GymnasiumTask
 from gbcore.run.environment import gymnasium_id as task_of
 
-# The five backups are two choices: where the subgraph comes from, and how a state's value is read.
+# The paper's backups are two choices: where the subgraph comes from, and how a state's value is
+# read. The sixth, whole-graph, keeps values of all states: its subgraph is the graph.
 BACKUPS = {
     "one-step": ("trajectory", "greedy"),
     "n-step": ("trajectory", "behaviour"),
@@ -47,18 +55,29 @@ class Args(gb.RunFlags):
     gamma: float = 0.99  # the discount
     target_network_frequency: int = 500  # steps between two copies into the target network
     batch_size: int = 32  # transitions per update
-    learning_starts: int = 1_000  # steps before the first update
+    learning_starts: int | None = None  # steps before the first update: 1,000, whole-graph 0
     train_frequency: int = 2  # steps between updates
-    exploration_steps: int = 5_000  # steps over which epsilon falls from 1
+    exploration_steps: int | None = None  # in which epsilon falls from 1: 5,000, whole-graph 2,000
     end_e: float = 0.05  # epsilon in the end
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
     frontier_share: float = 0.5  # share of frontier episodes, at most
-    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"  # the target
+    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed", "whole-graph"] = "graph"
+    act_on: Literal["graph", "network"] | None = None  # what is greedy; whole-graph: graph
     depth: int = 5  # nested backups per target; one-step always takes 1
     breadth: int = 20  # transitions followed per level of a graph backup; 0 = all
+    prior: float = 0.0  # the network's value counts as so many observations of a nested pair
     eval_episodes: int = 20  # episodes of each evaluation
     eval_frequency: int = 1_000  # steps between evaluations; 0 = only after training
     eval_epsilon: float = 0.001  # share of random actions in evaluation
+
+    def __post_init__(self):
+        is_whole = self.backup == "whole-graph"  # the graph knows before the network does
+        if self.learning_starts is None:
+            self.learning_starts = 0 if is_whole else 1_000
+        if self.exploration_steps is None:
+            self.exploration_steps = 2_000 if is_whole else 5_000
+        if self.act_on is None:
+            self.act_on = "graph" if is_whole else "network"
 
 
 class QNetwork(nn.Module):
@@ -93,35 +112,55 @@ make_network = QNetwork
 
 
 class Learner(gb.LearnerState):
-    """Online and target network, and the update that all five backups share."""
+    """Online and target network, and the update that all six backups share."""
 
-    def __init__(self, args, graph, replay, scale, device):
+    def __init__(self, args, graph, replay, device, scale=None):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.online = make_network(args, graph.obs_shape, graph.num_actions).to(device)
-        self.online.scale.copy_(torch.from_numpy(scale))
+        if scale is not None:  # else a checkpoint's
+            self.online.scale.copy_(torch.from_numpy(scale))
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
+        if args.backup == "whole-graph":
+            self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
 
     @torch.inference_mode()
     def values(self, network, obs):
         return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
 
-    def act(self, obs):
+    def act_on_network(self, obs, keys=None):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""
         return self.values(self.online, obs).argmax(axis=1)
 
+    def act(self, obs, keys=None):
+        """As training acts: with whole-graph on its values, the network's guesses among them."""
+        if self.args.act_on == "graph":
+            return self.graph_values.act(obs, self.act_on_network, keys)
+        return self.act_on_network(obs)
+
+    def policy(self):
+        """As evaluations act: with whole-graph on what was really seen."""
+        if self.args.act_on == "graph":
+            return self.graph_values.seen_policy(self.act_on_network)
+        return self.act_on_network
+
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over the target network's values of leaves."""
+        if self.args.backup == "whole-graph":
+            return self.graph_values.targets(batch.nodes, batch.actions)
         source, rule = BACKUPS[self.args.backup]
         depth = 1 if self.args.backup == "one-step" else self.args.depth
         subgraphs = self.replay.subgraphs(batch, source, depth, self.args.breadth, rng)
         leaf_q = self.leaves.values(subgraphs.nodes)
-        return pair_q_values(subgraphs, leaf_q, self.args.gamma, rule)[: subgraphs.num_roots]
+        pair_q = pair_q_values(subgraphs, leaf_q, self.args.gamma, rule, prior=self.args.prior)
+        return pair_q[: subgraphs.num_roots]
 
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
+        if self.graph_values is not None:
+            self.graph_values.update()
         targets = torch.from_numpy(self.targets(batch, rng)).to(self.device)
         obs = torch.from_numpy(self.replay.observations(batch)).to(self.device)
         actions = torch.from_numpy(batch.actions).to(self.device)
@@ -135,7 +174,10 @@ class Learner(gb.LearnerState):
 
     def update_target(self):
         self.target.load_state_dict(self.online.state_dict())
-        self.leaves.forget_all()
+        if self.graph_values is None:
+            self.leaves.forget_all()
+        else:
+            self.graph_values.renew()
 
 
 def make_env(args, env_id, rng, render=False):
@@ -166,13 +208,13 @@ def train(args, run, env, learner, rng):
     for step in run.steps():
         if run.evaluation_is_due():
             seed, number = [args.seed, run.step], args.eval_episodes
-            run.log_evaluation(evaluate(args, run.task, learner.act, seed, number, run.stop))
+            run.log_evaluation(evaluate(args, run.task, learner.policy(), seed, number, run.stop))
         obs, epsilon = env.obs, max(1 - step / args.exploration_steps, args.end_e)
         action = None if run.frontier is None else run.frontier.act(node, rng)
         if action is None and rng.random() < epsilon:
             action = int(rng.integers(env.num_actions))
         elif action is None:
-            action = int(learner.act(obs[None])[0])
+            action = int(learner.act(obs[None], None if env.key is None else env.key[None])[0])
         _, reward, terminated, truncated = env.step(action)
         next_node = graph.node(env.obs, env.key)
         replay.add(node, action, reward, next_node, terminated, obs)
@@ -202,7 +244,7 @@ def main():
         key_shape=None if env.key is None else env.key.shape,
     )  # fmt: skip
     replay = Replay(graph, capacity)
-    learner = Learner(args, graph, replay, env.scale, device)
+    learner = Learner(args, graph, replay, device, env.scale)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
         parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
@@ -211,12 +253,12 @@ def main():
         train(args, run, env, learner, rng)
         if run.evaluation_is_due():
             seed, number = [args.seed, run.step], args.eval_episodes
-            run.log_evaluation(evaluate(args, env_id, learner.act, seed, number, run.stop))
+            run.log_evaluation(evaluate(args, env_id, learner.policy(), seed, number, run.stop))
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
         if args.capture_video:
             seed = [args.seed, args.total_timesteps, 1]
             with run.replacing("episode.mp4") as path:
-                record_video(args, env_id, learner.act, seed, path)
+                record_video(args, env_id, learner.policy(), seed, path)
 
 
 if __name__ == "__main__":

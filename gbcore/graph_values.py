@@ -1,19 +1,24 @@
 """GraphValues: the nested backup of `targets.py` over the whole graph, at no depth cut off."""
 
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from gbcore import kernels
-from gbcore.graph import as_indices
+from gbcore import value_kernels
+from gbcore.graph import TransitionGraph, as_indices
 from gbcore.interner import Rows, check_array
 from gbcore.kernels import FREED
-from gbcore.leaf_table import UNKNOWN
+from gbcore.leaf_table import UNKNOWN, LeafTable
 
 CHUNK = 128  # states per evaluation, at most
 SWEPT = 2_000  # nodes backed up per update
-TOLERANCE = 1e-3  # largest change of a value in a sweep after which `renew` is done
-SWEEPS = 30  # of `renew` at most; what is left comes with the updates
+RENEWED = 30_000  # nodes whose leaf values a `renew` evaluates, in turn; of fewer all
+TOLERANCE = 1e-5  # change of a value, relative to the largest one, that is not followed
+BACKUPS = 5_000_000  # of one convergence at most, and 20 per node; updates go on with what is left
+
+Network = Callable[[np.ndarray], np.ndarray]  # observations [n, *obs_shape] -> actions int64 [n]
 
 
 class GraphValues:
@@ -32,6 +37,11 @@ class GraphValues:
     state to those that came before it. Between two updates nothing is evaluated and nothing
     changes, so that it makes no difference when and how often values are read.
 
+    The network's guesses at pairs never seen are optimism: they draw training to what was not
+    tried, which corrects them. An evaluation corrects nothing, and acts on `seen_policy`.
+
+    A copy, also by pickle, has a graph and leaves of its own. One thread at a time.
+
     Args:
         graph: the TransitionGraph.
         leaves: its `LeafTable`.
@@ -39,57 +49,72 @@ class GraphValues:
         prior: observations that q counts as, in [0, inf).
 
     Raises:
-        ValueError: for a discount or prior out of range.
+        ValueError: for a discount or prior out of range, or leaves of another graph.
     """
 
-    def __init__(self, graph, leaves, gamma, prior=0.0):
+    def __init__(
+        self, graph: TransitionGraph, leaves: LeafTable, gamma: float, prior: float = 0.0
+    ) -> None:
         if not 0 <= gamma < 1:
             raise ValueError(f"Require 0 <= gamma < 1, got {gamma}")
         if not 0 <= prior < np.inf:
             raise ValueError(f"Require 0 <= prior < inf, got {prior}")
+        if leaves.graph is not graph:
+            raise ValueError("Require the leaf table of this graph, got one of another")
         self.graph, self.leaves, self.gamma, self.prior = graph, leaves, float(gamma), float(prior)
         self._value = np.zeros(1024)
         self._generation = np.full(1024, UNKNOWN, np.int64)  # of the id, since it has a value
         self._q = np.empty(graph.num_actions)  # scratch
         self._next = 0  # the id that the sweeps go on below
-        self._changes = graph.watch()  # pairs of nodes, since the last time they were followed
-        weakref.finalize(self, graph.unwatch, self._changes)
-        self._converge()
+        self._renewed = 0  # the id that `renew` goes on from
+        self._watch()
+        self._enter(self._nodes())
+        self._settle(self._value, self._nodes())
 
-    def update(self):
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_changes": list(self._changes)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        waiting = self._changes
+        self._watch()
+        self._changes.extend(waiting)
+
+    def _watch(self):
+        self._changes = self.graph.watch()  # pairs of nodes, since the last time they were followed
+        weakref.finalize(self, self.graph.unwatch, self._changes)
+
+    def update(self) -> None:
         """Follow what changed in the graph, and back up SWEPT further nodes."""
-        changed = np.array(self._changes, np.int64).reshape(-1)[::-1]  # the newest first
-        self._changes.clear()
-        changed = changed[self.graph.arrays.in_degree[changed] != FREED]
-        self._make_room()
-        new = np.unique(changed[~self._has_value(changed)])
-        if len(new):
-            self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
-            self._generation[new] = self.graph.generations[new]
+        changed = self._changed()
+        self._enter(changed)
         self._sweep(changed)
+        self._changes.clear()
         n = self.graph.num_ids
         if n:
             ids = np.arange(self._next - 1, self._next - 1 - min(SWEPT, n), -1) % n
             self._sweep(ids)
             self._next = int(ids[-1])
 
-    def renew(self):
-        """The network has changed: evaluate all leaf values anew, and sweep until values stay."""
-        self.leaves.forget_all()
-        self._converge()
+    def renew(self) -> None:
+        """The network has changed: evaluate leaf values anew, and back up until values hold.
 
-    def _converge(self):
+        Of more than RENEWED nodes the leaf values of so many are evaluated, in turn: each copy of a
+        network then costs the same, however large the graph.
+        """
+        n = self.graph.num_ids
+        turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
+        turn = turn[self.graph.arrays.in_degree[turn] != FREED]
+        self.leaves.renew(turn, CHUNK)
+        changed, nodes = self._changed(), self._nodes()
+        new = nodes[~self._has_value(nodes)]
+        self._enter(new)
+        late = np.unique(np.concatenate([changed, new, turn]))
+        self._settle(self._value, np.ascontiguousarray(late[::-1]))
         self._changes.clear()
-        ids = np.arange(self.graph.num_ids - 1, -1, -1)
-        nodes = ids[self.graph.arrays.in_degree[ids] != FREED]
-        self.leaves.values(nodes, CHUNK)
-        self._make_room()
-        self._generation[nodes] = self.graph.generations[nodes]
-        for _ in range(SWEEPS):
-            if self._sweep(ids) <= TOLERANCE:
-                break
+        self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
 
-    def values(self, nodes):
+    def values(self, nodes: np.ndarray) -> np.ndarray:
         """V(s) of node ids int64 [n], as of the last update: float64 [n].
 
         Raises:
@@ -99,7 +124,7 @@ class GraphValues:
         self._require_followed(nodes := as_indices("nodes", nodes), self._has_value)
         return self._value[nodes]
 
-    def targets(self, nodes, actions):
+    def targets(self, nodes: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Q(s, a) of pairs [B], the prior left out, as at the roots of `q_targets`: float32 [B].
 
         Raises as `values`, and ValueError for a node whose transitions changed since the update,
@@ -112,13 +137,13 @@ class GraphValues:
         if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
             raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
         targets = np.empty(len(nodes), np.float32)
-        kernels.read_pairs(
+        value_kernels.read_pairs(
             self.graph.arrays, self._value, self.leaves.q, nodes, actions, self.gamma, self._q,
             targets,
         )  # fmt: skip
         return targets
 
-    def actions(self, nodes):
+    def actions(self, nodes: np.ndarray) -> np.ndarray:
         """argmax_a Q(s, a) of what `graph.find` returned: int64 [n].
 
         -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
@@ -128,13 +153,57 @@ class GraphValues:
         self.graph.require_nodes(nodes[nodes >= 0])
         return self._choose(nodes)
 
-    def act(self, obs, otherwise):
-        """Greedy actions int64 [n] for observations [n, *obs_shape].
+    def act(
+        self, obs: np.ndarray, otherwise: Network, keys: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Greedy actions int64 [n] for observations [n, *obs_shape], as training acts.
 
-        `otherwise`, a function of such observations, is asked where `actions` knows none. Where the
-        graph has keys, ask `graph.find` and `actions` instead.
+        Args:
+            otherwise: asked for the actions of observations of which `actions` knows none.
+            keys: of the states [n, *key_shape], where the graph has keys.
         """
-        actions = self._choose(np.array([self.graph.find(one) for one in obs], np.int64))
+        return self._complete(self._choose(self._find(obs, keys)), obs, otherwise)
+
+    def seen_policy(self, otherwise: Network) -> Callable[..., np.ndarray]:
+        """The policy that is greedy among what was really seen: function of (obs, keys=None).
+
+        V(s) is the maximum over tried actions alone, and the network's where nothing was tried.
+        Values are backed up until they hold, from the least that they can be, and never kept: it
+        makes no difference to training whether and when this is called. The policy stays as it is
+        when graph or network change. `otherwise` is asked where nothing was tried.
+        """
+        nodes, n = self._nodes(), self.graph.num_ids
+        q = self.leaves.q
+        unknown = nodes[~self.leaves.knows(nodes)]
+        if len(unknown):  # came since the last update
+            q = q.copy()
+            for part in np.array_split(unknown, -(-len(unknown) // CHUNK)):
+                q[part] = self.leaves.evaluate(self.graph.observations_of(part))
+        value = q[:n].max(axis=1).astype(np.float64)
+        least = self.graph.edges()["reward"].min(initial=0.0) / (1 - self.gamma)
+        value[self.graph.arrays.degree[:n] > 0] = max(least, -1e300)
+        self._settle(value, nodes, q, tried_only=True)
+        chosen = np.empty(n, np.int64)
+        chosen[nodes] = self._best(nodes, value, q, tried_only=True)
+        generations = self.graph.generations.copy()
+
+        def policy(obs, keys=None):
+            found = self._find(obs, keys)
+            known = (found >= 0) & (found < n)
+            known[known] = generations[found[known]] == self.graph.generations[found[known]]
+            actions = np.full(len(found), -1, np.int64)
+            actions[known] = chosen[found[known]]
+            return self._complete(actions, obs, otherwise)
+
+        return policy
+
+    def _find(self, obs, keys):
+        keys = [None] * len(obs) if keys is None else keys
+        return np.array(
+            [self.graph.find(one, key) for one, key in zip(obs, keys, strict=True)], np.int64
+        )
+
+    def _complete(self, actions, obs, otherwise):
         unknown = actions < 0
         if unknown.any():
             actions[unknown] = otherwise(obs[unknown])
@@ -143,26 +212,29 @@ class GraphValues:
     def _choose(self, nodes):
         known = nodes >= 0
         known[known] = self._follows(nodes[known])
+        return self._best(np.where(known, nodes, -1), self._value, self.leaves.q, False)
+
+    def _best(self, nodes, value, q, tried_only):
         actions = np.empty(len(nodes), np.int64)
-        kernels.choose_actions(
-            self.graph.arrays, self._value, self.leaves.q, np.where(known, nodes, -1),
-            self.gamma, self.prior, self._q, actions,
-        )  # fmt: skip
+        value_kernels.choose_actions(
+            self.graph.arrays, value, q, nodes, self.gamma, self.prior, tried_only, self._q, actions
+        )
         return actions
 
     # ----------------------------------------------------------------------------------------------
     # Storage
     # ----------------------------------------------------------------------------------------------
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """What `restore` takes back, with the same further behaviour; some are views."""
         self._make_room()
         waiting = np.array(self._changes, np.int64).reshape(-1, 2)
         n = self.graph.num_ids
         rows = Rows(value=self._value[:n], valued=self._generation[:n] == self.graph.generations)
-        return {"rows": rows, "waiting": Rows(pairs=waiting), "next": self._next}
+        waiting = Rows(pairs=waiting)
+        return {"rows": rows, "waiting": waiting, "next": self._next, "renewed": self._renewed}
 
-    def restore(self, saved):
+    def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
         Raises:
@@ -183,13 +255,32 @@ class GraphValues:
         wanted[pairs] = False
         if (wanted & ~valued).any():
             raise ValueError("Require a value of every node in a transition, or a change of it")
-        if not 0 <= saved["next"] < max(n, 1):
-            raise ValueError(f"Require 0 <= next < {n}, got {saved['next']}")
+        for name in ("next", "renewed"):
+            if not 0 <= saved[name] < max(n, 1):
+                raise ValueError(f"Require 0 <= {name} < {n}, got {saved[name]}")
         self._make_room()
-        self._value[:n], self._next = value, int(saved["next"])
+        self._value[:n] = value
+        self._next, self._renewed = int(saved["next"]), int(saved["renewed"])
         self._generation[:n] = np.where(valued, self.graph.generations, UNKNOWN)
         self._generation[n:] = UNKNOWN
         self._changes[:] = map(tuple, pairs.tolist())
+
+    def _nodes(self):
+        """All nodes, the newest first."""
+        ids = np.arange(self.graph.num_ids - 1, -1, -1)
+        return ids[self.graph.arrays.in_degree[ids] != FREED]
+
+    def _changed(self):
+        """Nodes in transitions that changed since the last update, the newest first."""
+        changed = np.array(self._changes, np.int64).reshape(-1)[::-1]
+        return changed[self.graph.arrays.in_degree[changed] != FREED]
+
+    def _enter(self, nodes):
+        """Nodes that have no value yet get the network's."""
+        new = np.unique(nodes[~self._has_value(nodes)])
+        if len(new):
+            self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
+            self._generation[new] = self.graph.generations[new]
 
     def _has_value(self, nodes):
         self._make_room()
@@ -217,9 +308,17 @@ class GraphValues:
             )
 
     def _sweep(self, nodes):
-        return kernels.sweep_nodes(
+        value_kernels.sweep_nodes(
             self.graph.arrays, self._value, self.leaves.q, nodes, self.gamma, self.prior, self._q
         )
+
+    def _settle(self, value, nodes, q=None, tried_only=False):
+        q = self.leaves.q if q is None else q
+        n = self.graph.num_ids
+        value_kernels.settle_values(
+            self.graph.arrays, value[:n], q, nodes, self.gamma, self.prior, tried_only, TOLERANCE,
+            BACKUPS + 20 * n, self._q,
+        )  # fmt: skip
 
     def _make_room(self):
         more = len(self.graph.arrays.degree) - len(self._value)

@@ -1007,63 +1007,6 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, prior, values, pair_q):
 
 
 # --------------------------------------------------------------------------------------------------
-# Values of all nodes: float64 [N], backed up in place
-# --------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True, nogil=True)
-def read_actions(graph, value, leaf_q, node, gamma, prior, q):
-    """Q(s, a) of one node from the values of its successors, into q float64 [A]."""
-    q[:] = 0.0
-    start = graph.block_start[node]
-    for e in range(start, start + graph.degree[node]):
-        following = 0.0 if graph.edge_terminated[e] else gamma * value[graph.edge_next[e]]
-        q[graph.edge_action[e]] += graph.edge_count[e] * (graph.edge_reward[e] + following)
-    for a in range(q.shape[0]):
-        count = graph.pair_count[node, a]
-        if count == 0:
-            q[a] = leaf_q[node, a]
-        else:
-            q[a] = (q[a] + prior * leaf_q[node, a]) / (count + prior)
-
-
-@njit(cache=True, nogil=True)
-def sweep_nodes(graph, value, leaf_q, nodes, gamma, prior, q):
-    """V(s) = max_a Q(s, a) of int64 [n] ids, in their order; the largest change.
-
-    Ids that name no node are left out. q float64 [A] is scratch.
-    """
-    largest = 0.0
-    for node in nodes:
-        if graph.in_degree[node] != FREED:
-            read_actions(graph, value, leaf_q, node, gamma, prior, q)
-            best = q[0]
-            for a in range(1, q.shape[0]):  # q.max() looks for NaN, and takes longer than the rest
-                best = max(best, q[a])
-            largest = max(largest, abs(best - value[node]))
-            value[node] = best
-    return largest
-
-
-@njit(cache=True, nogil=True)
-def read_pairs(graph, value, leaf_q, nodes, actions, gamma, q, targets):
-    """Q(s, a) of pairs [B] without a prior, into targets [B]."""
-    for i in range(nodes.shape[0]):
-        read_actions(graph, value, leaf_q, nodes[i], gamma, 0.0, q)
-        targets[i] = q[actions[i]]
-
-
-@njit(cache=True, nogil=True)
-def choose_actions(graph, value, leaf_q, nodes, gamma, prior, q, actions):
-    """argmax_a Q(s, a) of ids [n], into actions [n]; EMPTY for EMPTY or where nothing was tried."""
-    for i in range(nodes.shape[0]):
-        actions[i] = EMPTY
-        if nodes[i] != EMPTY and graph.degree[nodes[i]] > 0:
-            read_actions(graph, value, leaf_q, nodes[i], gamma, prior, q)
-            actions[i] = q.argmax()
-
-
-# --------------------------------------------------------------------------------------------------
 # Sum tree: sampling in proportion to priority
 # --------------------------------------------------------------------------------------------------
 #

@@ -47,9 +47,15 @@ class LeafTable:
 
     def values(self, nodes, chunk=CHUNK):
         """float32 [n, A] of distinct node ids int64 [n], evaluated `chunk` at a time."""
-        missing = self._unknown(nodes)
-        for start in range(0, len(missing), chunk):
-            part = missing[start : start + chunk]
+        self.renew(self._unknown(nodes), chunk)
+        return self.q[nodes]
+
+    def renew(self, nodes, chunk=CHUNK):
+        """Evaluate distinct node ids int64 [n] anew, `chunk` at a time."""
+        self.graph.require_nodes(nodes)
+        self._make_room()
+        for start in range(0, len(nodes), chunk):
+            part = nodes[start : start + chunk]
             padded = np.full(chunk, part[-1])
             padded[: len(part)] = part
             q = self.evaluate(self.graph.observations_of(padded))
@@ -58,8 +64,7 @@ class LeafTable:
                 raise ValueError(f"Require values of shape {(chunk, self.q.shape[1])}, got {shape}")
             self.q[part] = q[: len(part)]
             self._generation[part] = self.graph.generations[part]
-        self.num_evaluated += len(missing)
-        return self.q[nodes]
+        self.num_evaluated += len(nodes)
 
     def write(self, nodes, actions, values):
         """Replace the values [n] of pairs, given by nodes and actions int64 [n].

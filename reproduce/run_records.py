@@ -86,12 +86,13 @@ def tasks_of(suite):
 
 
 def flags_of(suite, **changed):
-    """All flags of a run of a suite, as config.json holds them.
+    """All flags of a run of a suite, as config.json holds them; others at the backup's defaults.
 
     Raises:
         KeyError: for a flag that the script does not have.
     """
-    args = asdict(script_of(suite).Args())
+    flags_class = script_of(suite).Args
+    args = asdict(flags_class(backup=changed.get("backup", flags_class.backup)))
     for name in changed.keys() - args.keys() - {"script"}:
         raise KeyError(name)
     return args | {"total_timesteps": SUITES[suite].total_timesteps} | changed
@@ -100,7 +101,7 @@ def flags_of(suite, **changed):
 def key_of(suite, config):
     """Key of a run with these flags; a flag that is missing is at its default."""
     script = script_of(suite)
-    normal, config = flags_of(suite), flags_of(suite, **config)
+    normal, config = flags_of(suite, backup=config["backup"]), flags_of(suite, **config)
     config.pop("script", None)
     idle = WITHOUT_EFFECT | IN_KEY | idle_flags(script.Args(**config)).keys()
     changed = [name for name in sorted(normal.keys() - idle) if config[name] != normal[name]]

@@ -167,7 +167,7 @@ def overrides(suite, backup, words, on_gpu):
             fail(f"{name} is no override: the sweep chooses it (--help)")
         given[name] = value.capitalize() if value in ("true", "false") else value
     typed = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    flags_class, normal = run_records.script_of(suite).Args, flags_of(suite)
+    flags_class, normal = run_records.script_of(suite).Args, flags_of(suite, backup=backup)
     default = flags_class(**normal | {"cuda": normal["cuda"] and on_gpu})
     config = (tyro.conf.FlagConversionOff,)
     args = read_flags(flags_class, [*typed, f"--backup={backup}"], default=default, config=config)

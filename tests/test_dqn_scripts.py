@@ -339,7 +339,7 @@ SMALL = [
         "one-step",
         "n-step",
         "graph-mixed",
-        "graph --depth 0 --act-on graph --prior 0.3 --buffer-size 20",
+        "whole-graph --prior 0.3 --buffer-size 20",
     ],
 )  # the others are in test_resume.py
 @jitted
@@ -406,8 +406,13 @@ BAD_INPUT = [
     (minatar_script, ["--env-id", "freewy"], ["freewy", "freeway"]),
     (minatar_script, ["--env-id", "chess"], ["chess", "space_invaders"]),
     (minatar_script, ["--episode-seed", "2"], ["--episode-seed", "fresh", "fixed"]),
-    (minigrid_script, ["--depth", "0", "--gamma", "1"], ["--gamma", "below 1"]),
-    (minigrid_script, ["--act-on", "graph", "--persist-targets"], ["--persist-targets", "leaf"]),
+    (minigrid_script, ["--backup", "whole-graph", "--gamma", "1"], ["--gamma", "below 1"]),
+    (minigrid_script, ["--act-on", "graph"], ["--act-on graph", "whole-graph"]),
+    (
+        minigrid_script,
+        ["--backup", "whole-graph", "--persist-targets"],
+        ["--persist-targets", "leaf"],
+    ),
 ]
 
 

@@ -180,8 +180,8 @@ def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
     check_flags(args)
     assert (python, args.env_id) == ("python", "Task v0")
     assert (ROOT / script).is_file()
-    assert args.backup == ("graph" if changed else "tree")
-    assert (args.depth == 0) == (suite == "minatar" and changed == 0.9)
+    whole = changed == 0.9 and suite != "atari"
+    assert args.backup == ("whole-graph" if whole else "graph" if changed else "tree")
     explores = args.exploration == "frontier"
     assert explores == (suite in ("minigrid", "gymnasium") and changed == 0.9)
     if suite == "gymnasium":
@@ -453,12 +453,12 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.usefixtures("torch_settings")
 def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys, monkeypatch):
-    flags = {"env_id": "breakout", "act_on": "graph", "learning_starts": 50, "batch_size": 4}
+    flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50, "batch_size": 4}
     flags |= {"total_timesteps": 400, "eval_frequency": 0, "target_network_frequency": 100}
     learner, folder = conftest.play(gb_dqn_minatar, tmp_path, **flags)
     run, obs = recorded.read(folder), learner.graph.observations_of(np.unique(learner.replay.node))
-    np.testing.assert_array_equal(run.policy()(obs), learner.act(obs))
-    assert (learner.act(obs) != run.network()(obs).argmax(axis=1)).any()
+    np.testing.assert_array_equal(run.policy()(obs), learner.policy()(obs))
+    assert (learner.policy()(obs) != run.network()(obs).argmax(axis=1)).any()
     del run.learner["graph_values"]["rows"]["valued"]
     refused(capsys, run.policy, "cannot restore the learner", "valued")
     shutil.rmtree(folder / "checkpoint")
@@ -528,7 +528,7 @@ def test_tools_load_the_script_that_made_a_run(run_of_a_copy, run_folder, capsys
 
 def test_tools_look_at_a_run_of_the_whole_graph_at_depth_5(run_of_a_copy, capsys, monkeypatch):
     run = run_of_a_copy[0]
-    config = json.loads((run / "config.json").read_text()) | {"depth": 0}
+    config = json.loads((run / "config.json").read_text()) | {"backup": "whole-graph"}
     (run / "config.json").write_text(json.dumps(config))
     for tool, *words in ((would_it_help, "--sampled", "20"), (draw_subgraph, "--leaves", "zero")):
         monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", str(run), *words])

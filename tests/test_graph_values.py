@@ -19,11 +19,14 @@ from gbcore import (
 )
 
 
+def table_of(case, leaf_q):
+    return LeafTable(case.graph, lambda obs: leaf_q[obs[:, 0]])
+
+
 def converged(case, gamma, prior):
     """GraphValues of a case after many updates, and its leaf values by state."""
     leaf_q = case.leaf_q.astype(np.float32)
-    table = LeafTable(case.graph, lambda obs: leaf_q[obs[:, 0]])
-    values = GraphValues(case.graph, table, gamma, prior)
+    values = GraphValues(case.graph, table_of(case, leaf_q), gamma, prior)
     for _ in range(200):
         values.update()
     return values, leaf_q
@@ -233,6 +236,7 @@ def test_a_restored_one_goes_on_with_the_same_values():
         (lambda saved: saved["waiting"].update(pairs=np.zeros((2, 3), np.int64)), "Require pairs"),
         (lambda saved: saved["waiting"].update(pairs=np.full((1, 2), 999)), "Require changes"),
         (lambda saved: saved.update(next=10**6), "Require 0 <= next"),
+        (lambda saved: saved.update(renewed=-1), "Require 0 <= renewed"),
     ],
 )
 def test_what_is_no_state_of_it_is_refused(change, words):
@@ -269,3 +273,138 @@ def test_bad_arguments_are_named():
     for action in (-1, 2):
         with pytest.raises(ValueError, match="Require 0 <= action < 2"):
             values.targets([node], [action])
+
+
+def seen_oracle(graph, leaf_q, gamma, prior):
+    """V(s) over tried actions alone; the leaves' where nothing was tried."""
+
+    def action_value(values, s, a):
+        if graph.out[s] and not graph.transitions(s, a):
+            return -np.inf
+        return naive.graph_action_value(graph, values, leaf_q, s, a, gamma, prior)
+
+    return naive.values_of(graph, 0.0, action_value), action_value
+
+
+@given(cases())
+@settings(max_examples=scaled(200, 40))
+def test_an_evaluation_acts_on_what_was_seen(case):
+    gamma = min(case.gamma, 0.9)
+    leaf_q = case.leaf_q.astype(np.float32)
+    values = GraphValues(case.graph, table_of(case, leaf_q), gamma, case.prior)
+    before = values.state()
+    policy = values.seen_policy(lambda obs: np.full(len(obs), -7))
+    expected, action_value = seen_oracle(case.naive, leaf_q, gamma, case.prior)
+    actions = policy(np.array([[s] for s in case.states], case.graph.obs_dtype))
+    for state, action in zip(case.states, actions.tolist(), strict=True):
+        if case.naive.out[state]:
+            best = max(action_value(expected, state, a) for a in range(case.num_actions))
+            assert action_value(expected, state, action) >= best - 1e-3
+        else:
+            assert action == -7
+    after = values.state()
+    assert np.array_equal(before["rows"]["value"], after["rows"]["value"])
+    assert np.array_equal(before["waiting"]["pairs"], after["waiting"]["pairs"])
+
+
+def corridor(length=60, gamma=0.95):
+    """A way of many states to a reward, tried by one of two actions; ids against it."""
+    graph, leaf = TransitionGraph(2, (1,), np.int64), {"q": 0.0}
+    table = LeafTable(graph, lambda obs: np.full((len(obs), 2), leaf["q"], np.float32))
+    values = GraphValues(graph, table, gamma)
+    nodes = [graph.node(np.array([s])) for s in range(length + 1)]
+    for s in range(length):
+        graph.add(nodes[s], 0, float(s == length - 1), nodes[s + 1], s == length - 1)
+    return graph, values, leaf, nodes
+
+
+def test_a_new_network_s_guesses_do_not_decide_an_evaluation():
+    graph, values, leaf, nodes = corridor()
+    leaf["q"] = 0.9  # of pairs never tried, and more than most states are worth
+    values.renew()
+    assert (values.actions(nodes[:-4]) == 1).all()
+    obs = graph.observations_of(np.array(nodes[:-1]))
+    assert (values.seen_policy(otherwise=None)(obs) == 0).all()
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.999])
+def test_renewed_values_hold(gamma):
+    _, values, leaf, nodes = corridor(300, gamma)
+    for q in (0.5, 0.0, -1.0):
+        leaf["q"] = q
+        values.renew()
+        before = values.values(nodes)
+        expected = [max(q, gamma ** (299 - s)) for s in range(300)]
+        np.testing.assert_allclose(before[:-1], expected, atol=1e-3)
+        for _ in range(5):
+            values.update()
+        np.testing.assert_allclose(values.values(nodes), before, atol=1e-4)
+
+
+def test_of_a_large_graph_leaf_values_are_renewed_in_turn(monkeypatch):
+    monkeypatch.setattr(graph_values, "RENEWED", 20)
+    _, values, leaf, nodes = corridor(49)
+    values.update()
+    for evaluated in (20, 40, 50):
+        leaf["q"] += 1.0
+        before = values.leaves.num_evaluated
+        values.renew()
+        assert values.leaves.num_evaluated == before + 20
+        assert np.count_nonzero(values.leaves.q[: len(nodes), 0] > 0) == evaluated
+    values.leaves.forget_all()
+    values.renew()
+    assert (values.leaves.q[: len(nodes)] == leaf["q"]).all(), "what is not known is evaluated, too"
+
+
+def test_a_change_waits_until_it_was_followed():
+    graph, values, _, nodes = corridor(5)
+    values.update()
+    new = graph.node(np.array([99]))
+    graph.add(nodes[0], 1, 5.0, new, False)
+    table, evaluate = values.leaves, values.leaves.evaluate
+    table.evaluate = lambda obs: 1 / 0
+    for follow in (values.update, values.renew):
+        with pytest.raises(ZeroDivisionError):
+            follow()
+    table.evaluate = evaluate
+    values.update()
+    assert values.targets([nodes[0]], [1]).tolist() == [5.0]
+    assert values.actions(nodes[:1]).tolist() == [1]
+
+
+def test_large_rewards_do_not_overflow_where_their_mean_does_not():
+    graph, _, table = graph_that_forgets()
+    node, end = graph.node(np.array([0])), graph.node(np.array([1]))
+    for _ in range(2):
+        graph.add(node, 0, 1e308, end, True)
+    values = GraphValues(graph, table, 0.9)
+    assert values.values([node]).tolist() == [1e308]
+    assert values.seen_policy(otherwise=None)(np.array([[0]])).tolist() == [0]
+
+
+def test_with_keys_the_graph_is_asked_by_key():
+    graph = TransitionGraph(2, (1,), np.float32, key_shape=(1,), key_dtype=np.int64)
+    table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
+    values = GraphValues(graph, table, 0.9)
+    obs = np.array([[0.1], [0.2], [3.0]], np.float32)
+    keys = np.array([[0], [1], [7]])
+    nodes = [graph.node(o, k) for o, k in zip(obs[:2], keys[:2], strict=True)]
+    for node, action in ((nodes[0], 0), (nodes[1], 1)):
+        graph.add(node, action, 1.0, node, True)
+    values.update()
+    near = obs + 0.01  # another observation of the same state
+
+    def otherwise(obs):
+        return np.full(len(obs), 5)
+
+    assert values.act(near, otherwise, keys).tolist() == [0, 1, 5]
+    assert values.seen_policy(otherwise)(near, keys).tolist() == [0, 1, 5]
+    with pytest.raises(ValueError, match="Require a key"):
+        values.act(near, otherwise)
+
+
+def test_leaves_of_another_graph_are_refused():
+    *_, table = graph_that_forgets()
+    other, *_ = graph_that_forgets()
+    with pytest.raises(ValueError, match="Require the leaf table of this graph"):
+        GraphValues(other, table, 0.9)

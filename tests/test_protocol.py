@@ -119,7 +119,7 @@ def test_dqn_acts_by_its_network_or_at_random(script, task, epsilon, tmp_path, m
     [
         ("one-step", {}, 0.5), ("n-step", {}, -0.75), ("tree", {}, 1.25), ("graph", {}, 4.0),
         ("graph-mixed", {}, 1.625), ("graph", {"prior": 1.0}, 2.25),
-        ("graph", {"prior": 1.0, "depth": 0}, 2.25),
+        ("whole-graph", {"prior": 1.0}, 2.25),
     ],
 )  # fmt: skip
 def test_each_backup_has_a_target_of_its_own(script, task, backup, flags, target):

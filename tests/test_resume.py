@@ -42,7 +42,7 @@ ATARI = [
 ]  # fmt: skip
 FIXED = ["--episode-seed", "fixed", "--backup", "tree", "--persist-targets"]
 FRONTIER = ["--exploration", "frontier", "--frontier-share", "0.9"]
-ON_GRAPH = ["--act-on", "graph", "--prior", "0.3", "--train-frequency", "7"]
+ON_GRAPH = ["--backup", "whole-graph", "--prior", "0.3", "--train-frequency", "7"]
 CASES = {
     "minigrid": (gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", *DQN]),
     "minigrid, random environment": (
@@ -57,7 +57,7 @@ CASES = {
     ),
     "minigrid, values of the whole graph": (
         gb_dqn_minigrid,
-        ["--env-id", "DoorKey-5x5", "--buffer-size", "90", "--depth", "0", *ON_GRAPH, *DQN],
+        ["--env-id", "DoorKey-5x5", "--buffer-size", "90", *FRONTIER, *ON_GRAPH, *DQN],
     ),
     "minatar, frontier": (
         gb_dqn_minatar,
@@ -67,13 +67,9 @@ CASES = {
         gb_rainbow_atari,
         ["--env-id", "Breakout", "--buffer-size", "100", "--leaf-refresh", "20", *FRONTIER, *ATARI],
     ),
-    "atari, acting on the graph": (
-        gb_rainbow_atari,
-        ["--env-id", "Breakout", *ON_GRAPH, *ATARI],
-    ),
-    "atari, values of the whole graph": (
-        gb_rainbow_atari,
-        ["--env-id", "Breakout", "--depth", "0", *ON_GRAPH, *ATARI],
+    "minatar, values of the whole graph": (
+        gb_dqn_minatar,
+        ["--env-id", "breakout", "--buffer-size", "90", *ON_GRAPH, *DQN],
     ),
 }
 all_scripts = pytest.mark.parametrize("case", ["minigrid", "minatar", "atari"])

@@ -82,7 +82,7 @@ def test_evaluations_play_one_episode_in_each_environment():
         (["--depth", "two"], ["--depth", "two"]),
         (["--depth", "1.5e0"], ["--depth", "1.5e0"]),
         (["--depth", "-1"], ["--depth", "-1"]),
-        (["--depth", "0", "--backup", "tree"], ["--depth 0", "--backup graph"]),
+        (["--depth", "0"], ["--depth must be at least 1"]),
         (["--depth", str(2**32)], ["--depth", str(2**32)]),
         (["--breadth", "-1"], ["--breadth", "-1"]),
         (["--breadth", str(2**63)], ["--breadth", str(2**63)]),
@@ -176,14 +176,15 @@ def test_flags_that_do_nothing_are_named(capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert "--learning-starts" in first
     assert "--frontier-share does nothing" in second
-    idle = {"one-step": 2, "n-step": 1, "tree": 1, "graph": 0, "graph-mixed": 0}
+    idle = {"one-step": 2, "n-step": 1, "tree": 1, "graph": 0, "graph-mixed": 0, "whole-graph": 2}
     for backup, number in idle.items():
         check_flags(script.Args(backup=backup, depth=3, breadth=7, cuda=False))
         named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
         assert named == ["--breadth", "--depth"][:number]
-    for flags in ({"backup": "one-step"}, {"depth": 1}, {"depth": 1, "act_on": "graph"}):
+    for flags in ({"backup": "one-step"}, {"depth": 1}, {"backup": "whole-graph"}):
         check_flags(script.Args(**flags, prior=1.0, cuda=False))
-        assert ("--prior does nothing" in capsys.readouterr().err) == ("act_on" not in flags)
+        is_whole = flags.get("backup") == "whole-graph"
+        assert ("--prior does nothing" in capsys.readouterr().err) != is_whole
     rainbow = gb_rainbow_atari.Args(
         depth=1, breadth=7, eval_frequency=0, curve_episodes=1, cuda=False, cuda_graphs=False,
         wandb_entity="me",

@@ -96,9 +96,10 @@ def test_flags_that_a_backup_does_not_read_do_not_matter():
     assert key(backup="tree", breadth=0) == key(backup="tree")
     assert key(backup="tree", depth=3) != key(backup="tree")
     assert key(backup="one-step", depth=3) == key(backup="one-step")
-    assert key(depth=0, breadth=0) == key(depth=0)
+    assert key(backup="whole-graph", depth=3, breadth=0) == key(backup="whole-graph")
+    assert key(backup="whole-graph").variant == "", "its own defaults"
     assert key(depth=1, prior=3.0) == key(depth=1)
-    assert key(depth=1, prior=3.0, act_on="graph") != key(depth=1, act_on="graph")
+    assert key(backup="whole-graph", depth=1, prior=3.0) != key(backup="whole-graph", depth=1)
 
 
 def test_the_episode_seed_of_minatar_is_part_of_the_key():

@@ -204,7 +204,7 @@ def main():
     found += "" if tree is None else f" (tree backup: {tree:.4f})"
     about = f"depth {args.depth}, breadth {args.breadth or 'all'}, gamma {args.gamma:g}, "
     about += f"leaf values: {args.leaves}"
-    if flags.get("backup", "graph") != "graph" or flags.get("depth") == 0 or flags.get("prior"):
+    if flags.get("backup", "graph") != "graph" or flags.get("prior"):
         about += "; the run learned from other targets"
     if args.out is not None:
         draw(nested, f"{run.task or run.name}\n{found}\n{about}", args.out)

@@ -119,13 +119,13 @@ class Recorded:
     def policy(self):
         """Function of observations [n, *obs_shape] to the run's own greedy actions int64 [n]."""
         network = self.network()
-        if self.config.get("act_on") != "graph":
-            return lambda obs: network(obs).argmax(axis=1)
+        if self.config["backup"] != "whole-graph" or self.config["act_on"] != "graph":
+            return lambda obs, keys=None: network(obs).argmax(axis=1)
         if self.learner is None:
             fail(f"{self.name} acts on values of its graph, which a checkpoint has: there is none")
         args = args_of(self.module, self.config)
-        kind = (getattr(self.graph, name) for name in ("num_actions", "obs_shape", "obs_dtype"))
-        graph = TransitionGraph(*kind, frame_stack=self.graph.frame_stack)
+        kind = ("num_actions", "obs_shape", "obs_dtype", "frame_stack", "key_shape", "key_dtype")
+        graph = TransitionGraph(**{name: getattr(self.graph, name) for name in kind})
         # On an empty graph there is nothing that an untrained network would be asked for.
         learner = self.module.Learner(args, graph, None, torch.device("cpu"))
         graph.restore(self.graph.state())
@@ -133,7 +133,7 @@ class Recorded:
             learner.restore(self.learner)
         except (ValueError, KeyError) as error:
             fail(f"{self.script} as it is now cannot restore the learner of {self.name}: {error!r}")
-        return learner.act
+        return learner.policy()
 
     def q_values(self, nodes, which="online"):
         """Values float32 [n, A] of states."""

@@ -223,8 +223,9 @@ def judge(found):
 
 # What won in a suite's tasks where many targets differ: docs/frontier.md, docs/minatar.md.
 BEST = {
-    "minigrid": "--exploration frontier",
-    "minatar": "--depth 0 --act-on graph --prior 0.3 --learning-rate 2.5e-4",
+    "minigrid": "--backup whole-graph --exploration frontier",
+    "minatar": "--backup whole-graph --prior 0.3 --learning-rate 2.5e-4",
+    "gymnasium": "--backup whole-graph",
 }
 
 
@@ -237,10 +238,13 @@ def command(found, suite, task, more, flag=None):
     words += [
         word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", value)
     ]
-    words += [flag] * (flag is not None and backup == "graph") + ["--backup", backup]
-    if backup == "graph" and changed >= MANY:
-        unseen = found["rewarded"] == 0 and suite != "atari"
-        words += BEST.get(suite, "--exploration frontier" * unseen).split()
+    words += [flag] * (flag is not None and backup == "graph")
+    if backup == "graph" and changed >= MANY and suite in BEST:
+        words += BEST[suite].split()
+        if found["rewarded"] == 0 and suite == "gymnasium":
+            words += ["--exploration", "frontier"]
+    else:
+        words += ["--backup", backup]
     return shlex.join(words)
 
 
@@ -304,7 +308,7 @@ def main():
         fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
     rng = np.random.default_rng(args.seed)
     runs, flags, played = collect(args, rng)
-    depth = args.depth or flags.get("depth") or 5  # 0: the whole graph
+    depth = args.depth or flags.get("depth") or 5
     breadth = flags.get("breadth", 20) if args.breadth < 0 else args.breadth
     by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
     print("\n".join(report(runs[PLAIN].name, by_key, played)))

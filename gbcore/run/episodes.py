@@ -12,7 +12,8 @@ import numpy as np
 from gbcore.run.flags import fail
 
 ELSEWHERE = "for another environment see examples/ and the README's 'Your own environment'"
-Policy = Callable[[np.ndarray], np.ndarray]  # observations [n, *obs_shape] -> actions int64 [n]
+# Observations [n, *obs_shape] -> actions int64 [n]; with keys= [n, *key_shape] if states have any.
+Policy = Callable[..., np.ndarray]
 
 
 def play_episodes(
@@ -24,15 +25,16 @@ def play_episodes(
     """
     returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), np.int64)
     running = list(range(len(envs)))
-    obs = [env.reset() for env in envs]
+    for env in envs:
+        env.reset()
     while running:
         if stop is not None and stop.asked:
             return None
-        actions = policy(np.stack([obs[i] for i in running]))
+        actions = _ask(policy, [envs[i] for i in running])
         explore = rng.random(len(running)) < epsilon
         actions[explore] = rng.integers(envs[0].num_actions, size=explore.sum())
         for i, action in zip(tuple(running), actions.tolist(), strict=True):
-            obs[i], reward, terminated, truncated = envs[i].step(action)
+            _, reward, terminated, truncated = envs[i].step(action)
             returns[i] += reward
             lengths[i] += 1
             if terminated or truncated:
@@ -40,15 +42,24 @@ def play_episodes(
     return returns.tolist(), lengths.tolist()
 
 
+def _ask(policy, envs):
+    """The policy's actions int64 [n] in the states that environments are in."""
+    obs = np.stack([env.obs for env in envs])
+    if getattr(envs[0], "key", None) is None:
+        return policy(obs)
+    return policy(obs, keys=np.stack([env.key for env in envs]))
+
+
 def film_episode(policy: Policy, env: Any, rng: np.random.Generator, epsilon: float) -> Iterator:
     """Yields the frames of one episode, as the environment renders them."""
-    obs, done = env.reset(), False
+    env.reset()
+    done = False
     yield env.render()
     while not done:
-        action = int(policy(obs[None])[0])
+        action = int(_ask(policy, [env])[0])
         if rng.random() < epsilon:
             action = int(rng.integers(env.num_actions))
-        obs, _, terminated, truncated = env.step(action)
+        _, _, terminated, truncated = env.step(action)
         done = terminated or truncated
         yield env.render()
 

@@ -61,7 +61,7 @@ COUNT, AMOUNT, SHARE, SCALE = (1, 2**31 - 1), (0, 2**31 - 1), (0, 1), (1e-12, 1e
 RANGES = {
     **dict.fromkeys(
         (
-            "total_timesteps", "batch_size", "target_network_frequency", "train_frequency",
+            "total_timesteps", "batch_size", "depth", "target_network_frequency", "train_frequency",
             "updates_per_train", "exploration_steps", "eval_episodes",
             "eval_envs", "curve_episodes", "log_frequency", "time_limit",
         ),
@@ -69,7 +69,7 @@ RANGES = {
     ),
     **dict.fromkeys(
         (
-            "depth", "breadth", "buffer_size", "learning_starts", "eval_frequency",
+            "breadth", "buffer_size", "learning_starts", "eval_frequency",
             "checkpoint_frequency",
         ),
         AMOUNT,
@@ -156,11 +156,15 @@ def _plain_integers(arguments, flags_class):
 
 def _types(flags_class):
     """The types, or the choices, of each flag by name."""
-    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(flags_class).items()}
+
+    def parts(hint):
+        return tuple(part for arg in get_args(hint) for part in parts(arg)) or (hint,)
+
+    return {name: parts(hint) for name, hint in get_type_hints(flags_class).items()}
 
 
 def idle_flags(args):
-    """Flags that do nothing, given the others: name -> why, as in "with --depth 0"."""
+    """Flags that do nothing, given the others: name -> why, as in "on a CPU"."""
     found = {}
     if args.exploration != "frontier":
         found["frontier_share"] = "without --exploration frontier"
@@ -168,21 +172,16 @@ def idle_flags(args):
         found |= dict.fromkeys(("wandb_project_name", "wandb_entity"), "without --track")
     if not args.cuda:
         found["cuda_graphs"] = "on a CPU"
+    is_whole = args.backup == "whole-graph"
     if not args.backup.startswith("graph"):
         found["breadth"] = f"with --backup {args.backup}"
     elif args.depth == 1:
         found["breadth"] = "with --depth 1"
-    if args.depth == 0:
-        found |= dict.fromkeys(("breadth", "persist_targets"), "with --depth 0")
-        if hasattr(args, "n_atoms"):  # its leaves are renewed at a pace of their own
-            found["target_network_frequency"] = "with --depth 0"
-    if args.backup == "one-step":
-        found["depth"] = "with --backup one-step"
+    if args.backup == "one-step" or is_whole:
+        found["depth"] = f"with --backup {args.backup}"
     if args.eval_frequency == 0:
         found["curve_episodes"] = "with --eval-frequency 0"
-    if getattr(args, "act_on", "network") == "network" and (
-        args.backup == "one-step" or args.depth == 1
-    ):
+    if args.backup == "one-step" or (args.depth == 1 and not is_whole):
         found["prior"] = "where a target nests nothing"
     return found
 
@@ -197,7 +196,7 @@ def check_flags(args):
                 fail(f"{flag} must be at least {least} and at most {most}, got {value}")
         elif isinstance(value, float) and not math.isfinite(value):
             fail(f"{flag} must be finite, got {value}")
-    default = type(args)()
+    default = type(args)(backup=args.backup)
     if hasattr(args, "v_min") and not args.v_min < args.v_max:
         fail(f"--v-min must be < --v-max, got {args.v_min} and {args.v_max}")
     if 0 < args.buffer_size < args.batch_size:
@@ -209,29 +208,24 @@ def check_flags(args):
         )
     if args.learning_starts >= args.total_timesteps:
         warn("--learning-starts is not below --total-timesteps: nothing is learned")
-    if args.depth == 0 and not (args.backup == "graph" and hasattr(args, "act_on")):
-        fail("--depth 0 is for --backup graph, and for scripts with --act-on")
     for name, where in idle_flags(args).items():
         if getattr(args, name, None) != getattr(default, name, None):
             warn(f"--{name.replace('_', '-')} does nothing {where}")
-    acts_on_graph = getattr(args, "act_on", None) == "graph"
-    if (args.depth == 0 or acts_on_graph) and args.gamma == 1:
-        fail("--gamma must be below 1 for the values of the whole graph")
-    if acts_on_graph and args.end_e == 0:
-        warn("--act-on graph repeats itself where all is known; --end-e 0.02 tries other actions")
-    if acts_on_graph and getattr(args, "persist_targets", False):
-        fail("--persist-targets writes into the leaf values that --act-on graph reads")
+    if args.backup != "whole-graph" and getattr(args, "act_on", None) == "graph":
+        fail("--act-on graph requires --backup whole-graph")
+    if args.backup == "whole-graph":
+        if args.gamma == 1:
+            fail("--gamma must be below 1 for --backup whole-graph")
+        if args.act_on == "graph" and args.end_e == 0:
+            warn("whole-graph repeats itself where all is known; --end-e 0.02 tries other actions")
+        if getattr(args, "persist_targets", False):
+            fail("--persist-targets writes into the leaf values that --backup whole-graph reads")
     if args.cuda and not torch.cuda.is_available():
         if args.resume is None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
         warn("torch finds no CUDA device here: the run goes on on the CPU")
-    if getattr(args, "leaf_refresh", 1) > 1 and (
-        args.cuda or args.target_network_frequency > 1 or args.depth == 0
-    ):
-        fail(
-            "--leaf-refresh above 1 requires --no-cuda, --target-network-frequency 1 and a --depth "
-            "above 0"
-        )
+    if getattr(args, "leaf_refresh", 1) > 1 and (args.cuda or args.target_network_frequency > 1):
+        fail("--leaf-refresh above 1 requires --no-cuda and --target-network-frequency 1")
     for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
         if wanted:
             try:

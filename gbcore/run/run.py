@@ -321,7 +321,7 @@ class Run:
         """One line: how often states come again, and how often a target has more than one path."""
         rng, replay = np.random.default_rng(0), self.parts["replay"]
         rows = rng.integers(max(replay.size, 1), size=256)
-        several, depth = 0, min(self.args.depth or 5, 10)  # nothing is sampled: deeper takes long
+        several, depth = 0, min(self.args.depth, 10)  # nothing is sampled: deeper takes long
         for node, action in zip(replay.node[rows], replay.action[rows], strict=True):
             subgraphs = self.graph.expand([node], [action], depth)
             several += (np.diff(subgraphs.level_outcomes) > 1).any()

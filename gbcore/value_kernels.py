@@ -1,0 +1,120 @@
+"""Kernels behind `GraphValues`: values of all nodes, float64 [N] by id."""
+
+import numpy as np
+from numba import njit
+
+from gbcore.kernels import EMPTY, FREED
+
+
+@njit(cache=True)
+def read_actions(graph, value, leaf_q, node, gamma, prior, q):
+    """Q(s, a) of one node from the values of its successors, into q float64 [A]."""
+    q[:] = 0.0
+    start = graph.block_start[node]
+    for e in range(start, start + graph.degree[node]):
+        following = 0.0 if graph.edge_terminated[e] else gamma * value[graph.edge_next[e]]
+        a = graph.edge_action[e]
+        weight = graph.edge_count[e] / (graph.pair_count[node, a] + prior)
+        q[a] += weight * (graph.edge_reward[e] + following)  # a weighted sum may overflow later
+    for a in range(q.shape[0]):
+        count = graph.pair_count[node, a]
+        if count == 0:
+            q[a] = leaf_q[node, a]
+        elif prior > 0:
+            q[a] += prior / (count + prior) * leaf_q[node, a]
+
+
+@njit(cache=True)
+def best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q):
+    """The first argmax of Q(s, a), also left in q; tried_only: among tried actions, if any."""
+    read_actions(graph, value, leaf_q, node, gamma, prior, q)
+    among_tried = tried_only and graph.degree[node] > 0
+    best = EMPTY
+    for a in range(q.shape[0]):
+        if among_tried and graph.pair_count[node, a] == 0:
+            continue
+        if best == EMPTY or q[a] > q[best]:
+            best = a
+    return best
+
+
+@njit(cache=True)
+def sweep_nodes(graph, value, leaf_q, nodes, gamma, prior, q):
+    """V(s) = max_a Q(s, a) of int64 [n] ids, in their order. Ids that name no node are left out.
+
+    q float64 [A] is scratch.
+    """
+    for node in nodes:
+        if graph.in_degree[node] != FREED:
+            value[node] = q[best_action(graph, value, leaf_q, node, gamma, prior, False, q)]
+
+
+@njit(cache=True)
+def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, tolerance, most, q):
+    """Back up int64 [n] distinct nodes, in order, and then whatever leads to one that changed.
+
+    It ends when no backup changes a value of [N] by more than tolerance times the largest
+    magnitude of a value or reward, or after `most` backups. Returns their number.
+    """
+    num_ids = value.shape[0]
+    scale = 0.0
+    first = np.zeros(num_ids + 1, np.int64)  # of each node's predecessors
+    for node in range(num_ids):
+        if graph.in_degree[node] == FREED:
+            continue
+        scale = max(scale, abs(value[node]))
+        start = graph.block_start[node]
+        for e in range(start, start + graph.degree[node]):
+            scale = max(scale, abs(graph.edge_reward[e]))
+            if not graph.edge_terminated[e]:
+                first[graph.edge_next[e] + 1] += 1
+    for node in range(num_ids):
+        first[node + 1] += first[node]
+    predecessors = np.empty(first[num_ids], np.int64)
+    place = first[:num_ids].copy()
+    for node in range(num_ids):
+        if graph.in_degree[node] == FREED:
+            continue
+        start = graph.block_start[node]
+        for e in range(start, start + graph.degree[node]):
+            if not graph.edge_terminated[e]:
+                following = graph.edge_next[e]
+                predecessors[place[following]] = node
+                place[following] += 1
+
+    queue = np.empty(num_ids + 1, np.int64)  # a ring
+    waits = np.zeros(num_ids, np.bool_)
+    head, tail, visits = 0, nodes.shape[0], 0
+    queue[:tail] = nodes
+    waits[nodes] = True
+    while head != tail and visits < most:
+        node = queue[head]
+        head = (head + 1) % (num_ids + 1)
+        waits[node] = False
+        visits += 1
+        new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
+        if abs(new - value[node]) > tolerance * scale:
+            value[node] = new
+            for k in range(first[node], first[node + 1]):
+                if not waits[predecessors[k]]:
+                    waits[predecessors[k]] = True
+                    queue[tail] = predecessors[k]
+                    tail = (tail + 1) % (num_ids + 1)
+    return visits
+
+
+@njit(cache=True)
+def read_pairs(graph, value, leaf_q, nodes, actions, gamma, q, targets):
+    """Q(s, a) of pairs [B] without a prior, into targets [B]."""
+    for i in range(nodes.shape[0]):
+        read_actions(graph, value, leaf_q, nodes[i], gamma, 0.0, q)
+        targets[i] = q[actions[i]]
+
+
+@njit(cache=True)
+def choose_actions(graph, value, leaf_q, nodes, gamma, prior, tried_only, q, actions):
+    """argmax_a Q(s, a) of ids [n], into actions [n]; EMPTY for EMPTY or where nothing was tried."""
+    for i in range(nodes.shape[0]):
+        actions[i] = EMPTY
+        if nodes[i] != EMPTY and graph.degree[nodes[i]] > 0:
+            actions[i] = best_action(graph, value, leaf_q, nodes[i], gamma, prior, tried_only, q)
