@@ -65,7 +65,7 @@ def measure(env_id, backup, key, seed):
 
 
 def report(rows):
-    """The table of docs/your_own.md, and its picture."""
+    """The table of docs/environments.md, and its picture."""
     titles = [", ".join(filter(None, (backup, key))) for key, backup in WAYS]
     lines = [f"| environment: score | key | {' | '.join(titles)} |", "|---" * 8 + "|"]
     figure, axes = plt.subplots(2, 3, figsize=(11, 5), layout="constrained", sharey=True)
@@ -83,7 +83,7 @@ def report(rows):
     axes[0, 0].invert_yaxis()
     figure.supxlabel("steps to the score; a cross: not reached in so many")
     figure.savefig(ROOT / "docs" / "environments.png", dpi=100)
-    page, table = ROOT / "docs" / "your_own.md", "\n".join([*lines, ""])
+    page, table = ROOT / "docs" / "environments.md", "\n".join([*lines, ""])
     page.write_text(re.sub(r"(?m)^\| environment(.*\n)+?(?!\|)", table, page.read_text()))
 
 

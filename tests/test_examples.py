@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import types
@@ -617,13 +618,42 @@ def test_the_readme_has_the_tabular_agent():
 
 
 # --------------------------------------------------------------------------------------------------
-# docs/your_own.md
+# docs/your_own.md, docs/your_agent.md
 # --------------------------------------------------------------------------------------------------
 
-SNIPPETS = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs" / "your_own.md").read_text(), re.DOTALL
+OWN, AGENT = ((ROOT / "docs" / f"your_{name}.md").read_text() for name in ("own", "agent"))
+SB3, KEY, DICT, NEXT_STEP, SAME_STEP, *CLEANRL = re.findall(
+    r"```python\n(.*?)```", AGENT, re.DOTALL
 )
-KEY, DICT, NEXT_STEP, SAME_STEP, *CLEANRL = SNIPPETS
+
+
+def test_each_step_of_the_page_is_typed_and_the_advice_is_its_next_command(
+    tmp_path, monkeypatch, capsys
+):
+    (world,) = re.findall(r"```python\n(.*?)```", OWN, re.DOTALL)
+    (tmp_path / "my_world.py").write_text(world)
+    monkeypatch.chdir(tmp_path)
+    typed = "".join(re.findall(r"```bash\n(.*?)```", OWN, re.DOTALL)).splitlines()
+    short = {"would_it_help": ("--steps", 2000, "--sampled", 50), "gb_dqn_gymnasium": SHORT}
+    printed = {}
+    for line in typed:
+        python, path, *words = shlex.split(line, comments=True)
+        words = [
+            name
+            for word in words
+            for name in (map(str, Path().glob(word)) if "*" in word else [word])
+        ]
+        module = importlib.import_module(
+            path.removesuffix(".py").replace("/", ".").removeprefix("tools.")
+        )
+        assert (python, command(module, *words, *short.get(Path(path).stem, ()))) == ("python", 0)
+        printed[line] = capsys.readouterr().out
+    help_, *_ = printed.values()
+    assert "Worth trying" in help_
+    assert "exploration has to find a reward: none was met" in help_
+    assert help_.splitlines()[-1] == f"try: {typed[2]}"
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def names(**more):
@@ -793,13 +823,13 @@ def test_a_run_of_the_table_ends_at_its_score_and_its_row_is_read_again(monkeypa
 def test_the_page_s_table_is_of_the_rows(monkeypatch, tmp_path):
     harness = experiment("environments")
     (tmp_path / "docs").mkdir()
-    page = ROOT / "docs" / "your_own.md"
-    (tmp_path / "docs" / "your_own.md").write_text(page.read_text())
+    page = ROOT / "docs" / "environments.md"
+    (tmp_path / "docs" / "environments.md").write_text(page.read_text())
     monkeypatch.setattr(harness, "ROOT", tmp_path)
     rows = [line.split(",") for line in harness.ROWS.read_text().splitlines()[1:]]
     harness.report(rows)
-    assert (tmp_path / "docs" / "your_own.md").read_text() == page.read_text()
+    assert (tmp_path / "docs" / "environments.md").read_text() == page.read_text()
     assert (tmp_path / "docs" / "environments.png").stat().st_size > 10_000
     better = [[*row[:4], "1234", *row[5:]] for row in rows]
     harness.report(better)
-    assert "1,234 (" in (tmp_path / "docs" / "your_own.md").read_text()
+    assert "1,234 (" in (tmp_path / "docs" / "environments.md").read_text()

@@ -1,5 +1,8 @@
 """gbcore.sb3 and its example, where Stable-Baselines3 is installed: requirements-sb3.txt."""
 
+import re
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -132,6 +135,13 @@ def test_what_is_set_later_is_refused_before_it_is_learned_from(tmp_path):
     model.load_replay_buffer(tmp_path / "plain.pkl")
     with pytest.raises(ValueError, match="Require a GraphReplayBuffer, got ReplayBuffer"):
         model.learn(100)
+
+
+def test_the_page_s_lines_learn():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "your_agent.md").read_text()
+    (lines,) = re.findall(r"```python\n(from gbcore.sb3 .*?)```", page, re.DOTALL)
+    exec(lines.replace("2_000", "300"), found := {"np": np})
+    assert found["model"].leaves.graph.novel_state_ratio < 0.9
 
 
 def test_the_example_runs(capsys):
