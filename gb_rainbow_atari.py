@@ -704,7 +704,7 @@ def train(args, run, env, learner, rng):
             exponent = args.importance_exponent
             exponent += step / args.total_timesteps * (1 - exponent)
             batches = [
-                replay.sample(args.batch_size, exponent, rng) for _ in range(args.updates_per_train)
+                replay.sample(args.batch_size, rng, exponent) for _ in range(args.updates_per_train)
             ]
             results = torch.stack([learner.update(batch, rng) for batch in batches]).cpu().numpy()
             for batch, result in zip(batches, results, strict=True):

@@ -10,7 +10,13 @@ import numpy as np
 import torch
 
 from gbcore.kernels import Subgraphs
-from gbcore.targets import check_arguments, check_companion, check_policy, needs_selector
+from gbcore.targets import (
+    check_arguments,
+    check_companion,
+    check_indices,
+    check_policy,
+    needs_selector,
+)
 
 Levels = tuple[tuple[int, int, int], ...]  # see `level_bounds`
 
@@ -51,6 +57,7 @@ def categorical_targets(
     """
     check_arguments(subgraphs, "leaf_pmf", tuple(leaf_pmf.shape), 3, gamma, rule, prior)
     num_leaves, num_actions, num_atoms = leaf_pmf.shape
+    check_indices(subgraphs, num_actions, rule, prior)
     if tuple(support.shape) != (num_atoms,) or num_atoms < 2:
         raise ValueError(f"Require support of shape ({num_atoms},), got {tuple(support.shape)}")
     if support.device.type == "cpu":  # elsewhere one would have to wait for it

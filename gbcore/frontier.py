@@ -1,15 +1,19 @@
 """FrontierPlanner: the way to what was never tried. FrontierEpisodes: when to go there."""
 
 import operator
-import weakref
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gbcore import frontier_kernels
+from gbcore.arrays import Rows, check_array, copy_rows, grown, refuse_shallow_copy
 from gbcore.frontier_kernels import CELLS_GIVEN, HEAP_SIZE, STACK_SIZE, PlanArrays
-from gbcore.interner import Rows, check_array
+from gbcore.graph import TransitionGraph
 from gbcore.kernels import EMPTY
 
+UNLIMITED = 2**62  # edges
 MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
 BUDGET = 2_000  # edges read per `plan`, of which an episode's first step makes two
@@ -32,6 +36,9 @@ class FrontierPlanner:
     The rest waits. Where nothing waits, every state satisfies the equation to within the tolerance.
     The smallest slice is one state with its edges, outgoing and incoming.
 
+    Threads wait for each other, as those of the graph. `copy.deepcopy` copies the graph, too; a
+    planner that is copied or pickled with its graph follows the copy.
+
     Args:
         graph: the TransitionGraph; what it holds already is planned over, too.
         discount: of the way, in (0, 1).
@@ -42,7 +49,13 @@ class FrontierPlanner:
         ValueError: for a discount, prior or tolerance out of range.
     """
 
-    def __init__(self, graph, discount=0.95, prior=0.0, tolerance=None):
+    def __init__(
+        self,
+        graph: TransitionGraph,
+        discount: float = 0.95,
+        prior: float = 0.0,
+        tolerance: float | None = None,
+    ) -> None:
         if not 0 < discount < 1:
             raise ValueError(f"Require 0 < discount < 1, got {discount}")
         if not 0 <= prior < np.inf:
@@ -51,18 +64,25 @@ class FrontierPlanner:
             tolerance = (1 - discount) / 50
         if not 0 < tolerance < 1 - discount:
             raise ValueError(f"Require 0 < tolerance < 1 - discount, got {tolerance}")
-        self.graph, self.discount, self.prior = graph, float(discount), float(prior)
-        self.tolerance = float(tolerance)
+        self.graph: TransitionGraph = graph
+        self.discount: float = float(discount)
+        self.prior: float = float(prior)
+        self.tolerance: float = float(tolerance)
         self._q = np.zeros(graph.num_actions)
-        self._changes = graph.watch()  # pairs of nodes, since the last plan
-        weakref.finalize(self, graph.unwatch, self._changes)
-        self._clear(num_cells=graph.num_edges)
-        edges = graph.edges()
-        pairs = np.stack([edges["source"], edges["next"]], axis=1)
-        frontier_kernels.follow_changes(graph.arrays, self._plan, pairs)
+        with graph.lock:
+            self._changes = graph.watch()  # pairs of nodes, since the last plan
+            self._clear(num_cells=graph.num_edges)
+            edges = graph.edges()
+            pairs = np.stack([edges["source"], edges["next"]], axis=1)
+            frontier_kernels.follow_changes(graph.arrays, self._plan, pairs)
+
+    def __repr__(self) -> str:
+        return f"FrontierPlanner({self.graph.num_nodes:,} nodes, {self.num_waiting:,} waiting)"
+
+    __copy__ = refuse_shallow_copy
 
     def _clear(self, num_cells):
-        room, num_cells = len(self.graph.arrays.degree), max(num_cells, 1024)
+        room, num_cells = self.graph.capacity, max(num_cells, 1024)
         self._changes.clear()
         self._plan = PlanArrays(
             value=np.ones(room),
@@ -85,42 +105,47 @@ class FrontierPlanner:
     # Planning
     # ----------------------------------------------------------------------------------------------
 
-    def plan(self, budget=None):
+    def plan(self, budget: SupportsIndex | None = None) -> int:
         """Bring values up to date, reading about so many edges; all that it takes if None.
 
         Returns the number of edges that were read. Raises ValueError for a budget < 1.
         """
-        budget = np.iinfo(np.int64).max if budget is None else operator.index(budget)
+        budget = UNLIMITED if budget is None else min(operator.index(budget), UNLIMITED)
         if budget < 1:
             raise ValueError(f"Require budget >= 1, got {budget}")
-        plan, changes = self._take_changes()
-        return frontier_kernels.make_plan(
-            self.graph.arrays, plan, changes, self.discount, self.prior, self.tolerance, budget,
-            self._q,
-        )  # fmt: skip
+        with self.graph.lock:
+            plan, changes = self._changes_with_room()
+            num_read = frontier_kernels.make_plan(
+                self.graph.arrays, plan, changes, self.discount, self.prior, self.tolerance,
+                budget, self._q,
+            )  # fmt: skip
+            self._changes.clear()
+            return num_read
 
     @property
-    def num_waiting(self):
+    def num_waiting(self) -> int:
         """Number of states, and of changes, that wait for a further `plan`."""
         stack, heap = self._plan.totals[[STACK_SIZE, HEAP_SIZE]].tolist()
         return stack + heap + len(self._changes)
 
     @property
-    def values(self):
+    def values(self) -> NDArray[np.float64]:
         """V(s) by node id: float64 [num_ids], a view, to be read only. 1 for ids not in use."""
-        return self._make_room().value[: self.graph.num_ids]
+        with self.graph.lock:
+            return self._make_room().value[: self.graph.num_ids]
 
-    def action_values(self, node):
+    def action_values(self, node: SupportsIndex) -> NDArray[np.float64]:
         """Q(s, a) of a node: float64 [A]. Raises KeyError for another id."""
-        self.graph.require_node(node)
         q = np.empty(self.graph.num_actions)
-        value = self._make_room().value
-        frontier_kernels.back_up_actions(
-            self.graph.arrays, value, node, self.discount, self.prior, q
-        )
+        with self.graph.lock:
+            self.graph.require_node(node)
+            value = self._make_room().value
+            frontier_kernels.back_up_actions(
+                self.graph.arrays, value, operator.index(node), self.discount, self.prior, q
+            )
         return q
 
-    def act(self, node, rng):
+    def act(self, node: SupportsIndex, rng: np.random.Generator) -> int | None:
         """A greedy action of a node, ties at random; None where nothing untried can be reached.
 
         Args:
@@ -137,102 +162,97 @@ class FrontierPlanner:
         ties = np.flatnonzero(q >= best * (1 - self.tolerance))
         return int(ties[rng.integers(len(ties))])
 
-    def num_untried(self):
+    def num_untried(self) -> int:
         """Number of pairs never tried, of all states but those that only end episodes."""
-        return int(frontier_kernels.count_untried(self.graph.arrays, self.graph.num_ids))
+        with self.graph.lock:
+            return int(frontier_kernels.count_untried(self.graph.arrays, self.graph.num_ids))
 
     # ----------------------------------------------------------------------------------------------
     # Storage
     # ----------------------------------------------------------------------------------------------
 
-    def state(self):
+    def state(self) -> Rows:
         """Arrays that `restore` takes back, with the same further behaviour; some are views."""
-        plan, changes = self._take_changes()
-        frontier_kernels.follow_changes(self.graph.arrays, plan, changes)
-        n = self.graph.num_ids
-        number = np.empty(n, np.int64)
-        source = np.empty(plan.totals[CELLS_GIVEN], np.int64)
-        source = source[: frontier_kernels.list_predecessors(plan, n, number, source)]
-        heap = plan.heap[: plan.totals[HEAP_SIZE]]
-        return Rows(
-            value=plan.value[:n],
-            num_predecessors=number,
-            predecessors=source,
-            stack=plan.stack[: plan.totals[STACK_SIZE]],
-            heap=heap,
-            priority=plan.priority[heap],
-        )
+        with self.graph.lock:
+            plan, changes = self._changes_with_room()
+            frontier_kernels.follow_changes(self.graph.arrays, plan, changes)
+            self._changes.clear()
+            n = self.graph.num_ids
+            number = np.empty(n, np.int64)
+            source = np.empty(plan.totals[CELLS_GIVEN], np.int64)
+            source = source[: frontier_kernels.list_predecessors(plan, n, number, source)]
+            heap = plan.heap[: plan.totals[HEAP_SIZE]]
+            return Rows(
+                value=plan.value[:n],
+                num_predecessors=number,
+                predecessors=source,
+                stack=plan.stack[: plan.totals[STACK_SIZE]],
+                heap=heap,
+                priority=plan.priority[heap],
+            )
 
-    def restore(self, saved):
+    def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
         Raises:
             KeyError: for an array that is missing.
-            ValueError: for arrays that do not belong to the graph. Then nothing has changed.
+            ValueError: for arrays that lead out of the graph. Then nothing has changed.
         """
         n = self.graph.num_ids
-        number, source = saved["num_predecessors"], saved["predecessors"]
-        check_array("value", saved["value"], np.float64, (n,))
+        value, number = saved["value"], saved["num_predecessors"]
+        check_array("value", value, np.float64, (n,))
         check_array("num_predecessors", number, np.int64, (n,))
         for name in ("predecessors", "stack", "heap"):
             check_array(name, saved[name], np.int64, (np.size(saved[name]),))
-        check_array("priority", saved["priority"], np.float64, saved["heap"].shape)
-        for name in ("value", "priority"):
-            if not ((saved[name] >= 0) & (saved[name] <= 1)).all():
-                raise ValueError(f"Require each {name} in [0, 1]")
-        for name in ("stack", "heap"):
-            nodes = saved[name]
-            if len(np.unique(nodes)) < len(nodes) or not ((nodes >= 0) & (nodes < n)).all():
-                raise ValueError(f"Require distinct nodes of the graph in the {name}")
-        places = np.arange(1, len(saved["heap"]))
-        if (saved["priority"][(places - 1) // 2] < saved["priority"][places]).any():
-            raise ValueError("Require a heap with the highest priority first")
-        if not ((number >= 0) & (number <= len(source))).all() or number.sum() != len(source):
+            if not ((saved[name] >= 0) & (saved[name] < n)).all():
+                raise ValueError(f"Require nodes of the graph in the {name}")
+        source, stack, heap = saved["predecessors"], saved["stack"], saved["heap"]
+        check_array("priority", saved["priority"], np.float64, heap.shape)
+        if (number < 0).any() or number.sum(dtype=np.float64) != len(source):
             raise ValueError("Require as many predecessors as are counted")
-        if not self._are_predecessors(source, number):
-            raise ValueError("Require the predecessors of the graph's states")
+        if len(np.unique(stack)) < len(stack) or len(np.unique(heap)) < len(heap):
+            raise ValueError("Require each node once in the stack, and once in the heap")
 
-        self._clear(num_cells=len(source))
-        plan = self._plan
-        plan.value[:n] = saved["value"]
-        frontier_kernels.link_listed(plan, number, source)
-        plan.stack[: len(saved["stack"])] = saved["stack"]
-        plan.on_stack[saved["stack"]] = True
-        plan.totals[STACK_SIZE] = len(saved["stack"])
-        plan.heap[: len(saved["heap"])] = saved["heap"]
-        plan.place[saved["heap"]] = np.arange(len(saved["heap"]))
-        plan.priority[saved["heap"]] = saved["priority"]
-        plan.totals[HEAP_SIZE] = len(saved["heap"])
+        with self.graph.lock:
+            self._clear(num_cells=len(source))
+            plan = self._plan
+            plan.value[:n] = value
+            frontier_kernels.link_listed(plan, number, source)
+            plan.stack[: len(stack)], plan.on_stack[stack] = stack, True
+            plan.heap[: len(heap)], plan.place[heap] = heap, np.arange(len(heap))
+            plan.priority[heap] = saved["priority"]
+            plan.totals[[STACK_SIZE, HEAP_SIZE]] = len(stack), len(heap)
 
-    def check_valid(self):
+    def check_valid(self) -> list[str]:
         """What is broken, one sentence each; empty if every invariant holds."""
-        state, problems = self.state(), []
-        n, totals = self.graph.num_ids, self._plan.totals
-        if not self._are_predecessors(state["predecessors"], state["num_predecessors"]):
-            problems.append("the predecessors are not those of the graph")
-        unused, cell = 0, totals[frontier_kernels.FREE_CELL]
-        while cell != EMPTY:
-            unused, cell = unused + 1, self._plan.next_in[cell]
-        if unused + len(state["predecessors"]) != totals[CELLS_GIVEN]:
-            problems.append("a cell is neither in use nor free")
-        on_stack = np.flatnonzero(self._plan.on_stack)
-        if not np.array_equal(np.sort(state["stack"]), on_stack):
-            problems.append("the stack and its marks differ")
-        place = self._plan.place[state["heap"]]
-        if not np.array_equal(place, np.arange(len(place))) or (
-            np.count_nonzero(self._plan.place != EMPTY) != len(place)
-        ):
-            problems.append("the heap and its places differ")
-        if self.num_waiting == 0:
-            arrays, q = self.graph.arrays, self._q
-            for node in np.flatnonzero(arrays.degree[:n] > 0):
-                value = self._plan.value[node]
-                backed_up = frontier_kernels.back_up_state(
-                    arrays, self._plan.value, node, self.discount, self.prior, q
-                )
-                if abs(backed_up - value) > self.tolerance * max(backed_up, value):
-                    problems.append(f"node {node}: value {value}, {backed_up} by its actions")
-        return problems
+        with self.graph.lock:
+            state, problems = self.state(), []
+            n, totals = self.graph.num_ids, self._plan.totals
+            if not self._are_predecessors(state["predecessors"], state["num_predecessors"]):
+                problems.append("the predecessors are not those of the graph")
+            unused, cell = 0, totals[frontier_kernels.FREE_CELL]
+            while cell != EMPTY:
+                unused, cell = unused + 1, self._plan.next_in[cell]
+            if unused + len(state["predecessors"]) != totals[CELLS_GIVEN]:
+                problems.append("a cell is neither in use nor free")
+            on_stack = np.flatnonzero(self._plan.on_stack)
+            if not np.array_equal(np.sort(state["stack"]), on_stack):
+                problems.append("the stack and its marks differ")
+            place = self._plan.place[state["heap"]]
+            if not np.array_equal(place, np.arange(len(place))) or (
+                np.count_nonzero(self._plan.place != EMPTY) != len(place)
+            ):
+                problems.append("the heap and its places differ")
+            if self.num_waiting == 0:
+                arrays, q = self.graph.arrays, self._q
+                for node in np.flatnonzero(arrays.degree[:n] > 0):
+                    value = self._plan.value[node]
+                    backed_up = frontier_kernels.back_up_state(
+                        arrays, self._plan.value, node, self.discount, self.prior, q
+                    )
+                    if abs(backed_up - value) > self.tolerance * max(backed_up, value):
+                        problems.append(f"node {node}: value {value}, {backed_up} by its actions")
+            return problems
 
     def _are_predecessors(self, source, number):
         """Are these the pairs (node, next node) of all transitions that go on, each once?"""
@@ -243,35 +263,32 @@ class FrontierPlanner:
 
     # What grows the arrays returns them: arrays that were read before may be too short.
 
-    def _take_changes(self):
+    def _changes_with_room(self):
         """The arrays, with room for what the changes bring, and those not followed yet [n, 2]."""
         plan = self._make_room()
         changes = np.array(self._changes, np.int64).reshape(-1, 2)
-        self._changes.clear()
-        while plan.totals[CELLS_GIVEN] + len(changes) > len(plan.cell_source):
-            plan = self._grow_cells()
+        room = plan.totals[CELLS_GIVEN] + len(changes)
+        if room > len(plan.cell_source):
+            room = max(room, 2 * len(plan.cell_source))
+            self._plan = plan = plan._replace(
+                **{name: grown(getattr(plan, name), room) for name in _CELL_ARRAYS}
+            )
         return plan, changes
 
     def _make_room(self):
-        old, room = self._plan, len(self.graph.arrays.degree)
-        more = room - len(old.value)
-        if more:
-            fills = {"value": 1.0, "first_in": EMPTY, "first_out": EMPTY, "place": EMPTY}
-            fills |= dict.fromkeys(("stack", "on_stack", "heap", "priority"), 0)
-            self._plan = old._replace(
-                **{
-                    name: np.pad(getattr(old, name), (0, more), constant_values=fill)
-                    for name, fill in fills.items()
-                }
+        plan, room = self._plan, self.graph.capacity
+        if len(plan.value) < room:
+            self._plan = plan._replace(
+                **{name: grown(getattr(plan, name), room, fill) for name, fill in _NODE_FILLS}
             )
         return self._plan
 
-    def _grow_cells(self):
-        old = self._plan
-        names = ("cell_source", "cell_target", "next_in", "previous_in", "next_out")
-        more = len(old.cell_source)
-        self._plan = old._replace(**{name: np.pad(getattr(old, name), (0, more)) for name in names})
-        return self._plan
+
+_CELL_ARRAYS = ("cell_source", "cell_target", "next_in", "previous_in", "next_out")
+_NODE_FILLS = (
+    ("value", 1), ("first_in", EMPTY), ("first_out", EMPTY), ("place", EMPTY), ("stack", 0),
+    ("on_stack", 0), ("heap", 0), ("priority", 0),
+)  # fmt: skip
 
 
 class FrontierEpisodes:
@@ -288,7 +305,8 @@ class FrontierEpisodes:
     (found + 1) / (steps + 1): without recent steps it is high, so that the planner is given a try
     again.
 
-    In a frontier episode, too, a step is left alone where nothing untried can be reached.
+    In a frontier episode, too, a step is left alone where nothing untried can be reached. The first
+    `act`, and the first one after `end_episode`, starts an episode.
 
     Args:
         graph: the TransitionGraph. A `FrontierPlanner` of its own plans over it.
@@ -298,43 +316,57 @@ class FrontierEpisodes:
         ValueError: for a share out of range.
     """
 
-    METRICS = (
+    METRICS: tuple[str, ...] = (
         "frontier/untried", "frontier/share", "frontier/start_value", "frontier/waiting",
         "frontier/states_per_1000",
     )  # fmt: skip
-    SAVED = "share", "start_value", "is_frontier", "is_planned", "is_underway"
+    SAVED: tuple[str, ...] = "share", "start_value", "is_frontier", "is_planned", "is_underway"
 
-    def __init__(self, graph, share=0.5):
+    def __init__(self, graph: TransitionGraph, share: float = 0.5) -> None:
         if not 0 <= share <= 1:
             raise ValueError(f"Require 0 <= share <= 1, got {share}")
-        self.planner, self.most = FrontierPlanner(graph), float(share)
-        self.share, self.start_value = 0.0, 1.0  # at the last start of an episode
-        self.is_frontier = self.is_planned = self.is_underway = False
+        self.planner: FrontierPlanner = FrontierPlanner(graph)
+        self.most: float = float(share)
+        self.share: float = 0.0  # at the last start of an episode
+        self.start_value: float = 1.0
+        self.is_frontier: bool = False
+        self.is_planned: bool = False
+        self.is_underway: bool = False
         self._lately = np.zeros((2, 2))  # steps left alone, planned x states found, steps
         self._window = np.zeros(2)  # states found, steps since `metrics`
         self._before = self._lately.copy(), self._window.copy()  # as the last `act` found them
 
-    def act(self, node, rng):
+    def act(self, node: SupportsIndex, rng: np.random.Generator) -> int | None:
         """The planner's action, or None where the step is left alone. To be called every step.
 
         Where an episode starts, as told by `end_episode`, one draw from rng decides what it is.
         Where it turns out to be over already, `take_back` forgets the call.
+
+        Raises:
+            KeyError: for what is not the id of a node.
         """
-        self.planner.graph.require_node(node)
-        starts_episode = not self.is_underway
-        if starts_episode:
-            self._begin(node, rng)
-        self._before = self._lately.copy(), self._window.copy()
-        if not starts_episode:  # count the step that led here
-            is_new = self.planner.graph.arrays.degree[node] == 0
-            self._lately *= 1 - 1 / MEMORY
-            self._lately[int(self.is_planned)] += (is_new, 1)
-            self._window += (is_new, 1)
-        self.is_underway = True
-        self.planner.plan(BUDGET)
-        action = self.planner.act(node, rng) if self.is_frontier else None
-        self.is_planned = action is not None
-        return action
+        with self.planner.graph.lock:
+            self.planner.graph.require_node(node)
+            starts_episode = not self.is_underway
+            if starts_episode:
+                self._begin(node, rng)
+            self._before = self._lately.copy(), self._window.copy()
+            if not starts_episode:  # count the step that led here
+                is_new = self.planner.graph.arrays.degree[node] == 0
+                self._lately *= 1 - 1 / MEMORY
+                self._lately[int(self.is_planned)] += (is_new, 1)
+                self._window += (is_new, 1)
+            self.is_underway = True
+            self.planner.plan(BUDGET)
+            action = self.planner.act(node, rng) if self.is_frontier else None
+            self.is_planned = action is not None
+            return action
+
+    def end_episode(self) -> None:
+        """The next `act` starts an episode."""
+        self.is_underway = False
+
+    __copy__ = refuse_shallow_copy
 
     def _begin(self, node, rng):
         self.planner.plan(BUDGET)
@@ -345,27 +377,24 @@ class FrontierEpisodes:
             self.share = 0.0
         self.is_frontier = bool(rng.random() < self.share)
 
-    def end_episode(self):
-        """The next `act` starts an episode."""
-        self.is_underway = False
-
-    def take_back(self):
+    def take_back(self) -> None:
         """The episode was over when `act` was called: what led there is no state to act in."""
         self._lately[:], self._window[:] = self._before
 
-    def metrics(self):
+    def metrics(self) -> dict[str, float | None]:
         """Values of METRICS, rates since the last call."""
         found, steps = self._window.tolist()
-        self._window[:] = 0
-        return {
+        values = {
             "frontier/untried": self.planner.num_untried(),
             "frontier/share": self.share,
             "frontier/start_value": self.start_value,
             "frontier/waiting": self.planner.num_waiting,  # the last step included
             "frontier/states_per_1000": 1000 * found / steps if steps else None,
         }
+        self._window[:] = 0
+        return values
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
         return {name: getattr(self, name) for name in self.SAVED} | {
             "lately": self._lately.copy(),
@@ -373,23 +402,14 @@ class FrontierEpisodes:
             "planner": self.planner.state(),
         }
 
-    def restore(self, saved):
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
         Raises:
             KeyError: for what is missing.
-            ValueError: for arrays that do not belong to the graph, or numbers out of range. Then
-                nothing has changed.
+            ValueError: for arrays that do not belong to the graph.
         """
-        lately, window = saved["lately"], saved["window"]
-        check_array("lately", lately, np.float64, (2, 2))
-        check_array("window", window, np.float64, (2,))
-        rates = np.concatenate([lately, window[None]])
-        if not ((rates[:, 0] >= 0) & (rates[:, 0] <= rates[:, 1]) & (rates[:, 1] < np.inf)).all():
-            raise ValueError("Require no more states found than steps, and neither < 0")
-        if not (0 <= saved["share"] <= self.most and 0 <= saved["start_value"] <= 1):
-            raise ValueError(f"Require 0 <= share <= {self.most} and a start value in [0, 1]")
+        copy_rows("lately", saved, self._lately, 2)
+        copy_rows("window", saved, self._window, 2)
         self.planner.restore(saved["planner"])
-        self._lately[:], self._window[:] = lately, window
-        for name in self.SAVED:
-            setattr(self, name, saved[name])
+        self.__dict__.update({name: saved[name] for name in self.SAVED})

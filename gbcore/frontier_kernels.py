@@ -7,8 +7,8 @@ Nor does it notice a new value of EMPTY: after such an edit, delete `__pycache__
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from gbcore.jit import jit
 from gbcore.kernels import EMPTY
 
 FLOOR = 1e-9  # a smaller value is none: no chain of discounts goes on for ever
@@ -54,7 +54,7 @@ class PlanArrays(NamedTuple):
 # --------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@jit
 def back_up_actions(graph, value, node, discount, prior, q):
     """Q(s, a) of one node from the values of its successors, into q float64 [A]."""
     q[:] = 0.0
@@ -67,7 +67,7 @@ def back_up_actions(graph, value, node, discount, prior, q):
         q[a] = 1.0 if count == 0 else (prior + discount * q[a]) / (prior + count)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def back_up_state(graph, value, node, discount, prior, q):
     """V(s) of one node from the values of its successors; q float64 [A] is scratch."""
     for a in range(q.shape[0]):
@@ -78,7 +78,7 @@ def back_up_state(graph, value, node, discount, prior, q):
     return best if best >= FLOOR else 0.0
 
 
-@njit(cache=True, nogil=True)
+@jit
 def count_untried(graph, num_ids):
     """Pairs never tried of the nodes that an episode was in."""
     entered = graph.degree[:num_ids] > 0
@@ -100,7 +100,7 @@ def count_untried(graph, num_ids):
 # --------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@jit
 def find_cell(plan, node, next_node):
     """The cell of a pair of nodes and the cell before it in the list of the first; or EMPTY."""
     before, cell = EMPTY, plan.first_out[node]
@@ -109,7 +109,7 @@ def find_cell(plan, node, next_node):
     return before, cell
 
 
-@njit(cache=True, nogil=True)
+@jit
 def link_nodes(plan, node, next_node):
     """Put a pair of nodes into both lists. There must be room for a cell."""
     cell = plan.totals[FREE_CELL]
@@ -128,7 +128,7 @@ def link_nodes(plan, node, next_node):
     plan.first_in[next_node] = cell
 
 
-@njit(cache=True, nogil=True)
+@jit
 def unlink_nodes(plan, before, cell):
     """Take a cell out of both lists."""
     node, next_node = plan.cell_source[cell], plan.cell_target[cell]
@@ -147,7 +147,7 @@ def unlink_nodes(plan, before, cell):
     plan.totals[FREE_CELL] = cell
 
 
-@njit(cache=True, nogil=True)
+@jit
 def follow_changes(graph, plan, changes):
     """Take note that transitions between pairs of nodes int64 [n, 2] may have changed."""
     for i in range(changes.shape[0]):
@@ -166,7 +166,7 @@ def follow_changes(graph, plan, changes):
         push_stack(plan, node)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def link_listed(plan, number, source):
     """Link what `list_predecessors` wrote, in that order, into lists that are empty."""
     i = source.shape[0]
@@ -176,7 +176,7 @@ def link_listed(plan, number, source):
             link_nodes(plan, source[i], node)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def list_predecessors(plan, num_ids, number, source):
     """Predecessors of every node in their order: number int64 [num_ids], source int64 [cells]."""
     i = 0
@@ -195,7 +195,7 @@ def list_predecessors(plan, num_ids, number, source):
 # --------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@jit
 def push_stack(plan, node):
     """Have a node looked at."""
     if not plan.on_stack[node]:
@@ -204,7 +204,7 @@ def push_stack(plan, node):
         plan.totals[STACK_SIZE] += 1
 
 
-@njit(cache=True, nogil=True)
+@jit
 def push_heap(plan, node, priority):
     """Put a node into the heap, or raise its priority there."""
     i = plan.place[node]
@@ -223,7 +223,7 @@ def push_heap(plan, node, priority):
     plan.heap[i], plan.place[node] = node, i
 
 
-@njit(cache=True, nogil=True)
+@jit
 def pop_heap(plan):
     """The node of the highest priority, which leaves the heap."""
     top = plan.heap[0]
@@ -256,7 +256,7 @@ def pop_heap(plan):
 # --------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@jit
 def make_plan(graph, plan, changes, discount, prior, tolerance, budget, q):
     """Follow `changes`, then bring values up to date, reading about `budget` edges.
 

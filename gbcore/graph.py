@@ -2,12 +2,27 @@
 
 import math
 import operator
+import os
 import sys
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, SupportsIndex
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gbcore import kernels
-from gbcore.interner import Interner, Rows, check_array, slots_for
+from gbcore.arrays import (
+    Rows,
+    as_indices,
+    check_array,
+    copy_rows,
+    grown,
+    is_many,
+    refuse_shallow_copy,
+)
+from gbcore.interner import Interner, slots_for
 from gbcore.kernels import (
     EMPTY,
     FREED,
@@ -17,11 +32,13 @@ from gbcore.kernels import (
     TOTAL_TRANSITIONS,
     TOTAL_USED,
     GraphArrays,
+    Subgraphs,
     Trajectory,
 )
 
 FORMAT_VERSION = 2
-MAX_STAMP = 2**31 - 2**26  # a mark keeps its stamp in 31 bits; one call uses far fewer than 2**26
+MAX_DEPTH = 2**16  # of an expansion; times its roots it stays below MAX_STAMP
+MAX_TRANSITIONS = 2**53  # counts are weights, and float64 knows no more
 
 
 class TransitionGraph:
@@ -35,6 +52,16 @@ class TransitionGraph:
     A node is freed, and its id given out again, when `remove` takes away the last edge that names
     it. An id that `node` returned is therefore safe until the next `remove`: intern, then add, then
     remove.
+
+    One or many: `node` and `find` take one observation, `nodes` takes [n]. What takes ids (`add`,
+    `remove`, `expand`) takes one or [n]: integers, lists and arrays.
+
+    Threads wait for each other: every method holds `lock`, and so does whatever was made with the
+    graph, as a `Replay`. Several calls that belong together, as `node` and `add`, or a sample and
+    its subgraphs, are safe from another thread's `remove` within `with graph.lock:`.
+
+    `copy.deepcopy` and pickle give a graph of its own. Copied together, a graph and what was made
+    with it still belong together.
 
     Args:
         num_actions: A, the number of discrete actions.
@@ -50,29 +77,38 @@ class TransitionGraph:
             taken. Keys are compared by their bytes, too: round to integers, since -0.0 is not 0.0.
         key_dtype: dtype of the keys.
 
+    Attributes:
+        lock: an RLock.
+
     Raises:
         ValueError: for fewer than one action or an observation or key without bytes.
     """
 
     def __init__(
         self,
-        num_actions,
-        obs_shape,
-        obs_dtype=np.uint8,
-        frame_stack=False,
-        capacity=1024,
-        key_shape=None,
-        key_dtype=np.uint8,
-    ):
-        self.num_actions, self.frame_stack = operator.index(num_actions), bool(frame_stack)
-        self.obs_shape = tuple(int(n) for n in obs_shape)
-        self.obs_dtype = np.dtype(obs_dtype)
+        num_actions: SupportsIndex,
+        obs_shape: Iterable[SupportsIndex],
+        obs_dtype: DTypeLike = np.uint8,
+        frame_stack: bool = False,
+        capacity: int = 1024,
+        key_shape: Iterable[SupportsIndex] | None = None,
+        key_dtype: DTypeLike = np.uint8,
+    ) -> None:
+        self.num_actions: int = operator.index(num_actions)
+        self.frame_stack: bool = bool(frame_stack)
+        self.obs_shape: tuple[int, ...] = tuple(map(operator.index, obs_shape))
+        self.obs_dtype: np.dtype[Any] = np.dtype(obs_dtype)
+        self.key_shape: tuple[int, ...] | None = None
+        self.key_dtype: np.dtype[Any] | None = None
+        self.lock: threading.RLock = threading.RLock()
         if self.num_actions < 1:
             raise ValueError(f"Require num_actions >= 1, got {num_actions}")
         for dtype in map(np.dtype, (obs_dtype, key_dtype)):
             if np.dtype(dtype.str) != dtype:  # what a saved graph could not tell
                 raise ValueError(f"Require plain dtypes, got {dtype}; view it as np.uint8")
-        self._frames, content = None, (self.obs_shape, self.obs_dtype)  # of a node: its frame ids
+        self._frames: Interner | None = None
+        self._contents: NDArray[Any] | None = None
+        content = self.obs_shape, self.obs_dtype  # of a node; with frames, their ids
         if frame_stack:
             if len(self.obs_shape) < 2:
                 raise ValueError(f"Require a stack of frames, got obs_shape {self.obs_shape}")
@@ -80,10 +116,9 @@ class TransitionGraph:
             self._frame_uses = np.zeros(self._frames.capacity, np.int64)
             content = self.obs_shape[:1], np.dtype(np.int64)
         if key_shape is None:  # the content is the key
-            self.key_shape = self.key_dtype = self._contents = None
             self._keys = Interner(*content, capacity)
         else:
-            self.key_shape = tuple(int(n) for n in key_shape)
+            self.key_shape = tuple(map(operator.index, key_shape))
             self.key_dtype = np.dtype(key_dtype)
             self._keys = Interner(self.key_shape, self.key_dtype, capacity)
             self._contents = np.zeros((self._keys.capacity, *content[0]), content[1])
@@ -104,7 +139,7 @@ class TransitionGraph:
             totals=np.zeros(4, np.int64),
         )
         self._freed = np.empty(2, np.int64)
-        self._watchers = []
+        self._watchers: list[weakref.ref[Changes]] = []
         self._init_scratch()
 
     def _init_scratch(self):
@@ -112,22 +147,42 @@ class TransitionGraph:
         self._stamps = np.zeros(1, np.int64)
         self._room = np.full(4, 256, np.int64)
 
+    def __repr__(self) -> str:
+        return (
+            f"TransitionGraph({self.num_nodes:,} nodes, {self.num_edges:,} edges, "
+            f"{self.num_transitions:,} transitions; {self.num_actions} actions, "
+            f"observations {self.obs_dtype} {self.obs_shape})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"lock": None, "_watchers": []}  # copied watchers enlist themselves
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lock=threading.RLock())
+
+    __copy__ = refuse_shallow_copy
+
     # ----------------------------------------------------------------------------------------------
     # Size
     # ----------------------------------------------------------------------------------------------
 
     @property
-    def num_nodes(self):
+    def num_nodes(self) -> int:
         """Number of nodes."""
         return len(self._keys)
 
     @property
-    def num_ids(self):
+    def num_ids(self) -> int:
         """Number of node ids ever given out: num_nodes, and the freed ones."""
         return self._keys.num_ids
 
     @property
-    def generations(self):
+    def capacity(self) -> int:
+        """Ids that there is room for: the length of arrays by id, until the graph doubles it."""
+        return len(self._arrays.degree)
+
+    @property
+    def generations(self) -> NDArray[np.int64]:
         """How often each id was freed: int64 [num_ids], a view, to be read only.
 
         Ids are given out again; an id and its generation together name one state for ever. Keep the
@@ -136,27 +191,27 @@ class TransitionGraph:
         return self._keys.table.generations[: self.num_ids]
 
     @property
-    def num_frames(self):
+    def num_frames(self) -> int:
         """Number of distinct frames stored (frame_stack only)."""
-        return len(self._frames)
+        return len(self._stored_frames())
 
     @property
-    def num_edges(self):
+    def num_edges(self) -> int:
         """Number of distinct transitions."""
         return int(self._arrays.totals[TOTAL_EDGES])
 
     @property
-    def num_transitions(self):
+    def num_transitions(self) -> int:
         """Number of transitions, each counted as often as it was seen: the sum of f(T)."""
         return int(self._arrays.totals[TOTAL_TRANSITIONS])
 
     @property
-    def novel_state_ratio(self):
+    def novel_state_ratio(self) -> float:
         """Distinct states acted in / transitions: 1 without crossovers (paper, Analysis)."""
         return int(self._arrays.totals[TOTAL_SOURCES]) / max(self.num_transitions, 1)
 
     @property
-    def arrays(self):
+    def arrays(self) -> GraphArrays:
         """The GraphArrays, as kernels read them; void after the next `node` or `add`."""
         return self._arrays
 
@@ -164,7 +219,7 @@ class TransitionGraph:
     # Nodes
     # ----------------------------------------------------------------------------------------------
 
-    def node(self, obs, key=None):
+    def node(self, obs: ArrayLike, key: ArrayLike | None = None) -> int:
         """Id of an observation, inserted if new; with key_shape, of its key.
 
         Raises:
@@ -172,14 +227,15 @@ class TransitionGraph:
                 not asked for.
         """
         obs, key = self._check_obs(obs, key)
-        if self._frames is not None and self.key_shape is None:
-            key = self._frames.add_all(obs)
-        node = int(self._keys.add(key))  # without JIT it is a NumPy integer
-        if self._make_room().in_degree[node] == FREED:
-            self._enter(np.array([node]), obs[None])
-        return node
+        with self.lock:
+            if self._frames is not None and self.key_shape is None:
+                key = self._frames.add_all(obs)
+            node = int(self._keys.add(key))  # without JIT it is a NumPy integer
+            if self._make_room().in_degree[node] == FREED:
+                self._enter(np.array([node]), obs[None])
+            return node
 
-    def nodes(self, obs, keys=None):
+    def nodes(self, obs: ArrayLike, keys: ArrayLike | None = None) -> NDArray[np.int64]:
         """As `node`, in order, of many observations: int64 [n] of obs [n, *obs_shape].
 
         Args:
@@ -189,15 +245,16 @@ class TransitionGraph:
             ValueError: as `node`.
         """
         obs, keys = self._check_obs(obs, keys, many=True)
-        if self._frames is not None and self.key_shape is None:
-            keys = self._frame_ids(obs)
-        nodes = self._keys.add_all(keys)
-        rows = np.flatnonzero(self._make_room().in_degree[nodes] == FREED)
-        if len(rows):
-            _, first = np.unique(nodes[rows], return_index=True)
-            rows = np.sort(rows[first])
-            self._enter(nodes[rows], obs if self._contents is None else obs[rows])
-        return nodes
+        with self.lock:
+            if self._frames is not None and self.key_shape is None:
+                keys = self._frame_ids(obs)
+            nodes = self._keys.add_all(keys)
+            rows = np.flatnonzero(self._make_room().in_degree[nodes] == FREED)
+            if len(rows):
+                _, first = np.unique(nodes[rows], return_index=True)
+                rows = np.sort(rows[first])
+                self._enter(nodes[rows], obs if self._contents is None else obs[rows])
+            return nodes
 
     def _enter(self, nodes, obs):
         """Make nodes of distinct ids int64 [n] that were just given out; obs are theirs."""
@@ -206,41 +263,43 @@ class TransitionGraph:
             self._contents[nodes] = obs if self._frames is None else self._frame_ids(obs)
         if self._frames is not None:
             if self._frames.capacity > len(self._frame_uses):
-                self._frame_uses = _enlarged(self._frame_uses, self._frames.capacity, 0)
+                self._frame_uses = grown(self._frame_uses, self._frames.capacity)
             np.add.at(self._frame_uses, self._contents_of(nodes), 1)
 
     def _frame_ids(self, obs):
         ids = self._frames.add_all(obs.reshape(-1, *self.obs_shape[1:]))
         return ids.reshape(len(obs), self.obs_shape[0])
 
-    def find(self, obs, key=None):
+    def find(self, obs: ArrayLike, key: ArrayLike | None = None) -> int:
         """Id of an observation, or with key_shape of its key; or -1. Raises as `node`."""
         obs, key = self._check_obs(obs, key)
-        if self._frames is not None and self.key_shape is None:
-            key = np.array([self._frames.find(frame) for frame in obs], np.int64)
-            if key.min() < 0:
-                return -1
-        return int(self._keys.find(key))
+        with self.lock:
+            if self._frames is not None and self.key_shape is None:
+                key = np.array([self._frames.find(frame) for frame in obs], np.int64)
+                if key.min() < 0:
+                    return -1
+            return int(self._keys.find(key))
 
     @property
-    def observations(self):
+    def observations(self) -> NDArray[Any]:
         """Observations by node id: [num_ids, *obs_shape], to be read only.
 
         Rows of freed ids mean nothing; while no node was freed, num_ids is num_nodes.
         """
-        if self._contents is None:
-            contents = self._keys.arrays
-        else:
-            contents = self._contents[: self.num_ids]
-            contents.flags.writeable = False
-        if self._frames is None:
-            return contents
-        if self.num_ids > self.num_nodes:  # the frames of a freed node may be gone
-            freed = self._arrays.in_degree[: self.num_ids] == FREED
-            contents = np.where(freed[:, None], 0, contents)
-        return self._frames.take(contents)
+        with self.lock:
+            if self._contents is None:
+                contents = self._keys.arrays
+            else:
+                contents = self._contents[: self.num_ids]
+                contents.flags.writeable = False
+            if self._frames is None:
+                return contents
+            if self.num_ids > self.num_nodes:  # the frames of a freed node may be gone
+                freed = self._arrays.in_degree[: self.num_ids] == FREED
+                contents = np.where(freed[:, None], 0, contents)
+            return self._frames.take(contents)
 
-    def observations_of(self, nodes):
+    def observations_of(self, nodes: ArrayLike) -> NDArray[Any]:
         """Observations of some nodes: [*nodes.shape, *obs_shape].
 
         Raises KeyError for what never was an id; what a freed one has here means nothing.
@@ -248,35 +307,44 @@ class TransitionGraph:
         Stacks of 4 byte frames lie in memory as convolutions want them: [..., H, W, 4], the order
         that torch calls channels_last.
         """
-        contents = self._contents_of(nodes)
-        if self._frames is None:
-            return contents
-        stacks = self._frames.take(contents)
+        with self.lock:
+            contents = self._contents_of(nodes)
+            if self._frames is None:
+                return contents
+            stacks = self._frames.take(contents)
         if self.obs_dtype.itemsize > 1 or self.obs_shape[0] != 4 or sys.byteorder == "big":
             return stacks
-        # As words this takes a fifth of the time of moving byte by byte.
-        words = kernels.join_bytes(*np.moveaxis(stacks.view(np.uint8), np.ndim(nodes), 0))
-        stacks = words.view(self.obs_dtype).reshape(*words.shape, 4)
+        # As words this takes a tenth of the time of moving byte by byte.
+        stacks = stacks.view(np.uint8).reshape(-1, 4, math.prod(self.obs_shape[1:]))
+        words = np.empty((len(stacks), stacks.shape[2]), np.uint32)
+        kernels.join_bytes(stacks, words)
+        stacks = words.view(self.obs_dtype).reshape(*np.shape(nodes), *self.obs_shape[1:], 4)
         return np.moveaxis(stacks, -1, np.ndim(nodes))
 
     @property
-    def num_frame_ids(self):
+    def num_frame_ids(self) -> int:
         """Frame ids ever given out: rows of an array indexed by frame (frame_stack only)."""
-        return self._frames.num_ids
+        return self._stored_frames().num_ids
 
     @property
-    def frames(self):
+    def frames(self) -> NDArray[Any]:
         """[num_frame_ids, *frame_shape], to be read only; rows of freed ids mean nothing."""
-        return self._frames.arrays
+        return self._stored_frames().arrays
 
     @property
-    def frame_generations(self) -> np.ndarray:
+    def frame_generations(self) -> NDArray[np.int64]:
         """As `generations`, of frame ids: int64 [num_frame_ids] (frame_stack only)."""
-        return self._frames.table.generations[: self.num_frame_ids]
+        return self._stored_frames().table.generations[: self.num_frame_ids]
 
-    def frame_ids_of(self, nodes):
+    def frame_ids_of(self, nodes: ArrayLike) -> NDArray[np.int64]:
         """int64 [n, stack], rows of `frames` of node ids int64 [n] (frame_stack only)."""
+        self._stored_frames()
         return self._contents_of(nodes)
+
+    def _stored_frames(self):
+        if self._frames is None:
+            raise ValueError("Require a graph with frame_stack=True")
+        return self._frames
 
     def _contents_of(self, nodes):
         if self._contents is None:
@@ -298,13 +366,13 @@ class TransitionGraph:
             raise ValueError(f"Require a key of each observation, got {len(key)} of {len(obs)}")
         return obs, key
 
-    def require_node(self, node):
+    def require_node(self, node: SupportsIndex) -> None:
         """Raises KeyError unless it is the id of a node, TypeError unless it is an integer."""
         in_degree = self._arrays.in_degree
         if not (0 <= operator.index(node) < len(in_degree) and in_degree[node] != FREED):
             raise KeyError(f"Require the id of a node, got {node}")
 
-    def require_nodes(self, nodes):
+    def require_nodes(self, nodes: NDArray[np.int64]) -> None:
         """As `require_node`, for each of int64 [n]."""
         if len(nodes) and not 0 <= nodes.min() <= nodes.max() < self.num_ids:
             raise KeyError(f"Require ids of nodes, got {nodes.min()} to {nodes.max()}")
@@ -316,8 +384,15 @@ class TransitionGraph:
     # Edges
     # ----------------------------------------------------------------------------------------------
 
-    def add(self, node, action, reward, next_node, terminated):
-        """One more observation of a transition, or of many: then every argument is an array [n].
+    def add(
+        self,
+        node: ArrayLike,
+        action: ArrayLike,
+        reward: ArrayLike,
+        next_node: ArrayLike,
+        terminated: ArrayLike,
+    ) -> None:
+        """One more observation of a transition, or of many: then every argument is [n].
 
         Args:
             node, next_node: ids that `node` or `nodes` returned.
@@ -331,21 +406,29 @@ class TransitionGraph:
             ValueError: for another action, a reward that is NaN or infinite, or arrays of different
                 length. The first row that is wrong is named, and nothing has changed.
         """
-        if getattr(node, "ndim", 0):
-            columns = self._check_transitions(node, action, reward, next_node, terminated)
-            done = kernels.add_transitions(self._arrays, 0, *columns)
-            while done < len(node):
-                done = kernels.add_transitions(self._grow_edges(), done, *columns)
-            self._tell(columns[0].tolist(), columns[3].tolist())
-            return
-        transition = self._check_transition(node, action, reward, next_node, terminated)
-        arrays = self._arrays
-        while kernels.add_transition(arrays, *transition) == NO_ROOM:
-            arrays = self._grow_edges()
-        self._tell([transition[0]], [transition[3]])
+        with self.lock:
+            if is_many(node):
+                columns = self.check_transitions(node, action, reward, next_node, terminated)
+                done = kernels.add_transitions(self._arrays, 0, *columns)
+                while done < len(columns[0]):
+                    done = kernels.add_transitions(self._grow_edges(), done, *columns)
+                self._tell(columns[0].tolist(), columns[3].tolist())
+                return
+            transition = self._check_transition(node, action, reward, next_node, terminated)
+            arrays = self._arrays
+            while kernels.add_transition(arrays, *transition) == NO_ROOM:
+                arrays = self._grow_edges()
+            self._tell([transition[0]], [transition[3]])
 
-    def remove(self, node, action, reward, next_node, terminated):
-        """One observation fewer of a transition, or of many: then every argument is an array [n].
+    def remove(
+        self,
+        node: ArrayLike,
+        action: ArrayLike,
+        reward: ArrayLike,
+        next_node: ArrayLike,
+        terminated: ArrayLike,
+    ) -> list[int]:
+        """One observation fewer of a transition, or of many: then every argument is [n].
 
         Returns:
             A list of the ids of the nodes that this freed, at most two for each transition.
@@ -354,58 +437,67 @@ class TransitionGraph:
             KeyError: if there is no such transition.
             ValueError: as `add`. The first row that is wrong is named, and nothing has changed.
         """
-        if getattr(node, "ndim", 0):
-            columns = self._check_transitions(node, action, reward, next_node, terminated)
-            row = kernels.find_absent_transition(self._arrays, *columns)
-            if row < len(node):
-                given = (column[row] for column in (node, action, reward, next_node, terminated))
-                raise KeyError(f"Row {row}: {_absent(*given)}")
-            freed = kernels.remove_transitions(self._arrays, self._keys.table, *columns).tolist()
-            self._tell(columns[0].tolist(), columns[3].tolist())
-        else:
-            transition = self._check_transition(node, action, reward, next_node, terminated)
-            num_freed = kernels.remove_transition(
-                self._arrays, self._keys.table, *transition, self._freed
-            )
-            if num_freed < 0:
-                raise KeyError(_absent(node, action, reward, next_node, terminated))
-            freed = self._freed[:num_freed].tolist()
-            self._tell([transition[0]], [transition[3]])
-        if self._frames is not None and freed:
-            frames = self._contents_of(np.array(freed)).reshape(-1)
-            kernels.release_keys(self._frames.table, self._frame_uses, frames)
-        return freed
+        with self.lock:
+            if is_many(node):
+                columns = self.check_transitions(node, action, reward, next_node, terminated)
+                row = kernels.find_absent_transition(self._arrays, *columns)
+                if row < len(columns[0]):
+                    raise KeyError(f"Row {row}: {_absent(*(column[row] for column in columns))}")
+                freed = kernels.remove_transitions(self._arrays, self._keys.table, *columns)
+                freed = freed.tolist()
+                self._tell(columns[0].tolist(), columns[3].tolist())
+            else:
+                transition = self._check_transition(node, action, reward, next_node, terminated)
+                num_freed = kernels.remove_transition(
+                    self._arrays, self._keys.table, *transition, self._freed
+                )
+                if num_freed < 0:
+                    raise KeyError(_absent(node, action, reward, next_node, terminated))
+                freed = self._freed[:num_freed].tolist()
+                self._tell([transition[0]], [transition[3]])
+            if self._frames is not None and freed:
+                frames = self._contents_of(np.array(freed)).reshape(-1)
+                kernels.release_keys(self._frames.table, self._frame_uses, frames)
+            return freed
 
-    def watch(self):
+    def watch(self) -> "Changes":
         """A list that gets the pair (node, next_node) of every transition added or removed.
 
-        It grows until the one who watches empties it, and ends with `unwatch`.
+        It grows until the one who watches empties it, and ends with `unwatch`, or when nobody keeps
+        it. A deep copy of it watches the copied graph.
         """
-        self._watchers.append([])
-        return self._watchers[-1]
+        return Changes(self)
 
-    def unwatch(self, changes):
+    def unwatch(self, changes: "Changes") -> None:
         """Tell a list that `watch` returned no more."""
-        self._watchers[:] = (other for other in self._watchers if other is not changes)
+        self._watchers[:] = (other for other in self._watchers if other() is not changes)
 
     def _tell(self, nodes, next_nodes):
-        for changes in tuple(self._watchers):  # one may end meanwhile, by the garbage collector
-            changes.extend(zip(nodes, next_nodes, strict=True))
+        for watcher in tuple(self._watchers):  # one may end meanwhile, by the garbage collector
+            changes = watcher()
+            if changes is None:
+                self._watchers.remove(watcher)
+            else:
+                changes.extend(zip(nodes, next_nodes, strict=True))
 
     def _check_transition(self, node, action, reward, next_node, terminated):
         node, next_node = operator.index(node), operator.index(next_node)
         action, reward = operator.index(action), float(reward)
         for i in (node, next_node):
             self.require_node(i)
-        if not 0 <= action < self.num_actions:
-            raise ValueError(f"Require 0 <= action < {self.num_actions}, got {action}")
+        self._check_action(action)
         if not math.isfinite(reward):
             raise ValueError(f"Require a finite reward, got {reward}")
         if terminated not in (0, 1):
             raise ValueError(f"Require terminated to be True or False, got {terminated}")
         return node, action, reward + 0.0, next_node, bool(terminated)  # -0.0 becomes 0.0
 
-    def _check_transitions(self, *columns):
+    def _check_action(self, action):
+        if not 0 <= action < self.num_actions:
+            raise ValueError(f"Require 0 <= action < {self.num_actions}, got {action}")
+
+    def check_transitions(self, *columns: ArrayLike) -> tuple[NDArray[Any], ...]:
+        """The five arguments of `add` as arrays [n]. Raises as `add`."""
         node, action, next_node = (
             as_indices(name, columns[i])
             for i, name in ((0, "node"), (1, "action"), (3, "next_node"))
@@ -425,30 +517,38 @@ class TransitionGraph:
                 raise type(error)(f"Row {row}: {error.args[0]}") from None
         return checked
 
-    def edges(self):
+    def edges(self) -> dict[str, NDArray[Any]]:
         """All distinct transitions: a dict of arrays [num_edges].
 
         source, action, next and count are int64, reward float64, terminated bool.
         """
-        arrays, n = self._arrays, self.num_ids
-        degree = arrays.degree[:n]
-        source = np.repeat(np.arange(n), degree)
-        first = arrays.block_start[:n] - (np.cumsum(degree) - degree)
-        position = np.arange(len(source)) + np.repeat(first, degree)
-        return {
-            "source": source,
-            "action": arrays.edge_action[position],
-            "reward": arrays.edge_reward[position],
-            "terminated": arrays.edge_terminated[position],
-            "next": arrays.edge_next[position],
-            "count": arrays.edge_count[position],
-        }
+        with self.lock:
+            arrays, n = self._arrays, self.num_ids
+            degree = arrays.degree[:n]
+            source = np.repeat(np.arange(n), degree)
+            first = arrays.block_start[:n] - (np.cumsum(degree) - degree)
+            position = np.arange(len(source)) + np.repeat(first, degree)
+            return {
+                "source": source,
+                "action": arrays.edge_action[position],
+                "reward": arrays.edge_reward[position],
+                "terminated": arrays.edge_terminated[position],
+                "next": arrays.edge_next[position],
+                "count": arrays.edge_count[position],
+            }
 
     # ----------------------------------------------------------------------------------------------
     # Expansion
     # ----------------------------------------------------------------------------------------------
 
-    def expand(self, nodes, actions, depth, breadth=0, rng=None):
+    def expand(
+        self,
+        nodes: ArrayLike,
+        actions: ArrayLike,
+        depth: SupportsIndex,
+        breadth: SupportsIndex = 0,
+        rng: np.random.Generator | None = None,
+    ) -> Subgraphs:
         """Subgraphs for the nested targets of a batch of pairs: paper, Algorithm 1.
 
         Level 0 is the root pair with all its outcomes. Each further level goes on from the distinct
@@ -459,40 +559,40 @@ class TransitionGraph:
         and the roots share their levels.
 
         Args:
-            nodes: int [B], root states.
-            actions: int [B], root actions. A pair never seen is backed up by its leaf value.
-            depth: levels of transitions, at least 1: the number of nested backups.
+            nodes: int [B] or one, root states.
+            actions: int [B] or one, root actions. A pair never seen is backed up by its leaf value.
+            depth: levels of transitions, 1 .. MAX_DEPTH (2**16): the number of nested backups.
             breadth: bound on the transitions followed per level and root; 0 for none.
             rng: np.random.Generator, needed if breadth > 0; one draw is taken from it.
 
         Raises:
-            ValueError: for depth < 1, breadth < 0, a missing rng, shapes that differ.
-            KeyError: for a root that is no node or no action.
+            ValueError: for a depth, breadth or action out of range, a missing rng, shapes that
+                differ.
+            KeyError: for a root that is no node.
         """
         depth, breadth = operator.index(depth), operator.index(breadth)
-        if depth < 1:
-            raise ValueError(f"Require depth >= 1, got {depth}")
+        if not 1 <= depth <= MAX_DEPTH:
+            raise ValueError(f"Require 1 <= depth <= {MAX_DEPTH}, got {depth}")
         if breadth < 0:
             raise ValueError(f"Require breadth >= 0 (0 = no limit), got {breadth}")
         if breadth > 0 and not isinstance(rng, np.random.Generator):
             raise ValueError(f"Require rng, a np.random.Generator, for breadth {breadth}")
-        nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
+        nodes = as_indices("nodes", nodes if is_many(nodes) else [nodes])
+        actions = as_indices("actions", actions if is_many(actions) else [actions])
         if nodes.shape != actions.shape:
             raise ValueError(f"Require one action per node, got {actions.shape} for {nodes.shape}")
-        bad = kernels.find_bad_pair(self._arrays.in_degree, self.num_actions, nodes, actions)
-        if bad >= 0:
-            raise KeyError(
-                f"Require a node and 0 <= action < {self.num_actions}, "
-                f"got root {bad}: node {nodes[bad]}, action {actions[bad]}"
-            )
-        if self._stamps[0] > MAX_STAMP:
-            self._marks[:] = 0
-            self._stamps[0] = 0
-        seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
-        return kernels.expand_roots(
-            self._arrays, nodes, actions, depth, breadth, seed,
-            self._marks, self._stamps, self._room,
-        )  # fmt: skip
+        if depth * len(nodes) > kernels.MAX_STAMP // 2:
+            raise ValueError(f"Require fewer roots for depth {depth}, got {len(nodes)}")
+        with self.lock:
+            bad = kernels.find_bad_pair(self._arrays.in_degree, self.num_actions, nodes, actions)
+            if bad >= 0:
+                self.require_node(nodes[bad])
+                self._check_action(actions[bad])
+            seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
+            return kernels.expand_roots(
+                self._arrays, nodes, actions, depth, min(breadth, MAX_TRANSITIONS), seed,
+                self._marks, self._stamps, self._room,
+            )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------------
     # Storage
@@ -505,15 +605,15 @@ class TransitionGraph:
         """The arrays, with room for every id."""
         capacity, old = self._keys.capacity, self._arrays
         if capacity > len(old.degree):
-            self._init_scratch()
+            self._init_scratch()  # marks and stamps start anew
             if self._contents is not None:
-                self._contents = _enlarged(self._contents, capacity, 0)
+                self._contents = grown(self._contents, capacity)
             self._arrays = old._replace(
-                block_start=_enlarged(old.block_start, capacity, EMPTY),
-                block_log2=_enlarged(old.block_log2, capacity, EMPTY),
-                degree=_enlarged(old.degree, capacity, 0),
-                in_degree=_enlarged(old.in_degree, capacity, FREED),
-                pair_count=_enlarged(old.pair_count, capacity, 0),
+                block_start=grown(old.block_start, capacity, EMPTY),
+                block_log2=grown(old.block_log2, capacity, EMPTY),
+                degree=grown(old.degree, capacity),
+                in_degree=grown(old.in_degree, capacity, FREED),
+                pair_count=grown(old.pair_count, capacity),
             )
         return self._arrays
 
@@ -533,21 +633,19 @@ class TransitionGraph:
     def _resize_edges(self, room):
         used = self._arrays.totals[TOTAL_USED]
         self._arrays = self._arrays._replace(
-            **{
-                name: _enlarged(getattr(self._arrays, name)[:used], room, 0)
-                for name in _EDGE_ARRAYS
-            }
+            **{name: grown(getattr(self._arrays, name)[:used], room) for name in _EDGE_ARRAYS}
         )
 
-    def save(self, path, compress=True):
+    def save(self, path: str | os.PathLike[str], compress: bool = True) -> None:
         """Write the graph to a .npz file, ids and order of edges included.
 
         NumPy adds the ending .npz to a name without it.
         """
-        (np.savez_compressed if compress else np.savez)(path, **self.state())
+        with self.lock:
+            (np.savez_compressed if compress else np.savez)(path, **self.state())
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path: str | os.PathLike[str]) -> "TransitionGraph":
         """A graph that `save` wrote: same ids, same edges, same further behaviour.
 
         No code in the file is run, and its contents are checked: a damaged file raises an error
@@ -566,7 +664,7 @@ class TransitionGraph:
         except Exception as error:  # zipfile and NumPy promise no single one
             raise ValueError(f"Require an undamaged graph, got {path}: {error}") from error
 
-    def state(self):
+    def state(self) -> Rows:
         """Arrays by name, which `from_state` and `restore` take back; views where they can be."""
         arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
         saved = self._kind() | {
@@ -574,10 +672,8 @@ class TransitionGraph:
             "free_blocks": arrays.free_blocks,
             "totals": arrays.totals,
         }
-        for name in _NODE_ARRAYS:
-            saved[name] = getattr(arrays, name)[: self.num_ids]
-        for name in _EDGE_ARRAYS:
-            saved[name] = getattr(arrays, name)[:used]
+        saved |= {name: getattr(arrays, name)[: self.num_ids] for name in _NODE_ARRAYS}
+        saved |= {name: getattr(arrays, name)[:used] for name in _EDGE_ARRAYS}
         saved |= self._keys.state("keys_")
         if self._frames is not None:
             saved |= self._frames.state("frames_")
@@ -598,7 +694,7 @@ class TransitionGraph:
             kind["key_dtype"] = np.array(self.key_dtype.str)
         return kind
 
-    def restore(self, saved):
+    def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
         """Become the graph that `state` is of, with at least the room for nodes that there is.
 
         Ids may name other states than before: what is kept by id, as in a `LeafTable` or a
@@ -617,10 +713,14 @@ class TransitionGraph:
         if ("frame_uses" in saved) != self.frame_stack:
             raise ValueError(f"Require a graph whose frame_stack is {self.frame_stack}")
         graph = self.from_state(saved, self._keys.capacity)
-        self.__dict__.update(vars(graph) | {"_watchers": self._watchers})
+        with self.lock:
+            del graph.lock, graph._watchers
+            self.__dict__.update(vars(graph))
 
     @classmethod
-    def from_state(cls, saved, capacity=1024):
+    def from_state(
+        cls, saved: Mapping[str, NDArray[Any]], capacity: int = 1024
+    ) -> "TransitionGraph":
         """The graph that `state` is of: same ids, same edges, same further behaviour.
 
         Raises:
@@ -628,45 +728,36 @@ class TransitionGraph:
             ValueError: for another format version, or arrays that contradict each other.
             MemoryError: for more room than there is.
         """
-        for name, array in saved.items():
-            if not isinstance(array, np.ndarray):
-                raise ValueError(f"Require arrays, got {name} {array}")
-        if not np.array_equal(saved["format_version"], FORMAT_VERSION):
-            raise ValueError(f"Require format {FORMAT_VERSION}, got {saved['format_version']}")
-        check_array("num_actions", saved["num_actions"], np.int64, ())
-        check_array("edge_room", saved["edge_room"], np.int64, ())
-        frame_stack = "frame_uses" in saved
-        key_kind = _shape_and_dtype(saved, "key") if "key_shape" in saved else ()
+        version, used = saved["format_version"], np.size(saved["edge_next"])
+        if not np.array_equal(version, FORMAT_VERSION):
+            raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
+        for name in ("num_actions", "edge_room"):
+            check_array(name, saved[name], np.int64, ())
+        room = int(saved["edge_room"])
+        if not max(used, 1) <= room:  # room is doubled, which 0 never ends
+            raise ValueError(f"Require room for {used} edges, got {room}")
         graph = cls(
             int(saved["num_actions"]),
             *_shape_and_dtype(saved, "obs"),
-            frame_stack,
-            max(capacity, saved["degree"].size),
-            *key_kind,
+            "frame_uses" in saved,
+            max(capacity, np.size(saved["degree"])),
+            *(_shape_and_dtype(saved, "key") if "key_shape" in saved else ()),
         )
         graph._keys.restore(saved, "keys_")
-        if frame_stack:
+        if graph._frames is not None:
             graph._frames.restore(saved, "frames_")
-            check_array("frame_uses", saved["frame_uses"], np.int64, (graph._frames.num_ids,))
-            graph._frame_uses = _enlarged(saved["frame_uses"], graph._frames.capacity, 0)
+            graph._frame_uses = grown(graph._frame_uses, graph._frames.capacity)
+            copy_rows("frame_uses", saved, graph._frame_uses, graph._frames.num_ids)
         if graph._contents is not None:
-            n, contents = graph.num_ids, graph._contents
-            check_array("contents", saved["contents"], contents.dtype, (n, *contents.shape[1:]))
-            contents[:n] = saved["contents"]
-        used = saved["edge_next"].size
-        if not max(used, 1) <= saved["edge_room"]:  # room is doubled, which 0 never ends
-            raise ValueError(f"Require room for {used} edges, got {saved['edge_room']}")
-        graph._resize_edges(int(saved["edge_room"]))
+            copy_rows("contents", saved, graph._contents, graph.num_ids)
+        graph._resize_edges(room)
         arrays = graph._arrays
-        for names, length in ((_NODE_ARRAYS, graph.num_ids), (_EDGE_ARRAYS, used)):
-            for name in names:
-                array = getattr(arrays, name)
-                check_array(name, saved[name], array.dtype, (length, *array.shape[1:]))
-                array[:length] = saved[name]
+        for name in _NODE_ARRAYS:
+            copy_rows(name, saved, getattr(arrays, name), graph.num_ids)
+        for name in _EDGE_ARRAYS:
+            copy_rows(name, saved, getattr(arrays, name), used)
         for name in ("free_blocks", "totals"):
-            array = getattr(arrays, name)
-            check_array(name, saved[name], array.dtype, array.shape)
-            array[:] = saved[name]
+            copy_rows(name, saved, getattr(arrays, name), len(getattr(arrays, name)))
         if arrays.totals[TOTAL_USED] != used:
             raise ValueError(f"Require {used} edge positions, got {arrays.totals[TOTAL_USED]}")
         problems = graph._check_arrays()
@@ -675,22 +766,23 @@ class TransitionGraph:
         graph._hash_edges(max(len(arrays.edge_slots), slots_for(graph.num_edges)))
         return graph
 
-    def check_valid(self):
+    def check_valid(self) -> list[str]:
         """What is broken, one sentence each; empty if every invariant holds."""
-        problems = [f"nodes: {problem}" for problem in self._keys.check_valid()]
-        if self._frames is not None:
-            problems += [f"frames: {problem}" for problem in self._frames.check_valid()]
-        problems = problems or self._check_arrays()
-        if problems:
+        with self.lock:
+            problems = [f"nodes: {problem}" for problem in self._keys.check_valid()]
+            if self._frames is not None:
+                problems += [f"frames: {problem}" for problem in self._frames.check_valid()]
+            problems = problems or self._check_arrays()
+            if problems:
+                return problems
+            arrays, edges = self._arrays, self.edges()
+            if np.count_nonzero(arrays.edge_slots != EMPTY) != self.num_edges:
+                problems.append("the edge slots do not hold each edge exactly once")
+            columns = ("source", "action", "reward", "next", "terminated")
+            for edge in zip(*(edges[name].tolist() for name in columns), strict=True):
+                if kernels.find_edge_slot(arrays, *edge) == EMPTY:
+                    problems.append(f"edge {edge} is not found by its hash")
             return problems
-        arrays, edges = self._arrays, self.edges()
-        if np.count_nonzero(arrays.edge_slots != EMPTY) != self.num_edges:
-            problems.append("the edge slots do not hold each edge exactly once")
-        columns = ("source", "action", "reward", "next", "terminated")
-        for edge in zip(*(edges[name].tolist() for name in columns), strict=True):
-            if kernels.find_edge_slot(arrays, *edge) == EMPTY:
-                problems.append(f"edge {edge} is not found by its hash")
-        return problems
 
     def _check_arrays(self):
         """What is broken, hashes apart. Reads nothing out of bounds, whatever the arrays hold."""
@@ -746,6 +838,8 @@ class TransitionGraph:
             return ["an edge has an action out of range"]
         if not (edges["count"] >= 1).all():
             problems.append("an edge has a count < 1")
+        if edges["count"].sum(dtype=np.float64) > MAX_TRANSITIONS:  # int64 would wrap around
+            return [*problems, f"more than {MAX_TRANSITIONS} transitions"]
         if not np.isfinite(edges["reward"]).all():
             problems.append("an edge has a reward that is NaN or infinite")
         in_degree = np.bincount(target, minlength=len(alive))
@@ -799,7 +893,28 @@ _NODE_ARRAYS = ("block_start", "block_log2", "degree", "in_degree", "pair_count"
 _EDGE_ARRAYS = ("edge_action", "edge_next", "edge_reward", "edge_terminated", "edge_count")
 
 
-def trajectory_subgraphs(starts, depth, node, action, reward, next_node, terminated, cut):
+class Changes(list[tuple[int, int]]):
+    """Pairs (node, next_node) of the transitions of a graph that changed, see `watch`."""
+
+    def __init__(self, graph: TransitionGraph, pairs: Iterable[tuple[int, int]] = ()) -> None:
+        super().__init__(pairs)
+        self._graph = graph
+        graph._watchers.append(weakref.ref(self))
+
+    def __reduce__(self):  # a copy watches what its graph became
+        return Changes, (self._graph, list(self))
+
+
+def trajectory_subgraphs(
+    starts: ArrayLike,
+    depth: SupportsIndex,
+    node: ArrayLike,
+    action: ArrayLike,
+    reward: ArrayLike,
+    next_node: ArrayLike,
+    terminated: ArrayLike,
+    cut: ArrayLike,
+) -> Subgraphs:
     """Subgraphs that are the trajectories the samples lie on: `tree`, `n-step` and `one-step`.
 
     A chain ends after depth rows, at a terminated row (nothing to bootstrap from), or at a cut row
@@ -807,7 +922,7 @@ def trajectory_subgraphs(starts, depth, node, action, reward, next_node, termina
 
     Args:
         starts: int [B], rows of the replay.
-        depth: rows to follow at most, at least 1.
+        depth: rows to follow at most, at least 1; N where it is more.
         node, action, reward, next_node, terminated: the replay's arrays [N] in time order, a ring.
             Rewards are not looked at, and node is read at the starts alone, for `pair_nodes`.
         cut: bool [N], row t + 1 does not continue row t: a truncation, an episode left, and always
@@ -837,6 +952,7 @@ def trajectory_subgraphs(starts, depth, node, action, reward, next_node, termina
     bad = np.flatnonzero((starts < 0) | (starts >= length))
     if len(bad):
         raise IndexError(f"Require 0 <= start < {length}, got {starts[bad[0]]}")
+    depth = min(depth, max(length, 1))  # no chain is longer than the ring
     bad_row, subgraphs = kernels.follow_trajectories(replay, starts, depth)
     if bad_row >= 0:
         raise IndexError(
@@ -844,21 +960,3 @@ def trajectory_subgraphs(starts, depth, node, action, reward, next_node, termina
             f"got row {bad_row}: action {replay.action[bad_row]}, next {replay.next_node[bad_row]}"
         )
     return subgraphs
-
-
-def as_indices(name, values):
-    """A contiguous int64 [n]. Raises TypeError or ValueError, naming the argument."""
-    values = np.asarray(values)
-    if values.dtype.kind not in "iu" and values.size:
-        raise TypeError(f"Require integers for {name}, got dtype {values.dtype}")
-    if values.ndim != 1:
-        raise ValueError(f"Require {name} of one axis, got shape {values.shape}")
-    return np.ascontiguousarray(values, np.int64)
-
-
-def _enlarged(array, capacity, fill):
-    bigger = np.zeros((capacity, *array.shape[1:]), array.dtype)  # takes memory as it is used
-    if fill:
-        bigger[len(array) :] = fill
-    bigger[: len(array)] = array
-    return bigger

@@ -1,8 +1,15 @@
 """Interner: arrays of one shape and dtype to dense ids; equal bytes, equal id."""
 
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any, SupportsIndex
+
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gbcore import kernels
+from gbcore.arrays import Rows, check_array, copy_rows, grown, refuse_shallow_copy  # noqa: F401
 from gbcore.kernels import EMPTY, TABLE_FREE, TABLE_IDS, TABLE_SIZE, Table
 
 
@@ -21,17 +28,19 @@ class Interner:
         ValueError: for a shape or dtype without bytes.
     """
 
-    def __init__(self, shape, dtype, capacity=1024):
-        self.shape = tuple(int(n) for n in shape)
-        self.dtype = np.dtype(dtype)
-        self._num_bytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
-        if self._num_bytes == 0 or self.dtype.hasobject:
+    def __init__(
+        self, shape: Iterable[SupportsIndex], dtype: DTypeLike, capacity: int = 1024
+    ) -> None:
+        self.shape: tuple[int, ...] = tuple(map(operator.index, shape))
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self._num_bytes = self.dtype.itemsize * math.prod(self.shape)
+        if min((self._num_bytes, *self.shape)) < 1 or self.dtype.hasobject:
             raise ValueError(f"Require arrays of fixed size > 0, got {self.shape} of {self.dtype}")
         # The key is padded to whole 64-bit words: hashing and comparing go word by word.
         self._key = np.zeros(-(-self._num_bytes // 8), np.uint64)
-        self._key_bytes = self._key.view(np.uint8)[: self._num_bytes]
+        self._set_key_bytes()
         capacity = max(int(capacity), 16)
-        self.table = Table(
+        self.table: Table = Table(
             slots=np.full(slots_for(capacity), EMPTY, np.int64),
             hashes=np.empty(capacity, np.uint64),
             rows=np.empty((capacity, len(self._key)), np.uint64),
@@ -40,28 +49,42 @@ class Interner:
             totals=np.array([0, 0, EMPTY], np.int64),
         )
 
-    def __len__(self):
+    def _set_key_bytes(self):
+        self._key_bytes = self._key.view(np.uint8)[: self._num_bytes]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_key_bytes"}
+
+    def __setstate__(
+        self, state: dict[str, Any]
+    ) -> None:  # of a copy, or unpickled: a view would be an array of its own
+        self.__dict__.update(state)
+        self._set_key_bytes()
+
+    __copy__ = refuse_shallow_copy
+
+    def __len__(self) -> int:
         """Number of ids in use."""
         return int(self.table.totals[TABLE_SIZE])
 
     @property
-    def num_ids(self):
+    def num_ids(self) -> int:
         """Number of ids ever given out: every id in use is below it."""
         return int(self.table.totals[TABLE_IDS])
 
     @property
-    def capacity(self):
+    def capacity(self) -> int:
         """Ids that there is room for."""
         return len(self.table.hashes)
 
     @property
-    def arrays(self):
+    def arrays(self) -> NDArray[Any]:
         """The interned arrays by id: [num_ids, *shape], read-only; rows of freed ids are void."""
         arrays = self._decoded(self.table.rows[: self.num_ids])
         arrays.flags.writeable = False
         return arrays
 
-    def take(self, ids):
+    def take(self, ids: ArrayLike) -> NDArray[Any]:
         """The interned arrays of some ids: [*ids.shape, *shape]; void for freed ids.
 
         Raises KeyError for what never was an id.
@@ -70,13 +93,13 @@ class Interner:
         self.require_ids(ids)
         return self._decoded(self.table.rows[ids.reshape(-1)]).reshape((*ids.shape, *self.shape))
 
-    def require_ids(self, ids):
+    def require_ids(self, ids: NDArray[np.int64]) -> None:
         """Raises KeyError for an array of ids in which one never was an id."""
         least, most = (ids.min(), ids.max()) if ids.size else (0, -1)
         if least < 0 or most >= self.num_ids:
             raise KeyError(f"Require 0 <= id < {self.num_ids}, got {least} to {most}")
 
-    def add(self, array):
+    def add(self, array: NDArray[Any]) -> int:
         """Id of an array of the shape and dtype, inserted if new."""
         key = self._key_of(array)
         i = kernels.intern_key(self.table, key)
@@ -84,7 +107,7 @@ class Interner:
             i = kernels.intern_key(self._grow(), key)
         return i
 
-    def add_all(self, arrays):
+    def add_all(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
         """Ids int64 [n] of arrays [n, *shape] of the dtype, as `add` in order."""
         keys = self._keys_of(arrays)
         ids = np.empty(len(keys), np.int64)
@@ -93,7 +116,7 @@ class Interner:
             done = kernels.intern_keys(self._grow(), keys, done, ids)
         return ids
 
-    def find(self, array):
+    def find(self, array: NDArray[Any]) -> int:
         """Id of an array of the shape and dtype, or -1."""
         return kernels.lookup_key(self.table, self._key_of(array))
 
@@ -106,7 +129,7 @@ class Interner:
         return self._key
 
     def _keys_of(self, arrays):
-        flat = np.ascontiguousarray(arrays).reshape(len(arrays), int(np.prod(self.shape)))
+        flat = np.ascontiguousarray(arrays).reshape(len(arrays), math.prod(self.shape))
         flat = flat.view(np.uint8)
         if self._num_bytes % 8 == 0:  # writeable, so that there is one compiled kernel
             return np.require(flat.view(np.uint64), requirements=["ALIGNED", "WRITEABLE"])
@@ -117,18 +140,12 @@ class Interner:
     def _grow(self):  # returns the table: what was read of it before is void
         old = self.table
         capacity = 2 * self.capacity
-
-        def enlarged(array):
-            bigger = np.empty((capacity, *array.shape[1:]), array.dtype)
-            bigger[: self.num_ids] = array[: self.num_ids]
-            return bigger
-
         slots = np.full(slots_for(capacity), EMPTY, np.int64)
-        self.table = Table(slots, *(enlarged(array) for array in old[1:-1]), old.totals)
+        self.table = Table(slots, *(grown(array, capacity) for array in old[1:-1]), old.totals)
         kernels.rebuild_slots(self.table)
         return self.table
 
-    def state(self, prefix):
+    def state(self, prefix: str) -> dict[str, NDArray[Any]]:
         """What `restore` needs, as a dict of views."""
         table, n = self.table, self.num_ids
         return {
@@ -137,33 +154,30 @@ class Interner:
             f"{prefix}totals": table.totals,
         }
 
-    def restore(self, saved, prefix):
+    def restore(self, saved: Mapping[str, NDArray[Any]], prefix: str) -> None:
         """Replace the contents by what `state` returned. Hashes are made anew.
 
         Raises:
             ValueError: for arrays that contradict each other or belong to other keys.
         """
-        rows, links, totals = (saved[prefix + name] for name in ("rows", "links", "totals"))
-        n = links.size
-        check_array(f"{prefix}rows", rows, np.uint64, (n, len(self._key)))
-        check_array(f"{prefix}links", links, np.int64, (n,))
-        check_array(f"{prefix}totals", totals, np.int64, (3,))
-        if totals[TABLE_IDS] != n:
-            raise ValueError(f"Require {n} ids in {prefix}totals, got {totals[TABLE_IDS]}")
-        num_live = np.count_nonzero(links == kernels.LIVE)
-        if totals[TABLE_SIZE] != num_live or not _frees_each_once(links, totals[TABLE_FREE]):
-            raise ValueError(f"Require each id of {prefix}links in use or free, not both")
+        n = np.size(saved[f"{prefix}links"])
         while self.capacity < n:
             self._grow()
         table = self.table
-        table.rows[:n] = rows
-        table.links[:n] = links
+        copy_rows(f"{prefix}rows", saved, table.rows, n)
+        copy_rows(f"{prefix}links", saved, table.links, n)
+        copy_rows(f"{prefix}totals", saved, table.totals, 3)
+        size, num_ids, free = table.totals.tolist()
+        if num_ids != n:
+            raise ValueError(f"Require {n} ids in {prefix}totals, got {num_ids}")
+        links = table.links[:n]
+        if size != np.count_nonzero(links == kernels.LIVE) or not _frees_each_once(links, free):
+            raise ValueError(f"Require each id of {prefix}links in use or free, not both")
         table.generations[:n] = 0
-        table.totals[:] = totals
         table.slots[:] = EMPTY
         kernels.rebuild_slots(table)
 
-    def check_valid(self):
+    def check_valid(self) -> list[str]:
         """What is broken, one sentence each; empty if nothing is."""
         table, problems = self.table, []
         live = np.flatnonzero(table.links[: self.num_ids] == kernels.LIVE)
@@ -191,17 +205,6 @@ def _frees_each_once(links, free):
     return free == EMPTY and len(seen) == np.count_nonzero(links != kernels.LIVE)
 
 
-class Rows(dict):
-    """Arrays, of a `state()`, whose first axis is as long as there are things to keep."""
-
-
-def check_array(name, array, dtype, shape):
-    """Raise ValueError, naming the array, for another dtype or shape, or what is no array."""
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-        kind = f"{getattr(array, 'dtype', type(array))} {np.shape(array)}"
-        raise ValueError(f"Require {name} of {np.dtype(dtype)} {shape}, got {kind}")
-
-
-def slots_for(capacity):
+def slots_for(capacity: int) -> int:
     """Hash slots for so many keys: a power of two, at most half full."""
     return 1 << (2 * capacity - 1).bit_length()

@@ -10,7 +10,9 @@ file, because Numba's cache does not notice an edit in another one.
 from typing import NamedTuple
 
 import numpy as np
-from numba import config, njit, vectorize
+from numba import config
+
+from gbcore.jit import jit
 
 if config.DISABLE_JIT:  # NumPy scalars warn where the hashes wrap around by design
     np.seterr(over="ignore")
@@ -47,7 +49,7 @@ class Table(NamedTuple):
     totals: np.ndarray  # int64 [3]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def mix(h):
     """Finaliser of splitmix64: every input bit reaches every output bit."""
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -55,7 +57,7 @@ def mix(h):
     return h ^ (h >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@jit
 def hash_words(key):
     """64-bit hash of a key uint64 [W]: a sum over words and places, in vector instructions."""
     h = np.uint64(0)
@@ -66,7 +68,7 @@ def hash_words(key):
     return mix(h)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def find_key(table, key, h):
     """Id of a key uint64 [W] with hash h, or EMPTY."""
     mask = table.slots.shape[0] - 1
@@ -84,7 +86,7 @@ def find_key(table, key, h):
         slot = (slot + 1) & mask
 
 
-@njit(cache=True, nogil=True)
+@jit
 def place_id(slots, h, i):
     """Write id i into the first empty slot of its probe sequence."""
     mask = slots.shape[0] - 1
@@ -94,7 +96,7 @@ def place_id(slots, h, i):
     slots[slot] = i
 
 
-@njit(cache=True, nogil=True)
+@jit
 def rebuild_slots(table):
     """Hash every key in use anew, and fill empty slots with them."""
     for i in range(table.totals[TABLE_IDS]):
@@ -103,7 +105,7 @@ def rebuild_slots(table):
             place_id(table.slots, table.hashes[i], i)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def intern_key(table, key):
     """Id of a key uint64 [W], inserted if new; EMPTY where a new key finds no room."""
     h = hash_words(key)
@@ -130,7 +132,7 @@ def intern_key(table, key):
     return i
 
 
-@njit(cache=True, nogil=True)
+@jit
 def intern_keys(table, keys, first, ids):
     """`intern_key` for uint64 [n, W] from row `first` on, into ids int64 [n].
 
@@ -143,13 +145,13 @@ def intern_keys(table, keys, first, ids):
     return keys.shape[0]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def lookup_key(table, key):
     """Id of a key uint64 [W], or EMPTY."""
     return find_key(table, key, hash_words(key))
 
 
-@njit(cache=True, nogil=True)
+@jit
 def free_key(table, i):
     """Forget the key of id i and put the id on the free list."""
     slots = table.slots
@@ -175,7 +177,7 @@ def free_key(table, i):
     table.totals[TABLE_SIZE] -= 1
 
 
-@njit(cache=True, nogil=True)
+@jit
 def release_keys(table, uses, ids):
     """Count one use fewer of each of ids int64 [n] in uses int64 [N], and forget keys without."""
     for i in ids:
@@ -184,12 +186,16 @@ def release_keys(table, uses, ids):
             free_key(table, i)
 
 
-@vectorize(["uint32(uint8, uint8, uint8, uint8)"], cache=True)
-def join_bytes(a, b, c, d):
-    """Four bytes as one word, which lie in that order in the memory of a little-endian machine."""
-    low = np.uint32(a) | np.uint32(b) << np.uint32(8)
-    high = np.uint32(c) | np.uint32(d) << np.uint32(8)
-    return low | high << np.uint32(16)
+@jit
+def join_bytes(stacks, words):
+    """Stacks uint8 [n, 4, p] as words uint32 [n, p]: the four bytes of a place, in their order in
+    the memory of a little-endian machine.
+    """
+    for i in range(words.shape[0]):
+        for k in range(words.shape[1]):
+            low = np.uint32(stacks[i, 0, k]) | np.uint32(stacks[i, 1, k]) << np.uint32(8)
+            high = np.uint32(stacks[i, 2, k]) | np.uint32(stacks[i, 3, k]) << np.uint32(8)
+            words[i, k] = low | high << np.uint32(16)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -227,7 +233,7 @@ class GraphArrays(NamedTuple):
     totals: np.ndarray  # int64 [4], edges | transitions | nodes with edges | edge positions used
 
 
-@njit(cache=True, nogil=True)
+@jit
 def hash_edge(node, action, reward, next_node, terminated):
     """64-bit hash of one transition."""
     reward_bits = np.float64(reward).view(np.uint64)
@@ -236,7 +242,7 @@ def hash_edge(node, action, reward, next_node, terminated):
     return mix(h + np.uint64(2 * action + terminated))
 
 
-@njit(cache=True, nogil=True)
+@jit
 def hash_edge_at(graph, node, e):
     """Hash of the transition that node keeps at edge position e."""
     return hash_edge(
@@ -248,7 +254,7 @@ def hash_edge_at(graph, node, e):
     )
 
 
-@njit(cache=True, nogil=True)
+@jit
 def find_edge_slot(graph, node, action, reward, next_node, terminated):
     """Hash slot of a transition, or EMPTY."""
     mask = graph.edge_slots.shape[0] - 1
@@ -269,7 +275,7 @@ def find_edge_slot(graph, node, action, reward, next_node, terminated):
         slot = (slot + 1) & mask
 
 
-@njit(cache=True, nogil=True)
+@jit
 def take_block(graph, log2):
     """Start of an unused block of 2**log2 edges, or EMPTY where the edge arrays are full."""
     start = graph.free_blocks[log2]
@@ -283,14 +289,14 @@ def take_block(graph, log2):
     return start
 
 
-@njit(cache=True, nogil=True)
+@jit
 def give_block(graph, start, log2):
     """Put a block on the free list of its size."""
     graph.edge_next[start] = graph.free_blocks[log2]
     graph.free_blocks[log2] = start
 
 
-@njit(cache=True, nogil=True)
+@jit
 def move_block(graph, node, log2):
     """Move the edges of a node into a block of 2**log2; False where there is none."""
     start = take_block(graph, log2)
@@ -306,7 +312,7 @@ def move_block(graph, node, log2):
     return True
 
 
-@njit(cache=True, nogil=True)
+@jit
 def copy_edge(graph, source, target):
     """Copy the edge at one position to another."""
     graph.edge_action[target] = graph.edge_action[source]
@@ -316,7 +322,7 @@ def copy_edge(graph, source, target):
     graph.edge_count[target] = graph.edge_count[source]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def add_transition(graph, node, action, reward, next_node, terminated):
     """Count one more transition. Returns OK, or NO_ROOM with nothing changed."""
     totals = graph.totals
@@ -348,7 +354,7 @@ def add_transition(graph, node, action, reward, next_node, terminated):
     return OK
 
 
-@njit(cache=True, nogil=True)
+@jit
 def add_transitions(graph, first, node, action, reward, next_node, terminated):
     """`add_transition` for arrays [n] from row `first` on. Returns the first without room, or n."""
     for i in range(first, node.shape[0]):
@@ -357,7 +363,7 @@ def add_transitions(graph, first, node, action, reward, next_node, terminated):
     return node.shape[0]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def rebuild_edge_slots(graph, num_ids):
     """Fill empty edge slots with every edge."""
     for node in range(num_ids):
@@ -366,7 +372,7 @@ def rebuild_edge_slots(graph, num_ids):
             place_id(graph.edge_slots, h, (node << 32) | k)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def clear_edge_slot(graph, hole):
     """Empty a hash slot and shift the later entries of its cluster back."""
     slots = graph.edge_slots
@@ -386,7 +392,7 @@ def clear_edge_slot(graph, hole):
     slots[hole] = EMPTY
 
 
-@njit(cache=True, nogil=True)
+@jit
 def remove_transition(graph, table, node, action, reward, next_node, terminated, freed):
     """Count one transition fewer; at 0 the edge goes, and nodes that no edge names are freed.
 
@@ -437,7 +443,7 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
     return num_freed
 
 
-@njit(cache=True, nogil=True)
+@jit
 def find_bad_transition(graph, node, action, reward, next_node):
     """First row of arrays [n] with an id of no node, no action, or a reward not finite; or n."""
     for i in range(node.shape[0]):
@@ -449,7 +455,7 @@ def find_bad_transition(graph, node, action, reward, next_node):
     return node.shape[0]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def find_absent_transition(graph, node, action, reward, next_node, terminated):
     """First row of arrays [n] that is not there once the rows before it are removed; or n."""
     edges = np.empty(node.shape[0], np.int64)
@@ -468,7 +474,7 @@ def find_absent_transition(graph, node, action, reward, next_node, terminated):
     return absent
 
 
-@njit(cache=True, nogil=True)
+@jit
 def remove_transitions(graph, table, node, action, reward, next_node, terminated):
     """`remove_transition` for arrays [n] of transitions that are there. Returns the freed ids."""
     freed = np.empty(2 * node.shape[0] + 1, np.int64)
@@ -480,7 +486,7 @@ def remove_transitions(graph, table, node, action, reward, next_node, terminated
     return freed[:size]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def find_bad_pair(in_degree, num_actions, nodes, actions):
     """Index of the first (node, action) that is no node or no action, or -1."""
     for i in range(nodes.shape[0]):
@@ -544,8 +550,95 @@ class Subgraphs(NamedTuple):
         rows = self.vertex_row[self.pair_vertex]
         return np.append(self.root_nodes, np.append(self.nodes, -1)[rows])
 
+    def __repr__(self):
+        return (
+            f"Subgraphs({self.num_roots} roots, {len(self.level_pairs) - 1} levels, "
+            f"{len(self.pair_action)} pairs, {len(self.outcome_pair)} outcomes, "
+            f"{len(self.nodes)} nodes)"
+        )
 
-@njit(cache=True, nogil=True, error_model="numpy")
+
+FITS, BAD_PLACE, BAD_ACTION = 0, 1, 2
+
+
+@jit
+def are_within(values, begin, stop, low, high):
+    """Are values int64 from begin to stop >= low and < high?"""
+    bad = 0
+    for i in range(np.uint64(begin), np.uint64(stop)):  # unsigned: no test for a negative index
+        bad += (values[i] < low) | (values[i] >= high)
+    return bad == 0
+
+
+@jit
+def find_misfit(sub, num_actions, least_row):
+    """Does every index of the subgraphs stay where the drawing above has it? FITS, or what is bad.
+
+    Rows of expanded vertices are at least least_row: -1 where no leaf value of them is read.
+    """
+    num_leaves, num_roots = sub.nodes.shape[0], sub.root_row.shape[0]
+    num_vertices, num_pairs = sub.vertex_row.shape[0], sub.pair_action.shape[0]
+    num_outcomes, num_levels = sub.outcome_pair.shape[0], sub.level_pairs.shape[0] - 1
+    level_vertices, level_pairs = sub.level_vertices, sub.level_pairs
+    level_outcomes, vertex_pairs = sub.level_outcomes, sub.vertex_pairs
+    if (
+        num_levels < 1
+        or level_vertices.shape[0] != num_levels + 1
+        or level_outcomes.shape[0] != num_levels + 1
+        or vertex_pairs.shape[0] != num_vertices + 1
+        or sub.root_nodes.shape[0] != num_roots
+        or sub.pair_count.shape[0] != num_pairs
+        or sub.outcome_vertex.shape[0] != num_outcomes
+        or sub.outcome_weight.shape[0] != num_outcomes
+        or sub.outcome_reward.shape[0] != num_outcomes
+        or level_pairs[1] != num_roots
+        or level_vertices[0] != 0
+        or level_vertices[1] != 0
+        or level_vertices[num_levels] != num_vertices
+        or level_pairs[0] != 0
+        or level_pairs[num_levels] != num_pairs
+        or level_outcomes[0] != 0
+        or level_outcomes[num_levels] != num_outcomes
+        or vertex_pairs[0] != num_roots
+        or vertex_pairs[num_vertices] != num_pairs
+    ):
+        return BAD_PLACE
+    for k in range(num_levels):
+        if (
+            level_vertices[k] > level_vertices[k + 1]
+            or level_pairs[k] > level_pairs[k + 1]
+            or level_outcomes[k] > level_outcomes[k + 1]
+        ):
+            return BAD_PLACE
+    if not (
+        are_within(sub.vertex_row, 0, num_vertices, least_row, num_leaves)
+        and are_within(sub.root_row, 0, num_roots, -1, num_leaves)
+    ):
+        return BAD_PLACE
+    if not are_within(sub.pair_action, 0, num_pairs, 0, num_actions):
+        return BAD_ACTION
+    fits = are_within(sub.pair_count, 0, num_pairs, 0, np.int64(0x7FFFFFFFFFFFFFFF))
+    for v in range(num_vertices):
+        fits &= vertex_pairs[v] <= vertex_pairs[v + 1]
+    end = num_leaves + num_vertices
+    outcome_vertex = sub.outcome_vertex
+    for k in range(num_levels):
+        begin, stop = level_outcomes[k], level_outcomes[k + 1]
+        fits &= are_within(sub.outcome_pair, begin, stop, level_pairs[k], level_pairs[k + 1])
+        first, last = end, end  # vertices of the next level
+        if k + 1 < num_levels:
+            first, last = num_leaves + level_vertices[k + 1], num_leaves + level_vertices[k + 2]
+            fits &= vertex_pairs[level_vertices[k + 1]] == level_pairs[k + 1]
+        bad = 0
+        for o in range(np.uint64(begin), np.uint64(stop)):
+            vertex = outcome_vertex[o]
+            below = (vertex < 0) | (vertex >= num_leaves)
+            bad += below & ((vertex < first) | (vertex >= last)) & (vertex != end)
+        fits &= bad == 0
+    return FITS if fits else BAD_PLACE
+
+
+@jit(error_model="numpy")
 def exponential(bits):
     """Standard exponential variate of 64 random bits: -ln((k + 1/2) / 2^52), k their upper 52.
 
@@ -560,7 +653,7 @@ def exponential(bits):
     return (51.5 - exponent) * LN_2 - 2 * artanh
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@jit(error_model="numpy")
 def take_weighted(weights, size, breadth, seed, keys, taken):
     """Sample 0 < breadth < size of weights float64 [>= size], without replacement, each draw in
     proportion to the weights that are left. Out: taken bool [>= size], true for those.
@@ -592,7 +685,7 @@ def take_weighted(weights, size, breadth, seed, keys, taken):
         taken[i] = keys[i] <= bound
 
 
-@njit(cache=True, nogil=True)
+@jit
 def sample_level(graph, nodes, vertex_row, group_start, breadth, state, limited, taken):
     """Choose the transitions to keep on one level: of groups with more than breadth of them.
 
@@ -621,7 +714,7 @@ def sample_level(graph, nodes, vertex_row, group_start, breadth, state, limited,
     return 0
 
 
-@njit(cache=True, nogil=True)
+@jit
 def number_of(marks, column, stamp, node, values, value, size):
     """Number of a node under a stamp, and how many have one. A new one gets the next, and its value
     is appended to values.
@@ -634,9 +727,10 @@ def number_of(marks, column, stamp, node, values, value, size):
 
 
 ROOM_NODES, ROOM_PAIRS, ROOM_OUTCOMES, ROOM_LEVEL = 0, 1, 2, 3
+MAX_STAMP = 2**31 - 2  # a mark keeps its stamp in 31 bits
 
 
-@njit(cache=True, nogil=True)
+@jit
 def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, stamps, room):
     """Subgraphs of a batch of roots: paper, Algorithm 1.
 
@@ -644,11 +738,14 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, s
     its own, in which at most breadth transitions are kept at each level below the root.
 
     marks int64 [N, 2] holds, for each node, its row and its vertex, each valid under a stamp;
-    stamps int64 [1] is the last one used. room int64 [4] is how many rows or vertices, pairs,
-    outcomes, and transitions on one level to make room for; it grows as needed.
+    stamps int64 [1] is the last one used, up to MAX_STAMP. room int64 [4] is how many rows or
+    vertices, pairs, outcomes, and transitions on one level to make room for; it grows as needed.
     """
     num_roots = root_nodes.shape[0]
     while True:
+        if stamps[0] > MAX_STAMP - depth * max(num_roots, 1) - 1:
+            marks[:] = 0
+            stamps[0] = 0
         level_vertices = np.zeros(depth + 1, np.int64)
         level_pairs = np.zeros(depth + 1, np.int64)
         level_outcomes = np.zeros(depth + 1, np.int64)
@@ -695,7 +792,7 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, s
     )
 
 
-@njit(cache=True, nogil=True)
+@jit
 def is_short(room, which, wanted, have):
     """Is there less room than wanted? Then twice as much is asked for."""
     if wanted > have:
@@ -703,7 +800,7 @@ def is_short(room, which, wanted, have):
     return wanted > have
 
 
-@njit(cache=True, nogil=True)
+@jit
 def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamps, room, sub):
     """Expand into the arrays of sub. Returns how many rows and vertices there are, or -1 where an
     array was too short: room then asks for more.
@@ -841,7 +938,7 @@ class Trajectory(NamedTuple):
     cut: np.ndarray  # bool [N], row t + 1 does not continue row t
 
 
-@njit(cache=True, nogil=True)
+@jit
 def row_in(keys, rows, node, nodes, num_rows):
     """Row of a node in nodes, and how many rows there are, by a hash table of the batch's nodes."""
     mask = keys.shape[0] - 1
@@ -856,7 +953,7 @@ def row_in(keys, rows, node, nodes, num_rows):
     return rows[slot], num_rows
 
 
-@njit(cache=True, nogil=True)
+@jit
 def follow_trajectories(replay, starts, depth):
     """Subgraphs that are chains: at most depth rows of the ring from each start.
 
@@ -938,7 +1035,7 @@ def follow_trajectories(replay, starts, depth):
     return bad_row, sub
 
 
-@njit(cache=True, nogil=True)
+@jit
 def read_value(rule, q, i, best, policy, row):
     """Value of the state nodes[row] from its action values q[i] under greedy, double or policy."""
     if rule == DOUBLE:
@@ -954,13 +1051,18 @@ def read_value(rule, q, i, best, policy, row):
     return value
 
 
-@njit(cache=True, nogil=True)
+@jit
 def back_up(sub, leaf_q, best, policy, gamma, rule, prior, values, pair_q):
     """Nested Bellman backup of every pair, deepest level first: paper Eq. 3 to 8.
 
     best int64 [M] is the online network's action, empty where there is none; policy [M, A], empty
     likewise. Out: values [M + V + 1] of all vertices, pair_q [P], below the roots with the prior.
+    Returns FITS, or nothing is written and `find_misfit` says why.
     """
+    least_row = -1 if rule == BEHAVIOUR and prior == 0 else 0
+    misfit = find_misfit(sub, leaf_q.shape[1], least_row)
+    if misfit != FITS:
+        return misfit
     vertex_row, vertex_pairs = sub.vertex_row, sub.vertex_pairs
     pair_action, pair_count = sub.pair_action, sub.pair_count
     outcome_pair, outcome_vertex = sub.outcome_pair, sub.outcome_vertex
@@ -993,6 +1095,11 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, prior, values, pair_q):
                 for p in range(first, last):
                     total += pair_count[p] * pair_q[p]
                     count += pair_count[p]
+                if not np.isfinite(total):  # the sum overflows where the mean need not
+                    total = 0.0
+                    for p in range(first, last):
+                        total += pair_count[p] / count * pair_q[p]
+                    count = 1
                 values[num_leaves + v] = total / max(count, 1)
             else:
                 for a in range(num_actions):
@@ -1004,6 +1111,7 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, prior, values, pair_q):
     for i in range(sub.root_row.shape[0]):
         if sub.root_row[i] >= 0:
             pair_q[i] = leaf_q[sub.root_row[i], pair_action[i]]
+    return FITS
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1014,7 +1122,7 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, prior, values, pair_q):
 #   priority j is node C + j.
 
 
-@njit(cache=True, nogil=True)
+@jit
 def set_priorities(tree, indices, priorities):
     """Write priorities in order, and the sums above each."""
     leaves = tree.shape[0] // 2
@@ -1026,7 +1134,7 @@ def set_priorities(tree, indices, priorities):
             tree[i] = tree[2 * i] + tree[2 * i + 1]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def find_priorities(tree, targets, indices):
     """Index of the priority under which each target in [0, total) falls."""
     leaves = tree.shape[0] // 2

@@ -1,9 +1,13 @@
 """LeafTable: a network's values by node, each evaluated once."""
 
-import numpy as np
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from gbcore.interner import Rows, check_array
-from gbcore.kernels import FREED
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gbcore.arrays import Rows, as_indices, copy_rows, grown, refuse_shallow_copy
+from gbcore.graph import TransitionGraph
 
 CHUNK = 32  # states per evaluation, unless the caller asks for another number
 UNKNOWN = -1  # a generation that no id has
@@ -21,6 +25,9 @@ class LeafTable:
     A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
     freed since names another state, whose value is then unknown.
 
+    Threads wait for each other, and for an evaluation, as those of the graph. `copy.deepcopy`
+    copies the graph, too, and pickle asks for an `evaluate` that can be pickled.
+
     Args:
         graph: the TransitionGraph.
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
@@ -29,99 +36,106 @@ class LeafTable:
     of another shape or actions out of range.
     """
 
-    def __init__(self, graph, evaluate):
-        self.graph, self.evaluate = graph, evaluate
-        self.q = np.zeros((1024, graph.num_actions), np.float32)
-        self._generation = np.full(1024, UNKNOWN, np.int64)  # of the id, when its q was written
-        self.num_evaluated = 0  # states sent through the network, repetitions not counted
+    def __init__(
+        self, graph: TransitionGraph, evaluate: Callable[[NDArray[Any]], NDArray[np.float32]]
+    ) -> None:
+        self.graph: TransitionGraph = graph
+        self.evaluate: Callable[[NDArray[Any]], NDArray[np.float32]] = evaluate
+        self.q: NDArray[np.float32] = np.zeros((graph.capacity, graph.num_actions), np.float32)
+        self._generation = np.full(graph.capacity, UNKNOWN, np.int64)  # of the id, at its q
+        self.num_evaluated: int = 0  # states sent through the network, repetitions not counted
+
+    def __repr__(self) -> str:
+        return f"LeafTable({np.count_nonzero(self.known):,} of {self.graph.num_nodes:,} nodes)"
+
+    __copy__ = refuse_shallow_copy
 
     @property
-    def known(self):
+    def known(self) -> NDArray[np.bool_]:
         """Has the id a value? bool [num_ids]"""
         return self.knows(np.arange(self.graph.num_ids))
 
-    def knows(self, nodes):
+    def knows(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Have node ids int64 [n] a value? bool [n]"""
-        self._make_room()
-        return self._generation[nodes] == self.graph.generations[nodes]
+        with self.graph.lock:
+            self._make_room()
+            return self._generation[nodes] == self.graph.generations[nodes]
 
-    def values(self, nodes, chunk=CHUNK):
+    def values(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
         """float32 [n, A] of distinct node ids int64 [n], evaluated `chunk` at a time."""
-        self.renew(self._unknown(nodes), chunk)
-        return self.q[nodes]
+        nodes = as_indices("nodes", nodes)
+        with self.graph.lock:
+            self.renew(self._unknown(nodes), chunk)
+            return self.q[nodes]
 
-    def renew(self, nodes, chunk=CHUNK):
+    def renew(self, nodes: ArrayLike, chunk: int = CHUNK) -> None:
         """Evaluate distinct node ids int64 [n] anew, `chunk` at a time."""
-        self.graph.require_nodes(nodes)
-        self._make_room()
-        for start in range(0, len(nodes), chunk):
-            part = nodes[start : start + chunk]
-            padded = np.full(chunk, part[-1])
-            padded[: len(part)] = part
-            q = self.evaluate(self.graph.observations_of(padded))
-            if tuple(q.shape) != (chunk, self.q.shape[1]):
-                shape = tuple(q.shape)
-                raise ValueError(f"Require values of shape {(chunk, self.q.shape[1])}, got {shape}")
-            self.q[part] = q[: len(part)]
-            self._generation[part] = self.graph.generations[part]
-        self.num_evaluated += len(nodes)
+        nodes = as_indices("nodes", nodes)
+        with self.graph.lock:
+            self.graph.require_nodes(nodes)
+            self._make_room()
+            for start in range(0, len(nodes), chunk):
+                part = nodes[start : start + chunk]
+                padded = np.full(chunk, part[-1])
+                padded[: len(part)] = part
+                q = self.evaluate(self.graph.observations_of(padded))
+                if tuple(q.shape) != (chunk, self.q.shape[1]):
+                    shape = (chunk, self.q.shape[1])
+                    raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
+                self.q[part] = q[: len(part)]
+                self._generation[part] = self.graph.generations[part]
+            self.num_evaluated += len(nodes)
 
-    def write(self, nodes, actions, values):
+    def write(self, nodes: ArrayLike, actions: ArrayLike, values: NDArray[np.floating]) -> None:
         """Replace the values [n] of pairs, given by nodes and actions int64 [n].
 
         Where a pair comes twice, the first one stays.
         """
-        if not nodes.shape == actions.shape == values.shape == (len(nodes),):
-            shapes = f"{nodes.shape}, {actions.shape}, {values.shape}"
+        nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
+        if not nodes.shape == actions.shape == np.shape(values):
+            shapes = f"{nodes.shape}, {actions.shape}, {np.shape(values)}"
             raise ValueError(f"Require as many nodes, actions and values, [n] each; got {shapes}")
         if len(actions) and not 0 <= actions.min() <= actions.max() < self.q.shape[1]:
             raise ValueError(f"Require 0 <= action < {self.q.shape[1]}, got {actions}")
-        unknown = np.unique(self._unknown(nodes))
-        self.values(unknown)  # else a later evaluation would undo what is written
-        # put writes in order, which assignment to an index does not promise.
-        np.put(self.q, (nodes * self.q.shape[1] + actions)[::-1], values[::-1])
+        with self.graph.lock:
+            unknown = np.unique(self._unknown(nodes))
+            self.values(unknown)  # else a later evaluation would undo what is written
+            # put writes in order, which assignment to an index does not promise.
+            np.put(self.q, (nodes * self.q.shape[1] + actions)[::-1], values[::-1])
 
-    def forget_all(self):
+    def forget_all(self) -> None:
         """The network has changed."""
-        self._generation[:] = UNKNOWN
+        with self.graph.lock:
+            self._generation[:] = UNKNOWN
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """What `restore` takes back: q float32 [num_ids, A], a view, and known bool [num_ids]."""
         known = self.known
         rows = Rows(q=self.q[: len(known)], known=known)
         return {"rows": rows, "num_evaluated": self.num_evaluated}
 
-    def restore(self, saved):
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
         Raises:
             KeyError: for an array that is missing.
-            ValueError: for values of other ids than the graph's nodes, or not finite. Then nothing
-                has changed.
+            ValueError: for values of another number of ids or actions.
         """
-        self._make_room()
-        n, num_evaluated = self.graph.num_ids, saved["num_evaluated"]
-        q, known = saved["rows"]["q"], saved["rows"]["known"]
-        check_array("q", q, np.float32, (n, self.q.shape[1]))
-        check_array("known", known, np.bool_, (n,))
-        if not np.isfinite(q).all():
-            raise ValueError("Require finite leaf values")
-        if (known & (self.graph.arrays.in_degree[:n] == FREED)).any():
-            raise ValueError("Require leaf values of nodes, got one of a freed id")
-        if not 0 <= num_evaluated < np.inf:
-            raise ValueError(f"Require num_evaluated >= 0, got {num_evaluated}")
-        self.q[:n] = q
-        self._generation[:n] = np.where(known, self.graph.generations, UNKNOWN)
-        self._generation[n:] = UNKNOWN
-        self.num_evaluated = int(num_evaluated)
+        rows, n = saved["rows"], self.graph.num_ids
+        known = np.zeros(n, np.bool_)
+        copy_rows("known", rows, known, n)
+        with self.graph.lock:
+            self._make_room()
+            copy_rows("q", rows, self.q, n)
+            self._generation[:n] = np.where(known, self.graph.generations, UNKNOWN)
+            self._generation[n:] = UNKNOWN
+            self.num_evaluated = int(saved["num_evaluated"])
 
     def _unknown(self, nodes):
         self.graph.require_nodes(nodes)
         return nodes[~self.knows(nodes)]
 
     def _make_room(self):
-        old = len(self._generation)
-        if self.graph.num_ids > old:
-            more = max(old, self.graph.num_ids - old)
-            self.q = np.pad(self.q, ((0, more), (0, 0)))
-            self._generation = np.pad(self._generation, (0, more), constant_values=UNKNOWN)
+        if len(self._generation) < self.graph.capacity:
+            self.q = grown(self.q, self.graph.capacity)
+            self._generation = grown(self._generation, self.graph.capacity, UNKNOWN)

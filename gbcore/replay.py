@@ -1,20 +1,25 @@
 """Replay: a ring of transitions that feeds the graph, sampled uniformly or by priority."""
 
 import operator
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from gbcore.graph import trajectory_subgraphs
-from gbcore.interner import Rows, check_array
+from gbcore.arrays import Rows, check_array, copy_rows, refuse_shallow_copy
+from gbcore.graph import TransitionGraph, trajectory_subgraphs
+from gbcore.kernels import Subgraphs
 from gbcore.sum_tree import SumTree
 
 
 class Batch(NamedTuple):
-    rows: np.ndarray  # int64 [B], rows of the replay
-    nodes: np.ndarray  # int64 [B], their states
-    actions: np.ndarray  # int64 [B]
-    weights: np.ndarray | None = None  # float32 [B], importance-sampling weights
+    """Rows that were drawn from a replay."""
+
+    rows: NDArray[np.int64]  # [B], rows of the replay
+    nodes: NDArray[np.int64]  # [B], their states
+    actions: NDArray[np.int64]  # [B]
+    weights: NDArray[np.float32] | None = None  # [B], importance-sampling weights
 
 
 class Replay:
@@ -27,31 +32,73 @@ class Replay:
         obs: the observations of `node`, kept only where the graph has a key of its own, since
              several observations are then one state, and the network trains on what was met
 
+    Threads wait for each other, as those of the graph. A batch is of the rows that were there: hold
+    `graph.lock` from `sample` to `subgraphs` where another thread adds. `copy.deepcopy` copies the
+    graph, too.
+
     Args:
         graph: the TransitionGraph.
         capacity: number of rows, at least 1.
     """
 
-    COLUMNS = ("node", "action", "reward", "next_node", "terminated", "cut")
+    COLUMNS: tuple[str, ...] = ("node", "action", "reward", "next_node", "terminated", "cut")
 
-    def __init__(self, graph, capacity):
-        if capacity < 1:
+    def __init__(self, graph: TransitionGraph, capacity: SupportsIndex) -> None:
+        self.graph: TransitionGraph = graph
+        self.capacity: int = operator.index(capacity)
+        if self.capacity < 1:
             raise ValueError(f"Require capacity >= 1, got {capacity}")
-        self.graph, self.capacity = graph, int(capacity)
-        self.node = np.zeros(capacity, np.int64)
-        self.action = np.zeros(capacity, np.int64)
-        self.reward = np.zeros(capacity, np.float64)
-        self.next_node = np.zeros(capacity, np.int64)
-        self.terminated = np.zeros(capacity, np.bool_)
-        self.cut = np.ones(capacity, np.bool_)
-        self.obs = None
+        self.node: NDArray[np.int64] = np.zeros(self.capacity, np.int64)
+        self.action: NDArray[np.int64] = np.zeros(self.capacity, np.int64)
+        self.reward: NDArray[np.float64] = np.zeros(self.capacity, np.float64)
+        self.next_node: NDArray[np.int64] = np.zeros(self.capacity, np.int64)
+        self.terminated: NDArray[np.bool_] = np.zeros(self.capacity, np.bool_)
+        self.cut: NDArray[np.bool_] = np.ones(self.capacity, np.bool_)
+        self.obs: NDArray[Any] | None = None
         if graph.key_shape is not None:
             self.COLUMNS = (*self.COLUMNS, "obs")
-            self.obs = np.zeros((capacity, *graph.obs_shape), graph.obs_dtype)
-        self.size = self.position = 0
+            self.obs = np.zeros((self.capacity, *graph.obs_shape), graph.obs_dtype)
+        self.size: int = 0
+        self.position: int = 0
         self._ended = True  # the newest row was an episode's last
 
-    def add(self, node, action, reward, next_node, terminated, obs=None):
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.size:,} of {self.capacity:,} transitions)"
+
+    __copy__ = refuse_shallow_copy
+
+    def record(
+        self,
+        obs: ArrayLike,
+        action: SupportsIndex,
+        reward: float,
+        next_obs: ArrayLike,
+        terminated: bool,
+        truncated: bool = False,
+        key: ArrayLike | None = None,
+        next_key: ArrayLike | None = None,
+    ) -> None:
+        """Append the transition between two observations, for those who need no ids.
+
+        A step that is terminated or truncated ends the episode. `key` and `next_key` are those of
+        the observations, where the graph has keys. Raises as `TransitionGraph.node` and `add`.
+        """
+        with self.graph.lock:
+            node = self.graph.node(obs, key)
+            next_node = self.graph.node(next_obs, next_key)
+            self.add(node, action, reward, next_node, terminated, obs)
+            if terminated or truncated:
+                self.end_episode()
+
+    def add(
+        self,
+        node: SupportsIndex,
+        action: SupportsIndex,
+        reward: float,
+        next_node: SupportsIndex,
+        terminated: bool,
+        obs: ArrayLike | None = None,
+    ) -> None:
         """Append a transition, to the graph as well. The oldest one leaves both when it is full.
 
         Ids that are then in no transition may be freed, and given to another state. With several
@@ -62,104 +109,110 @@ class Replay:
         Raises as `TransitionGraph.add`, and ValueError for another shape or dtype of obs; nothing
         has then changed.
         """
-        i = self.position
         node, action, next_node = map(operator.index, (node, action, next_node))
         if self.obs is not None:
             obs = np.asarray(obs)
             check_array("obs", obs, self.obs.dtype, self.obs.shape[1:])
-        self.graph.add(node, action, reward, next_node, terminated)
-        self.cut[i - 1] = self._ended or self.next_node[i - 1] != node
-        if self.size == self.capacity:
-            self.graph.remove(
-                self.node[i], self.action[i], self.reward[i], self.next_node[i], self.terminated[i]
-            )
-        self.node[i], self.action[i], self.reward[i] = node, action, reward
-        self.next_node[i], self.terminated[i] = next_node, terminated
-        if self.obs is not None:
-            self.obs[i] = obs
-        self.cut[i] = True
-        self._ended = False
-        self.position = (i + 1) % self.capacity
-        self.size = min(self.size + 1, self.capacity)
+        with self.graph.lock:
+            i = self.position
+            self.graph.add(node, action, reward, next_node, terminated)
+            self.cut[i - 1] = self._ended or self.next_node[i - 1] != node
+            if self.size == self.capacity:
+                self.graph.remove(
+                    self.node[i], self.action[i], self.reward[i], self.next_node[i],
+                    self.terminated[i],
+                )  # fmt: skip
+            self.node[i], self.action[i], self.reward[i] = node, action, reward
+            self.next_node[i], self.terminated[i] = next_node, terminated
+            if self.obs is not None:
+                self.obs[i] = obs
+            self.cut[i] = True
+            self._ended = False
+            self.position = (i + 1) % self.capacity
+            self.size = min(self.size + 1, self.capacity)
 
-    def end_episode(self):
+    def end_episode(self) -> None:
         """The next row will not continue the newest one."""
         self._ended = True
 
-    def sample(self, batch_size, rng):
-        """`Batch` of rows, each equally likely."""
-        return self.batch_of(rng.integers(self.size, size=batch_size))
+    def sample(self, batch_size: int, rng: np.random.Generator) -> Batch:
+        """`Batch` of rows, each equally likely. ValueError where there is none."""
+        with self.graph.lock:
+            self._require_rows()
+            return self.batch_of(rng.integers(self.size, size=batch_size))
 
-    def batch_of(self, rows, weights=None):
+    def batch_of(
+        self, rows: NDArray[np.int64], weights: NDArray[np.float32] | None = None
+    ) -> Batch:
         """`Batch` of rows int64 [B]."""
         return Batch(rows, self.node[rows], self.action[rows], weights)
 
-    def observations(self, batch):
+    def observations(self, batch: Batch) -> NDArray[Any]:
         """What was observed in the rows of a batch: [B, *obs_shape]."""
         if self.obs is None:
             return self.graph.observations_of(batch.nodes)
         return self.obs[batch.rows]
 
-    def subgraphs(self, batch, source, depth, breadth=0, rng=None):
+    def subgraphs(
+        self,
+        batch: Batch,
+        source: Literal["trajectory", "graph"],
+        depth: SupportsIndex,
+        breadth: SupportsIndex = 0,
+        rng: np.random.Generator | None = None,
+    ) -> Subgraphs:
         """What the targets of a batch are computed over.
 
         source: "trajectory", the rows that follow each sample, or "graph", its local expansion,
         see `TransitionGraph.expand`; breadth and rng are of the expansion.
+
+        Raises as `trajectory_subgraphs` or `expand`, and ValueError for another source.
         """
         if source == "graph":
             return self.graph.expand(batch.nodes, batch.actions, depth, breadth, rng)
-        return trajectory_subgraphs(
-            batch.rows, depth, self.node, self.action, self.reward, self.next_node,
-            self.terminated, self.cut,
-        )  # fmt: skip
+        if source != "trajectory":
+            raise ValueError(f"Require source 'trajectory' or 'graph', got {source!r}")
+        with self.graph.lock:
+            return trajectory_subgraphs(
+                batch.rows, depth, self.node, self.action, self.reward, self.next_node,
+                self.terminated, self.cut,
+            )  # fmt: skip
 
-    def state(self):
+    def _require_rows(self):
+        if not self.size:
+            raise ValueError("Require a transition to sample, got an empty replay")
+
+    def state(self) -> dict[str, Any]:
         """What `restore` takes back; its arrays are views, to be saved or copied at once."""
         columns = Rows({name: getattr(self, name)[: self.size] for name in self.COLUMNS})
         return {"rows": columns, "position": self.position, "ended": self._ended}
 
-    def restore(self, saved):
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `state` returned. There may be more room than there was.
 
         Raises:
-            ValueError: for rows that are not the transitions of the graph; nothing has changed.
+            ValueError: for rows that cannot be the transitions of the graph.
         """
-        rows = saved["rows"]
-        size, position = len(rows["node"]), saved["position"]
-        is_full = size == self.capacity and 0 <= position < max(size, 1)
+        rows, position = saved["rows"], saved["position"]
+        size = np.size(rows["node"])
+        is_full = size == self.capacity and 0 <= position < size
         if not (is_full or (size < self.capacity and position in (0, size))):
             raise ValueError(
                 f"Require a ring that goes on in {self.capacity} rows, got {size}, next {position}"
             )
+        if size != self.graph.num_transitions:
+            raise ValueError(
+                f"Require the graph's {self.graph.num_transitions} transitions, got {size} rows"
+            )
+        columns = [rows[name] for name in self.COLUMNS[:5]]
+        try:
+            self.graph.check_transitions(*columns)
+        except KeyError as error:
+            raise ValueError(error.args[0]) from None
         for name in self.COLUMNS:
-            column = getattr(self, name)
-            check_array(name, rows[name], column.dtype, (size, *column.shape[1:]))
-        after = np.roll(rows["node"], -1)
-        if (
-            not (rows["cut"] | (rows["next_node"] == after)).all()
-            or not rows["cut"][position - 1 :][:1].all()
-        ):
-            raise ValueError("Require rows that go on where they are not cut, as the newest is")
-        self._check_rows_are_the_graph(rows)
-        for name in self.COLUMNS:
-            getattr(self, name)[:size] = rows[name]
+            copy_rows(name, rows, getattr(self, name), size)
         self.size, self._ended = size, bool(saved["ended"])
         self.position = position if is_full else size
-
-    def _check_rows_are_the_graph(self, rows):
-        columns = ("node", "action", "next_node", "reward", "terminated")
-        rows = np.rec.fromarrays([rows[name] for name in columns])
-        rows, counts = np.unique(rows, return_counts=True)
-        edges = self.graph.edges()
-        names = ("source", "action", "next", "reward", "terminated")
-        edges_of_graph = np.rec.fromarrays([edges[name] for name in names])
-        order = np.argsort(edges_of_graph)
-        if not (
-            len(rows) == len(order)
-            and np.array_equal(rows, edges_of_graph[order])
-            and np.array_equal(counts, edges["count"][order])
-        ):
-            raise ValueError("Require a replay whose rows are the transitions of the graph")
 
 
 class PrioritizedReplay(Replay):
@@ -167,47 +220,77 @@ class PrioritizedReplay(Replay):
 
     A row's priority is its error to the power `exponent`, in a sum tree; a new row gets the
     largest one so far.
+
+    Args:
+        graph, capacity: as of `Replay`.
+        exponent: in [0, 50]; with more, small priorities would become 0.
     """
 
-    def __init__(self, graph, capacity, exponent):
+    def __init__(self, graph: TransitionGraph, capacity: SupportsIndex, exponent: float) -> None:
         super().__init__(graph, capacity)
-        self.exponent = exponent
-        self.priorities = SumTree(capacity)
-        self.max_priority = 1.0
+        if not 0 <= exponent <= 50:
+            raise ValueError(f"Require 0 <= exponent <= 50, got {exponent}")
+        self.exponent: float = exponent
+        self.priorities: SumTree = SumTree(capacity)
+        self.max_priority: float = 1.0
 
-    def add(self, node, action, reward, next_node, terminated, obs=None):
+    def add(
+        self,
+        node: SupportsIndex,
+        action: SupportsIndex,
+        reward: float,
+        next_node: SupportsIndex,
+        terminated: bool,
+        obs: ArrayLike | None = None,
+    ) -> None:
         """As `Replay.add`."""
-        i = self.position
-        super().add(node, action, reward, next_node, terminated, obs)
-        self.priorities.set([i], [self.max_priority])
+        with self.graph.lock:
+            i = self.position
+            super().add(node, action, reward, next_node, terminated, obs)
+            self.priorities.set([i], [self.max_priority])
 
-    def sample(self, batch_size, importance_exponent, rng):
-        """`Batch` of rows in proportion to priority, with weights (Eq. 1 and 2)."""
-        rows = self.priorities.sample(batch_size, rng)
-        weights = (self.priorities.get(rows) * self.size) ** -importance_exponent
-        return self.batch_of(rows, (weights / weights.max()).astype(np.float32))
+    def sample(
+        self, batch_size: int, rng: np.random.Generator, importance_exponent: float = 1.0
+    ) -> Batch:
+        """`Batch` of rows in proportion to priority, with weights (Eq. 1 and 2).
 
-    def update_priorities(self, rows, errors):
-        """New priorities from the errors [B] of a batch. ValueError for one that is not finite."""
-        priorities = np.maximum(errors.astype(np.float64), 1e-6) ** self.exponent
-        self.priorities.set(rows, priorities)
-        self.max_priority = max(self.max_priority, float(priorities.max()))
+        importance_exponent: in [0, inf); 1 undoes the priorities, 0 leaves them.
+        """
+        if not 0 <= importance_exponent < np.inf:
+            raise ValueError(f"Require 0 <= importance_exponent < inf, got {importance_exponent}")
+        with self.graph.lock:
+            self._require_rows()
+            rows = self.priorities.sample(batch_size, rng)
+            priorities = self.priorities.get(rows)
+            with np.errstate(over="ignore"):
+                weights = (priorities * self.size) ** -importance_exponent
+                if not np.isfinite(weights.max()):
+                    weights = (priorities / priorities.min()) ** -importance_exponent
+            return self.batch_of(rows, (weights / weights.max()).astype(np.float32))
 
-    def state(self):
+    def update_priorities(self, rows: NDArray[np.int64], errors: ArrayLike) -> None:
+        """New priorities from the errors [B] of a batch.
+
+        Raises ValueError for one that is not finite, or too large to be added up.
+        """
+        priorities = np.maximum(np.asarray(errors, np.float64), 1e-6) ** self.exponent
+        with self.graph.lock:
+            self.priorities.set(rows, priorities)
+            self.max_priority = max(self.max_priority, float(priorities.max(initial=0)))
+
+    def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
         saved = super().state()
         saved["rows"]["priority"] = self.priorities.priorities[: self.size]
         return saved | {"max_priority": self.max_priority}
 
-    def restore(self, saved):
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """As `Replay.restore`. ValueError also for priorities that cannot be."""
-        priorities = saved["rows"]["priority"]
-        check_array("priority", priorities, np.float64, (len(saved["rows"]["node"]),))
-        most = saved["max_priority"]
-        if not (most < np.inf and (priorities > 0).all() and (priorities <= most).all()):
-            raise ValueError(f"Require 0 < priority <= {most}, got others")
+        priorities, most = saved["rows"]["priority"], float(saved["max_priority"])
+        check_array("priority", priorities, np.float64, np.shape(saved["rows"]["node"]))
+        if not (most <= self.priorities.largest and (priorities <= most).all()):
+            raise ValueError(f"Require priorities <= {most}, a finite one")
         super().restore(saved)
-        self.priorities.set(
-            np.arange(self.capacity), np.pad(priorities, (0, self.capacity - self.size))
-        )
+        rest = np.zeros(self.capacity - self.size)
+        self.priorities.set(np.arange(self.capacity), np.concatenate([priorities, rest]))
         self.max_priority = most

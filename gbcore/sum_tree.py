@@ -1,64 +1,89 @@
 """SumTree: prioritised sampling in O(log capacity), in float64."""
 
+import operator
+import threading
+from typing import Any, SupportsIndex
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from gbcore import kernels
-from gbcore.graph import as_indices
+from gbcore.arrays import as_indices, refuse_shallow_copy
 
 
 class SumTree:
     """Priorities under a binary tree of sums (Schaul et al. 2016, Appendix B.2.1).
 
     Sums are float64 and made anew from their two children at every change, so that no error adds
-    up over a run.
+    up over a run. Threads wait for each other.
 
     Args:
         capacity: number of priorities; all are 0 at first.
+
+    Attributes:
+        largest: the largest priority that there can be, so that the sum of all is finite.
     """
 
-    def __init__(self, capacity):
-        if capacity < 1:
+    def __init__(self, capacity: SupportsIndex) -> None:
+        self.capacity: int = operator.index(capacity)
+        if self.capacity < 1:
             raise ValueError(f"Require capacity >= 1, got {capacity}")
-        self.capacity = int(capacity)
         self._tree = np.zeros(2 << (self.capacity - 1).bit_length(), np.float64)
+        self.largest: float = float(np.finfo(np.float64).max / len(self._tree))
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"SumTree({self.capacity:,} priorities, total {self.total:.6g})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
+    __copy__ = refuse_shallow_copy
 
     @property
-    def total(self):
+    def total(self) -> float:
         """Sum of all priorities."""
         return float(self._tree[1])
 
     @property
-    def priorities(self):
+    def priorities(self) -> NDArray[np.float64]:
         """float64 [capacity], a view."""
         return self._tree[len(self._tree) // 2 :][: self.capacity]
 
-    def get(self, indices):
+    def get(self, indices: ArrayLike) -> NDArray[np.float64]:
         """Priorities float64 [n] of int [n]."""
         return self.priorities[self._check(indices)]
 
-    def set(self, indices, priorities):
+    def set(self, indices: ArrayLike, priorities: ArrayLike) -> None:
         """Write priorities [n] at int [n]; of a repeated index the last one stays.
 
         Raises:
             IndexError: for an index out of range.
-            ValueError: for a priority that is negative, NaN or infinite, or a wrong shape.
+            ValueError: for a priority that is negative, NaN or above `largest`, or a wrong shape.
         """
         indices = self._check(indices)
         priorities = np.ascontiguousarray(priorities, np.float64)
         if priorities.shape != indices.shape:
             raise ValueError(f"Require {len(indices)} priorities, got shape {priorities.shape}")
-        bad = np.flatnonzero(~((priorities >= 0) & (priorities < np.inf)))
+        bad = np.flatnonzero(~((priorities >= 0) & (priorities <= self.largest)))
         if len(bad):
-            raise ValueError(f"Require finite priorities >= 0, got {priorities[bad[0]]}")
-        kernels.set_priorities(self._tree, indices, priorities)
+            raise ValueError(
+                f"Require 0 <= priority <= {self.largest:.3g}, got {priorities[bad[0]]}"
+            )
+        with self._lock:
+            kernels.set_priorities(self._tree, indices, priorities)
 
-    def find(self, target):
+    def find(self, target: float) -> int:
         """Index i with sum(priorities[:i]) <= target < sum(priorities[:i + 1])."""
-        if not 0 <= target < self.total:
-            raise ValueError(f"Require 0 <= target < total, got {target} and {self.total}")
-        return int(self._find(np.array([target], np.float64))[0])
+        with self._lock:
+            if not 0 <= target < self.total:
+                raise ValueError(f"Require 0 <= target < total, got {target} and {self.total}")
+            return int(self._find(np.array([target], np.float64))[0])
 
-    def sample(self, n, rng):
+    def sample(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Indices int64 [n], one drawn uniformly from each of n equal slices of the total.
 
         Raises:
@@ -66,11 +91,12 @@ class SumTree:
         """
         if n < 1:
             raise ValueError(f"Require n >= 1, got {n}")
-        if self.total <= 0:
-            raise ValueError(f"Require a positive priority, got total {self.total}")
-        targets = (np.arange(n) + rng.random(n)) * (self.total / n)
-        # Rounding may reach the total itself, which lies in no slice.
-        return self._find(np.minimum(targets, np.nextafter(self.total, 0)))
+        with self._lock:
+            if self.total <= 0:
+                raise ValueError(f"Require a positive priority, got total {self.total}")
+            targets = (np.arange(n) + rng.random(n)) * (self.total / n)
+            # Rounding may reach the total itself, which lies in no slice.
+            return self._find(np.minimum(targets, np.nextafter(self.total, 0)))
 
     def _find(self, targets):
         indices = np.empty(len(targets), np.int64)

@@ -24,8 +24,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gbcore import kernels
-from gbcore.graph import as_indices
-from gbcore.kernels import BEHAVIOUR, DOUBLE, GREEDY, POLICY, Subgraphs
+from gbcore.arrays import as_indices
+from gbcore.kernels import (
+    BAD_ACTION,
+    BEHAVIOUR,
+    DOUBLE,
+    FITS,
+    GREEDY,
+    POLICY,
+    Subgraphs,
+)
 
 RULES = {"greedy": GREEDY, "double": DOUBLE, "policy": POLICY, "behaviour": BEHAVIOUR}
 
@@ -80,7 +88,7 @@ def q_targets(
     Raises:
         ValueError: for an unknown rule, a missing argument, a wrong shape, a policy that is
             negative or whose rows do not sum to 1, a prior out of range, or subgraphs that were
-            pruned for another rule or prior.
+            pruned for another rule or prior, or whose indices were changed.
         TypeError: for values that are neither float32 nor float64.
     """
     pair_q = pair_q_values(subgraphs, leaf_q, gamma, rule, selector_q, policy, prior)
@@ -119,9 +127,10 @@ def pair_q_values(
     values = np.empty(len(leaf_q) + len(subgraphs.vertex_row) + 1, leaf_q.dtype)
     pair_q = np.empty(len(subgraphs.pair_action), leaf_q.dtype)
     whole = Subgraphs(*subgraphs)  # one type for Numba
-    kernels.back_up(
+    misfit = kernels.back_up(
         whole, leaf_q, best, probabilities, float(gamma), RULES[rule], float(prior), values, pair_q
     )
+    require_fit(misfit, subgraphs, leaf_q.shape[1])
     return pair_q
 
 
@@ -159,6 +168,7 @@ def prune(
     """
     check_prior(prior)
     check_pruned_for(subgraphs, rule, prior)
+    check_indices(subgraphs, np.iinfo(np.int64).max, rule, prior)
     num_leaves = len(subgraphs.nodes)
     pair_read = np.ones(len(subgraphs.pair_action), np.bool_)
     if rule == "behaviour":
@@ -263,9 +273,6 @@ def check_arguments(
             f"Require {name} with {num_axes} axes and {len(subgraphs.nodes)} rows, one per node "
             f"of the subgraphs; got shape {tuple(shape)}"
         )
-    largest = subgraphs.pair_action.max(initial=-1)
-    if largest >= shape[1]:
-        raise ValueError(f"Require {name} with all actions, got {shape[1]} for action {largest}")
     if not 0 <= gamma <= 1:
         raise ValueError(f"Require 0 <= gamma <= 1, got {gamma}")
     check_prior(prior)
@@ -285,6 +292,22 @@ def check_pruned_for(subgraphs: Subgraphs, rule: str, prior: float) -> None:
                 f"Require rule and prior {made_for}, for which the subgraphs were pruned; "
                 f"got {(rule, prior)}"
             )
+
+
+def check_indices(subgraphs: Subgraphs, num_actions: int, rule: str, prior: float) -> None:
+    """Raises ValueError for subgraphs whose indices were changed; `kernels.back_up` finds them, too."""
+    least_row = -1 if rule == "behaviour" and prior == 0 else 0
+    misfit = kernels.find_misfit(Subgraphs(*subgraphs), num_actions, least_row)
+    require_fit(misfit, subgraphs, num_actions)
+
+
+def require_fit(misfit: int, subgraphs: Subgraphs, num_actions: int) -> None:
+    """Raises ValueError for what `kernels.find_misfit` found."""
+    if misfit == BAD_ACTION:
+        least, most = subgraphs.pair_action.min(), subgraphs.pair_action.max()
+        raise ValueError(f"Require 0 <= action < {num_actions}, got actions {least} to {most}")
+    if misfit != FITS:
+        raise ValueError("Require subgraphs as they were made, got an index out of place")
 
 
 def check_policy(policy: np.ndarray) -> None:

@@ -1,12 +1,12 @@
 """Kernels behind `GraphValues`: values of all nodes, float64 [N] by id."""
 
 import numpy as np
-from numba import njit
 
+from gbcore.jit import jit
 from gbcore.kernels import EMPTY, FREED
 
 
-@njit(cache=True)
+@jit
 def read_actions(graph, value, leaf_q, node, gamma, prior, q):
     """Q(s, a) of one node from the values of its successors, into q float64 [A]."""
     q[:] = 0.0
@@ -24,7 +24,7 @@ def read_actions(graph, value, leaf_q, node, gamma, prior, q):
             q[a] += prior / (count + prior) * leaf_q[node, a]
 
 
-@njit(cache=True)
+@jit
 def best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q):
     """The first argmax of Q(s, a), also left in q; tried_only: among tried actions, if any."""
     read_actions(graph, value, leaf_q, node, gamma, prior, q)
@@ -38,7 +38,7 @@ def best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q):
     return best
 
 
-@njit(cache=True)
+@jit
 def sweep_nodes(graph, value, leaf_q, nodes, gamma, prior, q):
     """V(s) = max_a Q(s, a) of int64 [n] ids, in their order. Ids that name no node are left out.
 
@@ -49,7 +49,7 @@ def sweep_nodes(graph, value, leaf_q, nodes, gamma, prior, q):
             value[node] = q[best_action(graph, value, leaf_q, node, gamma, prior, False, q)]
 
 
-@njit(cache=True)
+@jit
 def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, tolerance, most, q):
     """Back up int64 [n] distinct nodes, in order, and then whatever leads to one that changed.
 
@@ -103,7 +103,7 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
     return visits
 
 
-@njit(cache=True)
+@jit
 def read_pairs(graph, value, leaf_q, nodes, actions, gamma, q, targets):
     """Q(s, a) of pairs [B] without a prior, into targets [B]."""
     for i in range(nodes.shape[0]):
@@ -111,7 +111,7 @@ def read_pairs(graph, value, leaf_q, nodes, actions, gamma, q, targets):
         targets[i] = q[actions[i]]
 
 
-@njit(cache=True)
+@jit
 def choose_actions(graph, value, leaf_q, nodes, gamma, prior, tried_only, q, actions):
     """argmax_a Q(s, a) of ids [n], into actions [n]; EMPTY for EMPTY or where nothing was tried."""
     for i in range(nodes.shape[0]):

@@ -26,7 +26,7 @@ def make_learner(device, **flags):
         next_node = learner.node(np.full((4, 84, 84), rng.integers(9), np.uint8))
         replay.add(node, int(rng.integers(3)), 1.0, next_node, bool(rng.random() < 0.1))
         node = next_node
-    return learner, replay.sample(8, 0.5, rng), rng
+    return learner, replay.sample(8, rng, 0.5), rng
 
 
 class NothingFromTheHost(TorchDispatchMode):

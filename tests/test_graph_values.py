@@ -200,7 +200,8 @@ def test_a_watcher_that_goes_while_others_are_told_takes_nothing_from_them():
             graph.unwatch(self)
 
     graph, *_ = graph_that_forgets()
-    graph._watchers.append(GoesAway())
+    goes_away = GoesAway()
+    graph._watchers.append(lambda: goes_away)
     changes, node = graph.watch(), graph.node(np.array([0]))
     graph.add(node, 0, 1.0, node, False)
     assert changes == [(node, node)]

@@ -175,7 +175,7 @@ def filled(request):
             node = next_node
             if rng.random() < 0.05:
                 learner.replay.end_episode()
-        batch = learner.replay.sample(16, 0.4, rng)
+        batch = learner.replay.sample(16, rng, 0.4)
         source, rule = script.BACKUPS[request.param]
         depth = 1 if request.param == "one-step" else 4
         return learner, batch, learner.replay.subgraphs(batch, source, depth, 3, rng), rule
@@ -248,7 +248,7 @@ def test_updates_of_fixed_shape_are_the_updates(filled, frequency, prior, monkey
             learner.make_room_for_frames()
         torch.manual_seed(1)
         for _ in range(5):
-            batch = learner.replay.sample(16, 0.4, rng)
+            batch = learner.replay.sample(16, rng, 0.4)
             results.append(learner.update(batch, rng))
         weights.append(torch.cat([p.detach().flatten() for p in learner.online.parameters()]))
     torch.testing.assert_close(results[:5], results[5:], rtol=1e-4, atol=1e-5)
@@ -271,7 +271,7 @@ def test_captured_updates_and_actions_are_the_same(filled):
         rng = np.random.default_rng(1)
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(12):
-                batch = learner.replay.sample(16, 0.4, rng)
+                batch = learner.replay.sample(16, rng, 0.4)
                 results.append(learner.update(batch, rng).cpu())
                 obs = learner.graph.observations_of(batch.nodes[:1])
                 actions.append(int(learner.act(obs, noisy=True)[0]))
@@ -382,7 +382,7 @@ def test_targets_of_the_whole_graph_are_point_masses_at_its_values(monkeypatch):
     seen = []
     step = learner.step
     monkeypatch.setattr(learner, "step", lambda *args: seen.append(args[1]) or step(*args))
-    batch = replay.sample(64, 1.0, rng)
+    batch = replay.sample(64, rng, 1.0)
     errors = learner.update(batch, rng)[:-2]
     expected = 0.5 ** (3.0 - batch.nodes)
     torch.testing.assert_close(seen[0] @ learner.support, torch.tensor(expected).float())
@@ -399,7 +399,7 @@ def test_batch_without_a_state_to_evaluate(leaf_refresh):
     learner = make_learner(leaf_refresh=leaf_refresh)
     node = learner.graph.node(np.zeros((4, 84, 84), np.uint8))
     learner.replay.add(node, 0, 1.0, node, True)
-    batch = learner.replay.sample(4, 1.0, np.random.default_rng(0))
+    batch = learner.replay.sample(4, np.random.default_rng(0), 1.0)
     subgraphs = learner.replay.subgraphs(batch, "graph", 3)
     heads = learner.online.heads()
     targets = learner.pruned_targets(subgraphs, "double", heads, heads)

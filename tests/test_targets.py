@@ -29,7 +29,7 @@ from gbcore import (
     trajectory_subgraphs,
 )
 from gbcore.categorical import back_up, pad
-from gbcore.graph import MAX_STAMP
+from gbcore.kernels import MAX_STAMP
 from gbcore.targets import pair_q_values
 
 depths = st.integers(1, 5)

@@ -62,7 +62,7 @@ def some_steps(learner, number, padded):
     torch.manual_seed(2)
     rng, learner.padded, results, actions = np.random.default_rng(2), padded, [], []
     for _ in range(number):
-        batches = [learner.replay.sample(32, 0.5, rng) for _ in range(2)]
+        batches = [learner.replay.sample(32, rng, 0.5) for _ in range(2)]
         obs = learner.graph.observations_of(batches[0].nodes[:1])
         actions.append(learner.act(obs, noisy=True))
         updates = [learner.update(batch, rng) for batch in batches]

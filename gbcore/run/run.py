@@ -475,7 +475,7 @@ def compile_kernels(graph):
         replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False)
         frontier.act(nodes[1 - i % 2], rng)
     frontier.metrics()
-    batch = replay.sample(2, 1.0, rng)
+    batch = replay.sample(2, rng, 1.0)
     for source in ("trajectory", "graph"):
         subgraphs = replay.subgraphs(batch, source, 3, 1, rng)
         leaf_q = np.zeros((len(subgraphs.nodes), graph.num_actions), np.float32)

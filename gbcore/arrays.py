@@ -1,0 +1,65 @@
+"""Arrays that grow with what they describe, and checks of arrays that come from outside."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+
+class Rows(dict[str, NDArray[Any]]):
+    """Arrays, of a `state()`, whose first axis is as long as there are things to keep."""
+
+
+def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
+    """The array, or a longer copy where it has fewer than `length` rows; new rows hold `fill`.
+
+    For arrays by node id take `graph.capacity` as the length: it doubles, so that the copies cost
+    O(1) per node. What grows an array returns it: the one that was read before is too short.
+    """
+    if len(array) >= length:
+        return array
+    bigger = np.zeros((length, *array.shape[1:]), array.dtype)  # takes memory as it is used
+    if fill:
+        bigger[len(array) :] = fill
+    bigger[: len(array)] = array
+    return bigger
+
+
+def check_array(name: str, array: object, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
+    """Raise ValueError, naming the array, for another dtype or shape, or what is no array."""
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+        kind = f"{getattr(array, 'dtype', type(array))} {np.shape(array)}"  # type: ignore[arg-type]
+        raise ValueError(f"Require {name} of {np.dtype(dtype)} {shape}, got {kind}")
+
+
+def copy_rows(
+    name: str, saved: Mapping[str, NDArray[Any]], target: NDArray[Any], num_rows: int
+) -> None:
+    """Write the saved array of a name into the first rows of one of its dtype and shape.
+
+    Raises as `check_array`, and KeyError where there is none of the name.
+    """
+    check_array(name, saved[name], target.dtype, (num_rows, *target.shape[1:]))
+    target[:num_rows] = saved[name]
+
+
+def as_indices(name: str, values: ArrayLike) -> NDArray[np.int64]:
+    """A contiguous int64 [n]. Raises TypeError or ValueError, naming the argument."""
+    values = np.asarray(values)
+    if values.dtype.kind not in "iu" and values.size:
+        raise TypeError(f"Require integers for {name}, got dtype {values.dtype}")
+    if values.ndim != 1:
+        raise ValueError(f"Require {name} of one axis, got shape {values.shape}")
+    return np.ascontiguousarray(values, np.int64)
+
+
+def is_many(values: object) -> bool:
+    """Is it [n] rather than one number? Integers, lists and arrays alike."""
+    return not isinstance(values, int) and np.ndim(values) > 0  # type: ignore[arg-type]
+
+
+def refuse_shallow_copy(self: object) -> NoReturn:
+    """`__copy__` of what writes into arrays of its own: two that shared them would break both."""
+    name = type(self).__name__
+    raise TypeError(f"Require copy.deepcopy of a {name}: its copy.copy would share its arrays")

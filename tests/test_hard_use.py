@@ -1,0 +1,464 @@
+"""Copies, threads, changed subgraphs, sizes out of range, caches that cannot be used."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Case, jitted, scaled
+
+from gbcore import (
+    FrontierEpisodes,
+    FrontierPlanner,
+    LeafTable,
+    PrioritizedReplay,
+    Replay,
+    SumTree,
+    TransitionGraph,
+    categorical_targets,
+    prune,
+    q_targets,
+    trajectory_subgraphs,
+)
+from gbcore.interner import Interner
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TRANSITIONS = [(0, 0, 1.0, 0, 1), (1, 0, 0.5, 0, 2), (1, 1, 2.0, 0, 0), (2, 0, 0.0, 1, 0)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Subgraphs that were changed
+# --------------------------------------------------------------------------------------------------
+
+
+def changes(sub):
+    """Every index array of subgraphs with each entry far off, and a little off, and cut short."""
+    for name, array in sub._asdict().items():
+        if name in ("nodes", "root_nodes", "outcome_weight", "outcome_reward"):
+            continue
+        for i in range(len(array)):
+            beyond = len(sub.nodes) + len(sub.vertex_row) + 1
+            for value in (-(2**40), 2**40, -2, beyond if name == "outcome_vertex" else 2**62):
+                changed = array.copy()
+                changed[i] = value
+                if name != "pair_count" or value < 0:  # a count only weighs
+                    yield sub._replace(**{name: changed})
+        yield sub._replace(**{name: array[:-1]})
+    yield sub._replace(outcome_weight=sub.outcome_weight[1:])
+    yield sub._replace(outcome_reward=sub.outcome_reward[1:])
+
+
+@pytest.mark.parametrize("rule", ["greedy", "behaviour"])
+def test_an_index_out_of_place_is_refused_by_whatever_reads_subgraphs(rule):
+    case = Case(2, TRANSITIONS)
+    sub = case.expand(case.pairs[:3], depth=3)
+    rows = case.rows(sub)
+    leaf_q, leaf_pmf = case.leaf_q[rows], torch.from_numpy(case.leaf_pmf[rows])
+    for changed in changes(sub):
+        for read in (
+            lambda sub: q_targets(sub, leaf_q, 0.9, rule),
+            lambda sub: categorical_targets(
+                sub, leaf_pmf, torch.from_numpy(case.support), 0.9, rule
+            ),
+        ):
+            with pytest.raises(ValueError, match="Require") as error:
+                read(changed)
+            assert "\n" not in str(error.value)
+        if changed.pair_action.max() < 2**40:  # a pruned tree does not know how many there are
+            with pytest.raises(ValueError, match="Require"):
+                prune(changed, "behaviour", prior=1.0)
+
+
+def test_an_outcome_leads_to_the_next_level_alone():
+    """Within all arrays, but to a vertex whose value is not known yet."""
+    case = Case(1, [(0, 0, 1.0, 0, 1), (1, 0, 1.0, 0, 2), (2, 0, 1.0, 0, 3), (3, 0, 1.0, 0, 0)])
+    sub = case.expand(case.pairs[:1], depth=3)
+    vertex = sub.outcome_vertex.copy()
+    vertex[1] = vertex[0]
+    with pytest.raises(ValueError, match="out of place"):
+        q_targets(sub._replace(outcome_vertex=vertex), case.leaf_q[case.rows(sub)], 0.9)
+
+
+def test_a_mean_of_large_values_is_no_infinity():
+    case = Case(2, [(0, 0, 0.0, 0, 1), (1, 0, 1.5e308, 1, 2, 3), (1, 1, 1.5e308, 1, 2)])
+    sub = case.expand([(0, 0)], depth=2)
+    got = q_targets(sub, np.zeros((len(sub.nodes), 2)), 1.0, "behaviour")
+    np.testing.assert_allclose(got, 1.5e308)
+
+
+# --------------------------------------------------------------------------------------------------
+# Copies
+# --------------------------------------------------------------------------------------------------
+
+
+def by_pickle(parts):
+    return pickle.loads(pickle.dumps(parts))
+
+
+def values_of(obs):
+    """Stands in for a network; pickle finds it by its name."""
+    return obs.reshape(len(obs), -1)[:, :2].astype(np.float32)
+
+
+class Parts:
+    """A graph and what is made with it, all in use."""
+
+    def __init__(self, keyed, frame_stack):
+        key = {"key_shape": (1,), "key_dtype": np.int64} if keyed else {}
+        self.keyed = keyed
+        self.graph = TransitionGraph(2, (2, 3), np.int16, frame_stack, 16, **key)
+        self.replay = PrioritizedReplay(self.graph, 40, 0.5)
+        self.leaves = LeafTable(self.graph, values_of)
+        self.planner = FrontierPlanner(self.graph)
+        self.episodes = FrontierEpisodes(self.graph)
+        self.use(range(70))
+
+    def obs(self, state):
+        return np.arange(6, dtype=np.int16).reshape(2, 3) + np.array([[state], [state // 2]])
+
+    def use(self, steps):
+        """Act, forget and plan, leaving changes that nobody followed. What was seen meanwhile."""
+        seen, rng = [], np.random.default_rng(len(steps))
+        for i in steps:
+            s, s2 = rng.integers(30, size=2)
+            keys = {"key": np.array([s]), "next_key": np.array([s2])} if self.keyed else {}
+            obs, next_obs = (self.obs(k).astype(np.int16) for k in (s, s2))
+            self.replay.record(obs, i % 2, float(i % 3), next_obs, i % 7 == 0, i % 5 == 0, **keys)
+            node = self.graph.find(obs, keys.get("key"))
+            seen += [node, self.episodes.act(node, rng), self.planner.plan(5)]
+            if self.episodes.act(node, rng) is None:
+                self.episodes.end_episode()
+            batch = self.replay.sample(4, rng, 0.4)
+            sub = self.replay.subgraphs(batch, "graph", 3, 2, rng)
+            seen += [*q_targets(sub, self.leaves.values(sub.nodes), 0.9), *batch.weights]
+            self.replay.update_priorities(batch.rows, rng.random(4))
+        return seen
+
+    def held(self):
+        """All that the parts hold."""
+
+        def plain(value):
+            if isinstance(value, dict):
+                return {name: plain(one) for name, one in value.items()}
+            return value.tolist() if isinstance(value, np.ndarray) else value
+
+        parts = (self.graph, self.replay, self.leaves, self.planner, self.episodes)
+        return [plain(part.state()) for part in parts]
+
+    def check(self):
+        return self.graph.check_valid() + self.planner.check_valid()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle])
+@pytest.mark.parametrize("frame_stack", [False, True])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_copy_goes_on_the_same_and_apart(copied, keyed, frame_stack):
+    parts = Parts(keyed, frame_stack)
+    before = parts.held()
+    again = copied(parts)
+    assert again.held() == before
+    assert again.planner.graph is again.replay.graph is again.graph
+    seen = again.use(range(70, 140))  # rooms grow, ids are freed and given out again
+    assert parts.held() == before, "the original follows its copy"
+    assert parts.use(range(70, 140)) == seen
+    assert parts.held() == again.held()
+    assert parts.check() == again.check() == []
+    observations = [again.graph.find(parts.obs(s).astype(np.int16), key) for s, key in (
+        (s, np.array([s]) if keyed else None) for s in range(30)
+    )]  # fmt: skip
+    assert len(set(observations) - {-1}) == again.graph.num_nodes
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle])
+def test_a_graph_that_is_copied_alone_tells_nobody(copied):
+    parts = Parts(False, False)
+    graph = copied(parts.graph)
+    waiting = parts.planner.num_waiting
+    graph.add(0, 0, 9.0, 1, False)
+    assert (graph._watchers, parts.planner.num_waiting) == ([], waiting)
+
+
+def test_copies_of_what_stands_alone():
+    tree = SumTree(3)
+    tree.set([0, 2], [1.0, 3.0])
+    interner = Interner((3,), np.uint8)
+    interner.add(np.array([1, 2, 3], np.uint8))
+    sub = Case(2, TRANSITIONS).expand([(0, 0)], 2)
+    for copied in (copy.deepcopy, by_pickle):
+        assert [copied(tree).find(x) for x in (0.5, 2.0)] == [0, 2]
+        again = copied(interner)
+        assert [again.add(np.full(3, k, np.uint8)) for k in (5, 6, 5)] == [1, 2, 1]
+        assert again.check_valid() == []
+        for one, other in zip(sub, copied(sub), strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert not np.shares_memory(one, other)
+
+
+def test_a_copy_that_would_share_arrays_is_refused():
+    parts = Parts(False, False)
+    planner = parts.episodes.planner
+    for part in (*vars(parts).values(), SumTree(2), Interner((1,), np.uint8), planner):
+        if part is not parts.keyed:
+            with pytest.raises(TypeError, match=r"Require copy\.deepcopy of a "):
+                copy.copy(part)
+
+
+def test_a_graph_and_a_replay_print_their_sizes():
+    parts = Parts(False, False)
+    assert repr(parts.graph).startswith(f"TransitionGraph({parts.graph.num_nodes} nodes, ")
+    assert repr(parts.replay) == "PrioritizedReplay(40 of 40 transitions)"
+    for part in (parts.leaves, parts.planner, SumTree(2), parts.graph.expand([0], [0], 1)):
+        assert repr(part).startswith(type(part).__name__ + "(")
+        assert "\n" not in repr(part)
+
+
+# --------------------------------------------------------------------------------------------------
+# Threads
+# --------------------------------------------------------------------------------------------------
+
+
+def in_threads(*functions):
+    """Run them at once, with as many switches between them as there can be; raise what one did."""
+    errors, interval = [], sys.getswitchinterval()
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if errors:
+        raise errors[0]
+
+
+@jitted
+def test_threads_find_what_they_added_and_expand_what_is_there():
+    graph = TransitionGraph(2, (2,), np.int64, capacity=16)
+    tree, leaves = SumTree(64), LeafTable(graph, lambda obs: obs.astype(np.float32))
+    planner = FrontierPlanner(graph)
+
+    def work(first):
+        rng = np.random.default_rng(first)
+        obs = np.stack([np.arange(first, first + 400), np.zeros(400, np.int64)], axis=1)
+        nodes = [graph.node(one) for one in obs]
+        assert [graph.find(one) for one in obs] == nodes
+        assert graph.nodes(obs).tolist() == nodes
+        for i in range(scaled(1_000)):
+            a, b = rng.integers(400, size=2)
+            graph.add(nodes[a], 0, 1.0, nodes[b], False)
+            sub = graph.expand([nodes[a], nodes[b]], [0, 0], 3)
+            assert len(set(sub.nodes.tolist())) == len(sub.nodes)
+            own = graph.observations_of(sub.nodes)[:, 0]
+            assert ((own >= first) & (own < first + 400)).all(), "a state of the other thread"
+            np.testing.assert_array_equal(leaves.values(sub.nodes)[:, 0], own)
+            tree.set(rng.integers(64, size=4), rng.random(4))
+            tree.sample(4, rng)
+            planner.plan(20)
+            planner.act(nodes[a], rng)
+            if i % 3 == 0:
+                graph.add(nodes[a], 1, 1.0, nodes[a], False)  # else both might be freed
+                graph.remove(nodes[a], 0, 1.0, nodes[b], False)
+                graph.node(obs[b])
+                nodes[b] = graph.find(obs[b])
+
+    in_threads(lambda: work(0), lambda: work(10_000))
+    planner.plan()
+    assert graph.check_valid() == planner.check_valid() == []
+    np.testing.assert_allclose(tree.total, tree.priorities.sum())
+
+
+@jitted
+def test_threads_feed_one_replay():
+    """One acts, one learns: as the lock is held from sample to subgraphs, every root is known."""
+    graph = TransitionGraph(2, (1,), np.int64, capacity=16)
+    replay, steps = PrioritizedReplay(graph, 50, 0.5), scaled(2_000)
+    replay.record(np.array([0]), 0, 0.0, np.array([1]), False)
+
+    def act(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(steps):
+            s, s2 = rng.integers(40, size=(2, 1))
+            replay.record(s, int(rng.integers(2)), float(s[0]), s2, False, rng.random() < 0.1)
+
+    def learn():
+        rng = np.random.default_rng(1)
+        for _ in range(steps):
+            with graph.lock:
+                batch = replay.sample(8, rng)
+                sub = replay.subgraphs(batch, "graph", 1)
+                rewards = graph.observations_of(batch.nodes)[:, 0]
+            targets = q_targets(sub, np.zeros((len(sub.nodes), 2)), 0.9)
+            np.testing.assert_allclose(targets, rewards)
+            replay.update_priorities(batch.rows, rng.random(8))
+
+    in_threads(lambda: act(2), learn, lambda: act(3))
+    assert graph.check_valid() == []
+    assert graph.num_transitions == replay.size == 50
+
+
+# --------------------------------------------------------------------------------------------------
+# Sizes out of range, and changes that wait
+# --------------------------------------------------------------------------------------------------
+
+HUGE = (2**60, 2**62, 2**63, 2**64)
+
+
+@pytest.mark.parametrize("size", HUGE)
+def test_sizes_that_no_array_has_are_refused_or_mean_all(size):
+    case = Case(2, TRANSITIONS)
+    graph, roots = case.graph, [case.id_of[0]]
+    with pytest.raises(ValueError, match=f"Require 1 <= depth <= .*{size}"):
+        graph.expand(roots, [0], size)
+    assert len(graph.expand(roots, [0], 3, size, np.random.default_rng(0)).nodes) == 3
+    column = np.zeros(4, np.int64)
+    chain = trajectory_subgraphs([0], size, column, column, column, column, column > 0, column > 0)
+    assert len(chain.pair_action) == 4, "no chain is longer than its ring"
+    planner = FrontierPlanner(graph)
+    assert planner.plan(size) > 0
+    assert planner.num_waiting == 0
+    for make in (
+        lambda: SumTree(size), lambda: Replay(graph, size), lambda: TransitionGraph(size, (1,)),
+        lambda: TransitionGraph(2, (1,), capacity=size), lambda: TransitionGraph(2, (size, size)),
+        lambda: TransitionGraph(2, (-size, -8)), lambda: graph.node(np.zeros(size, np.int64)),
+        lambda: SumTree(4).sample(size, np.random.default_rng(0)),
+    ):  # fmt: skip
+        with pytest.raises((ValueError, MemoryError, OverflowError, KeyError)):
+            make()
+
+
+def test_a_deep_expansion_of_many_roots_starts_its_marks_anew():
+    case = Case(2, TRANSITIONS)
+    with pytest.raises(ValueError, match="Require fewer roots for depth 65536, got 20000"):
+        case.graph.expand(np.zeros(20_000, np.int64), np.zeros(20_000, np.int64), 2**16)
+
+
+def test_priorities_whose_sum_overflows_are_refused():
+    tree = SumTree(4)
+    with pytest.raises(ValueError, match="Require 0 <= priority <= "):
+        tree.set(range(4), [1e308] * 4)
+    tree.set(range(4), [tree.largest] * 4)
+    assert sorted(tree.sample(4, np.random.default_rng(0))) == [0, 1, 2, 3]
+    parts = Parts(False, False)
+    with pytest.raises(ValueError, match="Require 0 <= priority"):
+        parts.replay.update_priorities(np.arange(2), [np.inf, 1.0])
+    assert parts.replay.max_priority < 2
+    parts.replay.update_priorities(np.arange(40), np.full(40, 1e-6))
+    weights = parts.replay.sample(8, np.random.default_rng(0), 200.0).weights
+    np.testing.assert_array_equal(weights, 1)  # each 1e-3 ** -200, over their largest
+
+
+def test_counts_whose_sum_wraps_around_are_no_graph():
+    graph = TransitionGraph(2, (1,), np.int64)
+    a, b = graph.nodes([[0], [1]])
+    graph.add([a, a], [0, 0], [0.0, 1.0], [b, b], [False, False])
+    state = copy.deepcopy(graph.state())
+    first = state["block_start"][a]
+    state["edge_count"][first : first + 2] = 2**62
+    state["pair_count"][a, 0] = state["totals"][1] = -(2**63)
+    with pytest.raises(ValueError, match="transitions"):
+        TransitionGraph.from_state(state)
+
+
+def test_changes_wait_until_they_were_followed(monkeypatch):
+    from gbcore import frontier_kernels
+
+    parts = Parts(False, False)
+    plan = frontier_kernels.make_plan
+    parts.graph.add(0, 0, 5.0, 1, False)
+    waiting = parts.planner.num_waiting
+    monkeypatch.setattr(frontier_kernels, "make_plan", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        parts.planner.plan()
+    monkeypatch.setattr(frontier_kernels, "make_plan", plan)
+    assert parts.planner.num_waiting == waiting
+    parts.planner.plan()
+    assert parts.planner.check_valid() == []
+
+
+# --------------------------------------------------------------------------------------------------
+# Numba's cache
+# --------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import warnings
+import numpy as np
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from gbcore import sum_tree
+    tree = sum_tree.SumTree(4)
+    tree.set([1], [2.0])
+    assert tree.find(1.0) == 1
+print([str(one.message) for one in caught if "gbcore" in str(one.message) or "Numba" in str(one)])
+"""
+
+
+def warnings_of(cache):
+    """What a process says that uses kernels with this folder as its only possible cache."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(cache), "HOME": "/proc/nobody", "TORCH_LOGS": ""}
+    env |= {"XDG_CACHE_HOME": "/proc/nobody", "PYTHONPATH": f"{cache.parent / 'tree'}"}
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=cache.parent, env=env, text=True, check=True,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    return eval(found.stdout)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the package in which a file takes the place of every folder of a cache."""
+    package = tmp_path / "tree" / "gbcore"
+    package.mkdir(parents=True)
+    for path in (ROOT / "gbcore").glob("*.py"):
+        (package / path.name).write_text(path.read_text())
+    (package / "__pycache__").write_text("")
+    return tmp_path
+
+
+@jitted
+def test_where_no_folder_can_be_written_kernels_compile_after_one_warning(tree):
+    (tree / "cache").write_text("no folder")
+    (warning,) = warnings_of(tree / "cache")
+    assert "NUMBA_CACHE_DIR" in warning
+
+
+@jitted
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("content", [b"", b"\x80\x04"])
+def test_a_damaged_file_of_the_cache_is_named_and_written_anew(tree, ending, content):
+    cache = tree / "cache"
+    assert warnings_of(cache) == []
+    files = [path for path in cache.rglob(f"*.{ending}") if "priorities" in path.name]
+    assert files
+    for path in files:
+        path.write_bytes(content)
+    (warning,) = warnings_of(cache)
+    assert str(cache) in warning
+    assert warnings_of(cache) == []
+
+
+@jitted
+def test_a_full_disk_is_no_cache(tree):
+    """Every file of a cache is written on a disk without room for it."""
+    (tree / "tree" / "sitecustomize.py").write_text(
+        "import numba.core.caching as c\n"
+        "def full(*_): raise OSError(28, 'No space left on device')\n"
+        "c.IndexDataCacheFile._save_data = c.IndexDataCacheFile._save_index = full\n"
+    )
+    (warning,) = warnings_of(tree / "cache")
+    assert "No space left" in warning
