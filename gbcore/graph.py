@@ -922,7 +922,7 @@ def trajectory_subgraphs(
 
     Args:
         starts: int [B], rows of the replay.
-        depth: rows to follow at most, at least 1; N where it is more.
+        depth: rows to follow at most, at least 1.
         node, action, reward, next_node, terminated: the replay's arrays [N] in time order, a ring.
             Rewards are not looked at, and node is read at the starts alone, for `pair_nodes`.
         cut: bool [N], row t + 1 does not continue row t: a truncation, an episode left, and always
@@ -952,7 +952,10 @@ def trajectory_subgraphs(
     bad = np.flatnonzero((starts < 0) | (starts >= length))
     if len(bad):
         raise IndexError(f"Require 0 <= start < {length}, got {starts[bad[0]]}")
-    depth = min(depth, max(length, 1))  # no chain is longer than the ring
+    if depth > length and (replay.cut | replay.terminated).any():
+        depth = length  # no chain is longer than the ring
+    if depth > max(length, MAX_DEPTH):
+        raise ValueError(f"Require a row that is cut, as the newest is, for depth {depth}")
     bad_row, subgraphs = kernels.follow_trajectories(replay, starts, depth)
     if bad_row >= 0:
         raise IndexError(

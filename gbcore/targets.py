@@ -295,7 +295,7 @@ def check_pruned_for(subgraphs: Subgraphs, rule: str, prior: float) -> None:
 
 
 def check_indices(subgraphs: Subgraphs, num_actions: int, rule: str, prior: float) -> None:
-    """Raises ValueError for subgraphs whose indices were changed; `kernels.back_up` finds them, too."""
+    """Raises ValueError for subgraphs whose indices were changed."""
     least_row = -1 if rule == "behaviour" and prior == 0 else 0
     misfit = kernels.find_misfit(Subgraphs(*subgraphs), num_actions, least_row)
     require_fit(misfit, subgraphs, num_actions)

@@ -327,8 +327,11 @@ def test_sizes_that_no_array_has_are_refused_or_mean_all(size):
         graph.expand(roots, [0], size)
     assert len(graph.expand(roots, [0], 3, size, np.random.default_rng(0)).nodes) == 3
     column = np.zeros(4, np.int64)
-    chain = trajectory_subgraphs([0], size, column, column, column, column, column > 0, column > 0)
+    columns = (*[column] * 4, column > 0)
+    chain = trajectory_subgraphs([0], size, *columns, np.arange(4) == 3)
     assert len(chain.pair_action) == 4, "no chain is longer than its ring"
+    with pytest.raises(ValueError, match="Require a row that is cut"):
+        trajectory_subgraphs([0], size, *columns, column > 0)
     planner = FrontierPlanner(graph)
     assert planner.plan(size) > 0
     assert planner.num_waiting == 0
