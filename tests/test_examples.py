@@ -780,6 +780,7 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
             assert not found["leaves"].known.any()
     start = q_network(torch.eye(16)[0]).max().item()
     assert start == pytest.approx(0.9**5, abs=0.05)
+    exec(WHOLE, found | {"obs": np.eye(16)[:1].astype(obs.dtype)})
     edges, states = found["graph"].edges(), found["graph"].observations.argmax(axis=1)
     assert num_truncated > 5
     for source, action, after, over in zip(
