@@ -10,7 +10,7 @@ them. What is not learning (flags of a run, its folder, resume) is in gbcore/run
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,28 +18,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from minatar import Environment
 
-from gbcore import (
-    FrontierEpisodes,
-    GraphValues,
-    LeafTable,
-    Replay,
-    TransitionGraph,
-    pair_q_values,
-)
-from gbcore.run import (
-    ELSEWHERE,
-    LearnerState,
-    Run,
-    RunFlags,
-    errors_in_one_line,
-    fail,
-    film_episode,
-    nearest,
-    parse_flags,
-    play_episodes,
-    seed_everything,
-    write_video,
-)
+import gbcore.run as gb
+from gbcore import FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph
+from gbcore.targets import pair_q_values
 
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
 # read. The sixth, whole-graph, keeps values of all states: its subgraph is the graph.
@@ -56,62 +37,47 @@ MAX_STEPS = 5_000  # of an episode
 
 
 @dataclass
-class Args(RunFlags):
-    env_id: str = "Freeway"
-    """the game, as in Freeway, freeway or MinAtar/Freeway-v0"""
+class Args(gb.RunFlags):
+    env_id: str = "Freeway"  # the game, as in Freeway, freeway or MinAtar/Freeway-v0
     episode_seed: Literal["fresh", "fixed"] = "fresh"
     """fixed: re-seed the game, but not its sticky actions, at every reset"""
-    total_timesteps: int = 100_000
-    """environment steps"""
-    learning_rate: float = 6.5e-5
-    """step size of Adam"""
-    adam_eps: float = 1.5e-4
-    """epsilon of Adam"""
-    buffer_size: int = 0
-    """transitions kept in the replay and the graph; 0 = total_timesteps"""
-    gamma: float = 0.99
-    """the discount"""
-    target_network_frequency: int = 8_000
+    total_timesteps: gb.Count = 100_000  # environment steps
+    learning_rate: gb.Scale = 6.5e-5  # step size of Adam
+    adam_eps: gb.Scale = 1.5e-4  # epsilon of Adam
+    buffer_size: gb.Amount = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
+    gamma: gb.Share = 0.99  # the discount
+    target_network_frequency: gb.Count = 8_000
     """steps between two copies of the online network into the target network"""
-    batch_size: int = 32
-    """transitions per update"""
-    learning_starts: int = 1_600
-    """steps before the first update"""
-    train_frequency: int = 4
-    """steps between updates"""
-    updates_per_train: int = 1
-    """updates at a time, each of its own batch"""
-
-    start_e: float = 1.0
-    """epsilon until learning starts"""
-    end_e: float = 0.02
-    """epsilon once learning starts"""
+    batch_size: gb.Count = 32  # transitions per update
+    learning_starts: gb.Amount = 1_600  # steps before the first update
+    train_frequency: gb.Count = 4  # steps between updates
+    updates_per_train: gb.Count = 1  # updates at a time, each of its own batch
+    start_e: gb.Share = 1.0  # epsilon until learning starts
+    end_e: gb.Share = 0.02  # epsilon once learning starts
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
-    frontier_share: float = 0.5
+    frontier_share: gb.Share = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
-
     backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed", "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
     whole-graph: as graph, with no limit of depth, and the agent acts on its values"""
-    depth: int = 5
-    """nested backups per target, one-step always 1"""
-    breadth: int = 20
-    """transitions followed per level of a graph backup; 0 = all"""
-    prior: float = 0.0
+    depth: gb.Count = 5  # nested backups per target, one-step always 1
+    breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all
+    prior: Annotated[float, (0, 1e9)] = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
     act_on: Literal["graph", "network"] | None = None
     """what is greedy: by default the network, with whole-graph its values"""
-    persist_targets: bool = False
-    """write nested values into the leaf values until the target network is updated"""
+    eval_episodes: gb.Count = 3  # episodes of each evaluation
+    eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
+    eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
 
-    eval_episodes: int = 3
-    """episodes of each evaluation"""
-    eval_frequency: int = 1_000
-    """steps between evaluations; 0 = only after training"""
-    eval_epsilon: float = 0.001
-    """share of random actions in evaluation"""
+    IDLE: ClassVar = {  # flags -> where they do nothing
+        "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
+        "depth": ("backup=one-step|whole-graph",),
+        "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
+        "frontier_share": ("exploration=epsilon-greedy",),
+    }
 
     def __post_init__(self):
         if self.act_on is None:
@@ -153,8 +119,10 @@ def make_network(args, obs_shape, num_actions):
 # --------------------------------------------------------------------------------------------------
 
 
-class Learner(LearnerState):
+class Learner(gb.LearnerState):
     """Online and target network, and the update that all six backups share."""
+
+    SAVED = ("num_updates", "leaves", "graph_values")
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
@@ -165,6 +133,7 @@ class Learner(LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
+        self.graph_values = None
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
@@ -199,12 +168,8 @@ class Learner(LearnerState):
         depth = 1 if args.backup == "one-step" else args.depth
         subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
         leaf_q = self.leaves.values(subgraphs.nodes)  # [M, num_actions]
-        pair_q = pair_q_values(
-            subgraphs, leaf_q, args.gamma, rule, prior=args.prior
-        )  # [P], roots first
-        if args.persist_targets:
-            self.leaves.write(subgraphs.pair_nodes, subgraphs.pair_action, pair_q)
-        return pair_q[: subgraphs.num_roots]
+        pair_q = pair_q_values(subgraphs, leaf_q, args.gamma, rule, prior=args.prior)
+        return pair_q[: subgraphs.num_roots]  # roots come first
 
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
@@ -308,7 +273,7 @@ def task_of(env_id):
     games = {game.replace("_", ""): game for game in GAMES}
     key = name.replace("_", "").replace("-", "").replace(" ", "")
     if key not in games:
-        fail(f"unknown game {env_id!r}; nearest: {nearest(key, games)}; {ELSEWHERE}")
+        gb.fail(f"unknown game {env_id!r}; nearest: {gb.nearest(key, games)}; {gb.ELSEWHERE}")
     return games[key]
 
 
@@ -321,14 +286,20 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
     """Returns and lengths of episodes; policy: observations [n, *obs_shape] -> actions [n]."""
     rng = np.random.default_rng(seed)
     envs = [make_env(args, env_id, rng) for _ in range(num_episodes)]
-    return play_episodes(policy, envs, rng, args.eval_epsilon, stop)
+    return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
+
+
+def log_evaluation(args, run, learner):
+    """Play and log an evaluation of the run as it is."""
+    seed, policy = [args.seed, run.step], learner.policy()
+    run.log_evaluation(evaluate(args, run.task, policy, seed, args.eval_episodes, run.stop))
 
 
 def record_video(args, env_id, policy, seed, path):
     """Write one episode as mp4."""
     rng = np.random.default_rng(seed)
     env = make_env(args, env_id, rng, render=True)
-    write_video(path, film_episode(policy, env, rng, args.eval_epsilon), fps=15)
+    gb.write_video(path, gb.film_episode(policy, env, rng, args.eval_epsilon), fps=15)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -342,10 +313,7 @@ def train(args, run, env, learner, rng):
     obs, node = env.obs, graph.node(env.obs)
     for step in run.steps():
         if run.evaluation_is_due():
-            seed = [args.seed, run.step]
-            run.log_evaluation(
-                evaluate(args, run.task, learner.policy(), seed, args.eval_episodes, run.stop)
-            )
+            log_evaluation(args, run, learner)
 
         # Act: the way to what was never tried, in a frontier episode that knows one. Else
         # epsilon-greedy, and at random before learning starts.
@@ -377,9 +345,9 @@ def train(args, run, env, learner, rng):
 
 
 def main():
-    args = parse_flags(Args, __file__)
+    args = gb.parse_flags(Args, __file__)
     env_id = task_of(args.env_id)
-    rng, device = seed_everything(args)
+    rng, device = gb.seed_everything(args)
     env = make_env(args, env_id, rng)
     obs = env.reset()
     capacity = args.buffer_size or args.total_timesteps
@@ -389,22 +357,18 @@ def main():
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
         parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
-    run = Run(args, __file__, env_id, parts, rng, device, packages=("minatar",))
+    run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("minatar",))
     with run:
         train(args, run, env, learner, rng)
         if run.evaluation_is_due():
-            seed = [args.seed, run.step]
-            run.log_evaluation(
-                evaluate(args, env_id, learner.policy(), seed, args.eval_episodes, run.stop)
-            )
+            log_evaluation(args, run, learner)
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
         if args.capture_video:
-            with run.replacing("episode.mp4") as path:
-                record_video(
-                    args, env_id, learner.policy(), [args.seed, args.total_timesteps, 1], path
-                )
+            with run.writing("episode.mp4") as path:
+                seed = [args.seed, args.total_timesteps, 1]
+                record_video(args, env_id, learner.policy(), seed, path)
 
 
 if __name__ == "__main__":
-    with errors_in_one_line():
+    with gb.errors_in_one_line():
         main()

@@ -10,7 +10,7 @@ is not learning (flags of a run, its folder, resume) is in gbcore/run.
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import ale_py.roms
 import numpy as np
@@ -33,9 +33,13 @@ from gbcore.categorical import back_up, level_bounds, pack, pad, unpack
 from gbcore.recent_rows import RecentRows
 from gbcore.run import (
     ELSEWHERE,
+    Amount,
+    Count,
     LearnerState,
     Run,
     RunFlags,
+    Scale,
+    Share,
     errors_in_one_line,
     fail,
     nearest,
@@ -65,81 +69,102 @@ class Args(RunFlags):
     """on a GPU, replay each update and choice of actions as a CUDA graph; off: one by one"""
     bf16: bool = False
     """learn in bfloat16, forward and backward; weights, Adam, losses and acting stay float32"""
-    threads: int = 0
+    threads: Annotated[int, (0, 1024)] = 0
     """CPU threads for torch; 0 = as many, up to 8, as are quickest when the run starts"""
-    total_timesteps: int = 100_000
+    total_timesteps: Count = 100_000
     """environment steps (of 4 frames each)"""
-    learning_rate: float = 1e-4
+    learning_rate: Scale = 1e-4
     """step size of Adam"""
-    adam_eps: float = 1.5e-4
+    adam_eps: Scale = 1.5e-4
     """epsilon of Adam"""
-    max_grad_norm: float = 10.0
+    max_grad_norm: Scale = 10.0
     """gradients are clipped to this norm"""
-    buffer_size: int = 0
+    buffer_size: Amount = 0
     """transitions kept in the replay and the graph; 0 = total_timesteps"""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """the discount"""
-    target_network_frequency: int = 1
+    target_network_frequency: Count = 1
     """updates between two copies of the online network into the target network"""
-    batch_size: int = 32
+    batch_size: Count = 32
     """transitions per update"""
-    learning_starts: int = 2_000
+    learning_starts: Amount = 2_000
     """steps before the first update"""
-    train_frequency: int = 1
+    train_frequency: Count = 1
     """steps between updates"""
-    updates_per_train: int = 2
+    updates_per_train: Count = 2
     """updates at a time, each of its own batch"""
 
-    start_e: float = 1.0
+    start_e: Share = 1.0
     """epsilon at the start"""
-    end_e: float = 0.0
+    end_e: Share = 0.0
     """epsilon in the end; the noisy networks explore"""
-    exploration_steps: int = 2_001
+    exploration_steps: Count = 2_001
     """steps over which epsilon goes from start_e to end_e"""
-    noisy_std: float = 0.5
+    noisy_std: Annotated[float, (0, 1e3)] = 0.5
     """initial scale of the noisy layers"""
 
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
-    frontier_share: float = 0.5
+    frontier_share: Share = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
 
     backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
-    depth: int = 10
+    depth: Count = 10
     """nested backups per target, one-step always 1; 0 = no limit: the values of the whole graph"""
-    breadth: int = 10
+    breadth: Amount = 10
     """transitions followed per level of a graph backup; 0 = all"""
-    leaf_refresh: int = 1
+    leaf_refresh: Annotated[int, (1, 1_000)] = 1
     """updates for which targets reuse what the convolutions made of a state; 1: none. CPU only"""
-    prior: float = 0.0
+    prior: Annotated[float, (0, 1e9)] = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
     act_on: Literal["network", "graph"] = "network"
     """what is greedy, in training and evaluation: the network, or the values of the whole graph
     where the state is known"""
 
-    n_atoms: int = 51
+    n_atoms: Annotated[int, (2, 10_001)] = 51
     """atoms of the value distribution"""
-    v_min: float = -10.0
+    v_min: Annotated[float, (-1e9, 1e9)] = -10.0
     """smallest return of the value distribution"""
-    v_max: float = 10.0
+    v_max: Annotated[float, (-1e9, 1e9)] = 10.0
     """largest return of the value distribution"""
-    priority_exponent: float = 0.5
+    priority_exponent: Annotated[float, (0, 10)] = 0.5
     """how strongly priorities count in sampling"""
-    importance_exponent: float = 0.4
+    importance_exponent: Annotated[float, (0, 10)] = 0.4
     """importance-sampling correction at the start; grows to 1 over the run"""
 
-    eval_episodes: int = 100
+    eval_episodes: Count = 100
     """episodes of the evaluation after training, which gives the score"""
-    eval_frequency: int = 10_000
+    eval_frequency: Amount = 10_000
     """steps between evaluations in training, for a learning curve; 0 = none"""
-    curve_episodes: int = 5
+    curve_episodes: Count = 5
     """episodes of each evaluation before the last"""
-    eval_envs: int = 16
+    eval_envs: Count = 16
     """environments that evaluate in parallel"""
-    eval_epsilon: float = 0.001
+    eval_epsilon: Share = 0.001
     """share of random actions in evaluation"""
+
+    IDLE: ClassVar = {  # flags -> where they do nothing
+        "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
+        "depth": ("backup=one-step|whole-graph",),
+        "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
+        "frontier_share": ("exploration=epsilon-greedy",),
+        "curve_episodes": ("eval_frequency=0",),
+        "cuda_graphs": ("cuda=False",),
+    }
+    FREE: ClassVar = (*RunFlags.FREE, "cuda_graphs")
+
+    def check(self):
+        if not self.v_min < self.v_max:
+            fail(f"--v-min must be < --v-max, got {self.v_min} and {self.v_max}")
+        if self.leaf_refresh > 1 and (
+            self.cuda or self.target_network_frequency > 1 or self.depth == 0
+        ):
+            fail(
+                "--leaf-refresh above 1 requires --no-cuda, --target-network-frequency 1 and a "
+                "--depth above 0"
+            )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -262,6 +287,8 @@ class Learner(LearnerState):
     With --depth 0 targets read values that are kept: one way on both.
     """
 
+    SAVED = ("num_updates", "num_fresh", "leaves", "graph_values", "recent")
+
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # of layers and activations
@@ -277,7 +304,8 @@ class Learner(LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True,
             capturable=device.type != "cpu",
         )  # fmt: skip
-        self.num_updates = 0
+        self.num_updates = self.num_fresh = 0  # states that targets had evaluated, `leaves` aside
+        self.leaves = self.graph_values = self.recent = None
         if args.depth == 0 or args.act_on == "graph":
             self.leaves = LeafTable(graph, lambda x: self.values(self.to_device(x)).cpu().numpy())
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
@@ -289,6 +317,10 @@ class Learner(LearnerState):
         use_graphs = args.cuda_graphs and device.type != "cpu"
         self.captured = CapturedCalls(self.fixed_update, use_graphs)
         self.captured_act = CapturedCalls(self.best_actions, use_graphs)
+
+    @property
+    def num_evaluated(self):
+        return self.num_fresh + (0 if self.leaves is None else self.leaves.num_evaluated)
 
     @torch.no_grad()
     def values(self, obs, noisy=False):
@@ -740,7 +772,7 @@ def main():
             human_normalized_score=lambda score: human_normalized(env_id, score),
         )
         if args.capture_video:
-            with run.replacing("episode.mp4") as path:
+            with run.writing("episode.mp4") as path:
                 record_video(args, env_id, learner.act, args.seed + 20_000, path)
 
 

@@ -42,6 +42,7 @@ FLAGS = {
     "--learning-starts 100 --train-frequency 5 --eval-frequency 1000 --eval-episodes 1 "
     f"--curve-episodes 1 --eval-epsilon 1 --checkpoint-frequency 40 {SMALL}",
 }
+SAVED, NEW = "checkpoint.npz", "new.checkpoint.npz"
 EXPLORATIONS = ("epsilon-greedy", "frontier")
 MOMENTS = ["start"] * 3 + ["training"] * 9 + ["checkpoint"] * 8
 
@@ -118,12 +119,11 @@ def finish(process, folder):
 
 def kill(process, folder, moment, pause, rng):
     """Kill it, at most `pause` seconds after a moment. False if it ended before."""
-    state, new = "checkpoint/state.json", "checkpoint.new"
-    before = written(folder, state)
-    waits = [] if moment == "start" else [lambda: written(folder, state) != before]  # it trains
+    before = written(folder, SAVED)
+    waits = [] if moment == "start" else [lambda: written(folder, SAVED) != before]  # it trains
     if moment == "checkpoint":
         number = rng.integers(1, 4)
-        waits += [lambda: not written(folder, new), lambda: written(folder, new)] * number
+        waits += [lambda: not written(folder, NEW), lambda: written(folder, NEW)] * number
     for holds in waits:
         while not holds():
             if process.poll() is not None:
@@ -151,13 +151,11 @@ def kill_runs(script, flags, moments, folder, rng):
             if not kill(process, runs, moments[-1], pause, rng):
                 break
             killed_at = "starting" if moments.pop() == "start" else "training"
-            if written(runs, "checkpoint.new"):
+            if written(runs, NEW):
                 killed_at = "writing a checkpoint"
-            if written(runs, "checkpoint.old"):
-                killed_at = "swapping checkpoints"
             kills[killed_at] += 1
             print(f"  killed while {killed_at}", flush=True)
-            if not (written(runs, "checkpoint") or written(runs, "checkpoint.old")):
+            if not written(runs, SAVED):
                 kills["before there was a checkpoint"] += 1
                 shutil.rmtree(runs, ignore_errors=True)
             process = start(script, flags, runs)

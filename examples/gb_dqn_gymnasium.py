@@ -10,7 +10,7 @@ import copy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -46,29 +46,40 @@ BACKUPS = {
 class Args(gb.RunFlags):
     env_id: str = "FrozenLake-v1"  # also module:Id-v0, of a module in the current folder
     env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
-    time_limit: int | None = None  # steps of an episode at most; else its own limit, or 1,000
-    round: int | None = None  # observations equal to so many decimals are one state
+    time_limit: gb.Count | None = None  # steps of an episode at most; else its own, or 1,000
+    round: Annotated[int, (-9, 9)] | None = (
+        None  # observations equal to so many decimals are one state
+    )
     key_last_action: bool = False  # the last action is part of a state
-    total_timesteps: int = 20_000  # environment steps
-    learning_rate: float = 1e-3  # step size of Adam
-    buffer_size: int = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
-    gamma: float = 0.99  # the discount
-    target_network_frequency: int = 500  # steps between two copies into the target network
-    batch_size: int = 32  # transitions per update
-    learning_starts: int | None = None  # steps before the first update: 1,000, whole-graph 0
-    train_frequency: int = 2  # steps between updates
-    exploration_steps: int | None = None  # in which epsilon falls from 1: 5,000, whole-graph 2,000
-    end_e: float = 0.05  # epsilon in the end
+    total_timesteps: gb.Count = 20_000  # environment steps
+    learning_rate: gb.Scale = 1e-3  # step size of Adam
+    buffer_size: gb.Amount = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
+    gamma: gb.Share = 0.99  # the discount
+    target_network_frequency: gb.Count = 500  # steps between two copies into the target network
+    batch_size: gb.Count = 32  # transitions per update
+    learning_starts: gb.Amount | None = None  # steps before the first update: 1,000, whole-graph 0
+    train_frequency: gb.Count = 2  # steps between updates
+    exploration_steps: gb.Count | None = None  # of epsilon's fall from 1: 5,000, whole-graph 2,000
+    end_e: gb.Share = 0.05  # epsilon in the end
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
-    frontier_share: float = 0.5  # share of frontier episodes, at most
+    frontier_share: gb.Share = 0.5  # share of frontier episodes, at most
     backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed", "whole-graph"] = "graph"
     act_on: Literal["graph", "network"] | None = None  # what is greedy; whole-graph: graph
-    depth: int = 5  # nested backups per target; one-step always takes 1
-    breadth: int = 20  # transitions followed per level of a graph backup; 0 = all
-    prior: float = 0.0  # the network's value counts as so many observations of a nested pair
-    eval_episodes: int = 20  # episodes of each evaluation
-    eval_frequency: int = 1_000  # steps between evaluations; 0 = only after training
-    eval_epsilon: float = 0.001  # share of random actions in evaluation
+    depth: gb.Count = 5  # nested backups per target; one-step always takes 1
+    breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all
+    prior: Annotated[float, (0, 1e9)] = (
+        0.0  # the network's value counts as so many observations of a nested pair
+    )
+    eval_episodes: gb.Count = 20  # episodes of each evaluation
+    eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
+    eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
+
+    IDLE: ClassVar = {  # flags -> where they do nothing
+        "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
+        "depth": ("backup=one-step|whole-graph",),
+        "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
+        "frontier_share": ("exploration=epsilon-greedy",),
+    }
 
     def __post_init__(self):
         is_whole = self.backup == "whole-graph"  # the graph knows before the network does
@@ -114,6 +125,8 @@ make_network = QNetwork
 class Learner(gb.LearnerState):
     """Online and target network, and the update that all six backups share."""
 
+    SAVED = ("num_updates", "leaves", "graph_values")
+
     def __init__(self, args, graph, replay, device, scale=None):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.online = make_network(args, graph.obs_shape, graph.num_actions).to(device)
@@ -122,6 +135,7 @@ class Learner(gb.LearnerState):
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
+        self.graph_values = None
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
@@ -257,7 +271,7 @@ def main():
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
         if args.capture_video:
             seed = [args.seed, args.total_timesteps, 1]
-            with run.replacing("episode.mp4") as path:
+            with run.writing("episode.mp4") as path:
                 record_video(args, env_id, learner.policy(), seed, path)
 
 

@@ -14,7 +14,9 @@ differs from the paper, in `graph` as `back_up_in_place` says, and in `n-step`:
 
 The scripts run with these changes in their learner, all else under the report's protocol. (A time
 limit of MinAtar is a termination there.) Runs whose rows --out has are not run again. Rows that say
-`paper` are of the paper's update, at another depth.
+`paper` are of the paper's update, at another depth. `--update persistent` takes one thing alone of
+the released `graph`: nested values are written into the table of target values, until the next
+target network.
 """
 
 import itertools
@@ -30,9 +32,11 @@ import numpy as np
 import tyro
 from folders import RESULTS
 from numba import njit
-from output import read_rows, write_rows
+from output import fail, read_rows, write_rows
 from run_records import SUITES, measurements, script_of
 from runs import run_folders, words_of
+
+from gbcore.targets import pair_q_values
 
 COLUMNS = "suite episode_seed task backup depth update seed score first_reward_step commit".split()
 
@@ -42,6 +46,7 @@ class Args:
     suites: tuple[Literal["minatar", "minigrid"], ...] = ("minatar", "minigrid")
     """of them all tasks; MinAtar's with fixed episode seeds, as in the authors' code"""
     backup: Literal["n-step", "graph"] = "n-step"  # whose update
+    update: Literal["released", "persistent"] = "released"  # persistent: of graph
     depth: int = 5
     """steps of a return or levels; the paper has 5, the released command for MiniGrid 10"""
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)  # runs of each
@@ -124,17 +129,30 @@ def released_graph(learner, batch, rng, time_limit_is_terminal):
     return batch, targets
 
 
-UPDATES = {"n-step": released_n_step, "graph": released_graph}
+def persistent_graph(learner, batch, rng, time_limit_is_terminal):
+    """The sampled pairs, and the paper's targets, float32 [B], which stay in the table."""
+    args, leaves = learner.args, learner.leaves
+    subgraphs = learner.replay.subgraphs(batch, "graph", args.depth, args.breadth, rng)
+    pair_q = pair_q_values(subgraphs, leaves.values(subgraphs.nodes), args.gamma)
+    leaves.write(subgraphs.pair_nodes, subgraphs.pair_action, pair_q)
+    return batch, pair_q[: subgraphs.num_roots]
+
+
+UPDATES = {
+    ("n-step", "released"): released_n_step,
+    ("graph", "released"): released_graph,
+    ("graph", "persistent"): persistent_graph,
+}
 
 
 def measure(about):
     """The row of a new run, of which `about` has the first columns, as a CSV file has them."""
     suite, backup = about["suite"], about["backup"]
-    script = script_of(suite)
+    script, change = script_of(suite), UPDATES[backup, about["update"]]
 
     class Learner(script.Learner):
         def update(self, batch, rng):
-            batch, self.released = UPDATES[backup](self, batch, rng, suite == "minatar")
+            batch, self.released = change(self, batch, rng, suite == "minatar")
             return super().update(batch, rng)
 
         def targets(self, batch, rng):
@@ -154,8 +172,10 @@ def measure(about):
 
 def main():
     args = tyro.cli(Args, description=__doc__)
+    if (args.backup, args.update) not in UPDATES:
+        fail("--update persistent is for --backup graph")
     rows = read_rows(args.out) if args.out.exists() else []
-    about = {"backup": args.backup, "depth": str(args.depth), "update": "released"}
+    about = {"backup": args.backup, "depth": str(args.depth), "update": args.update}
     chosen = []
     for seed, suite in itertools.product(map(str, args.seeds), args.suites):
         of_suite = {"suite": suite, "episode_seed": "fixed" if suite == "minatar" else ""}

@@ -30,6 +30,7 @@ from runs import (
     run_folders,
 )
 
+from gbcore.run import load_checkpoint
 from gbcore.run.flags import idle_flags
 
 
@@ -119,9 +120,8 @@ def is_finished(folder):
 
 def checkpoint_step(folder):
     """Step of the checkpoint that a run can be resumed from; None without one."""
-    for name in ("checkpoint", "checkpoint.old"):
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            return read_json(folder / name / "state.json")["content"]["counters"]["step"]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return load_checkpoint(folder, arrays=False)["counters"]["step"]
     return None
 
 

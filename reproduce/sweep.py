@@ -22,7 +22,6 @@ import functools
 import itertools
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -227,7 +226,7 @@ def execute(run, threads, keep_checkpoints):
             raise RuntimeError(f"status {status}: {log.read().strip().splitlines()[-1]}")
         found = run_records.measurements(finished[-1])
         if not keep_checkpoints:
-            shutil.rmtree(finished[-1] / "checkpoint", ignore_errors=True)
+            (finished[-1] / "checkpoint.npz").unlink(missing_ok=True)
         return *found, resumable.get(finished[-1])
 
 

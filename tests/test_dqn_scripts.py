@@ -12,8 +12,7 @@ from minigrid.wrappers import FullyObsWrapper
 
 import gb_dqn_minatar as minatar_script
 import gb_dqn_minigrid as minigrid_script
-from gbcore import Replay, TransitionGraph, q_targets
-from gbcore.leaf_table import CHUNK
+from gbcore import Replay, TransitionGraph
 
 TASKS = [(minigrid_script, "MiniGrid-DoorKey-5x5-v0"), (minatar_script, "breakout")]
 both = pytest.mark.parametrize(("script", "task"), TASKS, ids=["minigrid", "minatar"])
@@ -269,49 +268,6 @@ def test_no_node_is_evaluated_twice_while_the_target_network_stays(script, task,
         assert not learner.leaves.known.any()
 
 
-def chain(**flags):
-    """A learner on states 0 -> 1 -> ... -> 9 with reward 1 and the end behind the last one."""
-    learner = make_learner(minigrid_script, "MiniGrid-Empty-5x5-v0", depth=2, breadth=0, **flags)
-    shape = learner.graph.obs_shape
-    nodes = [learner.graph.node(np.full(shape, i, np.uint8)) for i in range(10)]
-    for i in range(9):
-        learner.replay.add(nodes[i], 2, float(i == 8), nodes[i + 1], i == 8)
-    with torch.no_grad():
-        for parameter in learner.target.parameters():
-            parameter.zero_()
-    return learner
-
-
-@pytest.mark.parametrize("backup", ["one-step", "tree", "graph"])
-@pytest.mark.parametrize("persist", [False, True])
-def test_persistent_targets_reach_beyond_the_depth(backup, persist):
-    learner, rng = chain(backup=backup, persist_targets=persist), np.random.default_rng(0)
-    batch = learner.replay.batch_of(np.arange(9))
-    for _ in range(10):
-        targets = learner.targets(batch, rng)
-    steps_left = 8 - np.arange(9)
-    expected = 0.95**steps_left
-    if not persist:
-        expected[steps_left >= (1 if backup == "one-step" else 2)] = 0
-    np.testing.assert_allclose(targets, expected, rtol=1e-5)
-    learner.update_target()
-    learner.leaves.evaluate = lambda obs: np.zeros((CHUNK, 7), np.float32)
-    fresh = learner.targets(batch, rng)
-    source, depth = minigrid_script.BACKUPS[backup][0], 1 if backup == "one-step" else 2
-    subgraphs = learner.replay.subgraphs(batch, source, depth)
-    leaf_q = np.zeros((len(subgraphs.nodes), 7), np.float32)
-    np.testing.assert_array_equal(fresh, q_targets(subgraphs, leaf_q, 0.95))
-
-
-def test_of_a_pair_on_two_levels_the_most_nested_value_persists():
-    learner = chain(backup="graph", persist_targets=True)
-    # State 7 is a root and, one level deeper, an outcome of root 6.
-    batch = learner.replay.batch_of(np.array([6, 7]))
-    targets = learner.targets(batch, np.random.default_rng(0))
-    np.testing.assert_allclose(targets, [0, 0.95], rtol=1e-6)
-    np.testing.assert_allclose(learner.leaves.q[batch.nodes, 2], [0, 0.95], rtol=1e-6)
-
-
 @both
 def test_update_moves_the_prediction_towards_the_target(script, task, tmp_path):
     learner = learner_of(script, task, tmp_path, learning_rate=1e-3)
@@ -408,11 +364,6 @@ BAD_INPUT = [
     (minatar_script, ["--episode-seed", "2"], ["--episode-seed", "fresh", "fixed"]),
     (minigrid_script, ["--backup", "whole-graph", "--gamma", "1"], ["--gamma", "below 1"]),
     (minigrid_script, ["--act-on", "graph"], ["--act-on graph", "whole-graph"]),
-    (
-        minigrid_script,
-        ["--backup", "whole-graph", "--persist-targets"],
-        ["--persist-targets", "leaf"],
-    ),
 ]
 
 

@@ -39,7 +39,7 @@ OF_DQN = {
     "total_timesteps": 100_000, "depth": 5, "batch_size": 32, "target_network_frequency": 8000,
     "updates_per_train": 1, "adam_eps": 1.5e-4, "start_e": 1.0, "end_e": 0.02,
     "eval_frequency": 1000, "eval_episodes": 3, "eval_epsilon": 0.001, "buffer_size": 0,
-    "persist_targets": False, "act_on": "network", "prior": 0.0, "backup": "graph",
+    "act_on": "network", "prior": 0.0, "backup": "graph",
     "exploration": "epsilon-greedy",
 }  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch)
     spy(monkeypatch, Replay, "sample", lambda of, size, rng: batches.append((of.capacity, size)))
     spy(monkeypatch, script.Learner, "update", lambda of, *_: updates.append(of.replay.size))
     spy(monkeypatch, script.Learner, "update_target", lambda of: copies.append(of.replay.size))
-    spy(monkeypatch, script, "play_episodes", lambda policy, envs, rng, epsilon, stop:
+    spy(monkeypatch, script.gb, "play_episodes", lambda policy, envs, rng, epsilon, stop:
         evaluations.append((policy.__self__.replay.size, len(envs), epsilon)))  # fmt: skip
     learner, run = play(
         script, tmp_path, script.evaluate, env_id=task, total_timesteps=60, learning_starts=10,

@@ -1,13 +1,19 @@
 """gbcore.run: what all scripts share of the command line, a run's folder and its end."""
 
+import errno
+import fcntl
 import importlib
+import io
 import json
 import os
+import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -24,12 +30,15 @@ import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore.run import (
     errors_in_one_line,
+    fail,
     load_checkpoint,
     play_episodes,
     progress,
     seed_everything,
+    warn,
 )
-from gbcore.run.flags import RANGES, check_flags, parse_flags
+from gbcore.run.flags import _kinds, check_flags, parse_flags
+from gbcore.run.run import StopSignal
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
 SCRIPTS = (gb_dqn_minigrid, gb_dqn_minatar, gb_rainbow_atari)
@@ -49,11 +58,14 @@ def test_evaluations_play_one_episode_in_each_environment():
 
         def reset(self):
             self.t = 0
-            return np.zeros(1, np.uint8)
 
         def step(self, action):
             self.t += 1
-            return np.full(1, self.t, np.uint8), float(action), self.t == self.length, False
+            return self.obs, float(action), self.t == self.length, False
+
+        @property
+        def obs(self):
+            return np.full(1, self.t, np.uint8)
 
     sizes = []
 
@@ -85,13 +97,13 @@ def test_evaluations_play_one_episode_in_each_environment():
         (["--depth", "0"], ["--depth must be at least 1"]),
         (["--depth", str(2**32)], ["--depth", str(2**32)]),
         (["--breadth", "-1"], ["--breadth", "-1"]),
-        (["--breadth", str(2**63)], ["--breadth", str(2**63)]),
+        (["--save-model", "False"], ["--save-model", "--no-save-model"]),
+        (["--track=true"], ["--track", "--no-track"]),
+        (["--run-dir", "caf\udce9"], ["--run-dir", "UTF-8", "caf"]),
         (["--threads", str(2**32)], ["--threads", str(2**32), "1024"]),
         (["--seed", "-1"], ["--seed", "-1"]),
         (["--buffer-size", "31"], ["31", "32"]),
-        (["--buffer-size", str(2**63)], ["--buffer-size", str(2**31 - 1)]),
         (["--total-timesteps", "31"], ["31", "32"]),
-        (["--total-timesteps", str(10**13)], ["--total-timesteps", str(2**31 - 1)]),
         (["--total-timesteps", str(2**63)], ["--total-timesteps", str(2**31 - 1)]),
         (["--learning-rate", "1e30"], ["--learning-rate", "1e+30"]),
         (["--adam-eps", "1e-320"], ["--adam-eps", "1e-12"]),
@@ -138,8 +150,8 @@ def test_a_part_of_the_run_s_folder_that_is_gone_is_told(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_number_has_a_range(script):
-    numbers = {name for name, value in asdict(script.Args()).items() if type(value) in (int, float)}
-    assert numbers <= RANGES.keys()
+    kinds = _kinds(script.Args).items()
+    assert [name for name, (kind, span) in kinds if {int, float} & {*kind} and not span] == []
     check_flags(script.Args(cuda=False))
 
 
@@ -158,7 +170,9 @@ def test_integers_as_people_write_them(words, monkeypatch):
 
 
 def test_a_copy_that_postpones_its_annotations_can_be_resumed(tmp_path, monkeypatch):
-    source = Path(script.__file__).read_text().replace("gamma: float = 0.99", "gamma: float = 1")
+    source = (
+        Path(script.__file__).read_text().replace("gamma: gb.Share = 0.99", "gamma: gb.Share = 1")
+    )
     (tmp_path / "mine.py").write_text(f"from __future__ import annotations\n{source}")
     monkeypatch.syspath_prepend(tmp_path)
     mine = importlib.import_module("mine")
@@ -191,7 +205,7 @@ def test_flags_that_do_nothing_are_named(capsys):
     )  # fmt: skip
     check_flags(rainbow)
     named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
-    assert named == ["--wandb-entity", "--cuda-graphs", "--breadth", "--curve-episodes"]
+    assert named == ["--breadth", "--curve-episodes", "--cuda-graphs", "--wandb-entity"]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +245,7 @@ def test_a_terminal_has_a_bar(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     shown = progress.Progress(0, 10, 5)
     for step in range(1, 11):
-        shown.update(step)
+        shown.update(step, str)
     shown.close()
     out, err = capsys.readouterr()
     assert "10/10" in err
@@ -282,16 +296,16 @@ def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, cap
 def test_what_is_told_away_from_a_terminal(tmp_path, monkeypatch, capsys):
     """Plain lines, the time that is left once learning goes on, and what the graph was worth."""
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
-    monkeypatch.setattr(progress, "WINDOW", 3.0)  # whose rate is told, and then the next one's
     clock = iter(range(10**6))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    assert command(script, *SMALL, "--run-dir", tmp_path) == 0
+    flags = ("--total-timesteps", "140", "--learning-starts", "100", "--run-dir", tmp_path)
+    assert command(script, *SMALL, *flags) == 0
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
-    before = [line for line in lines if line.startswith("24 of 60 steps")]
-    after = [line for line in lines if line.startswith("56 of 60 steps")]
-    assert "learning starts after 30" in before[0]
+    before = [line for line in lines if line.startswith("64 of 140 steps")]
+    after = [line for line in lines if line.startswith("128 of 140 steps")]
+    assert re.search(r"steps/s, return .*, states new \d", before[0])
     assert re.search(r"steps/s, 0:00:0\d left, return .*, states new \d", after[0])
     assert "\r" not in out
     worth = [line for line in lines if line.startswith("The graph:")]
@@ -313,8 +327,28 @@ def test_tensorboard_has_the_rows_and_every_episode(tmp_path):
     assert [event.step for event in events.Scalars("eval/episodic_return")] == [100, 200]
 
 
+def test_a_folder_called_wandb_is_no_wandb(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command(script, *SMALL, "--track") == 2
+    assert is_one_line(capsys, "wandb")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tracked_run_that_cannot_begin_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    wandb = Mock()
+    wandb.__file__ = "wandb.py"
+    wandb.init.side_effect = RuntimeError("api_key not configured")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    assert command(script, *SMALL, "--track", "--run-dir", tmp_path) == 2
+    assert "api_key not configured" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_tracked_run_begins_and_ends_at_wandb(tmp_path, monkeypatch):
     wandb = Mock()
+    wandb.__file__ = "wandb.py"
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     flags = ("--track", "--wandb-entity", "me", "--run-dir", tmp_path)
     assert command(script, *SMALL, *flags) == 0
@@ -322,16 +356,6 @@ def test_a_tracked_run_begins_and_ends_at_wandb(tmp_path, monkeypatch):
     asked = [begun.kwargs[name] for name in ("id", "project", "entity", "sync_tensorboard")]
     assert asked == [only_run(tmp_path).name, "graph-backup", "me", True]
     wandb.init.return_value.finish.assert_called_once_with()
-
-
-@pytest.mark.parametrize(("threads", "load", "told"), [(2, 3.1, 1), (2, 2.2, 0), (1, 3.1, 0)])
-def test_company_that_makes_threads_wait_is_told_once(threads, load, told, monkeypatch, capsys):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    shown = progress.Progress(0, 10, 5)
-    for _ in range(3):
-        shown.warn_of_company(threads)
-    assert capsys.readouterr().err.count("beside other work --threads 1 is quicker\n") == told
 
 
 @jitted
@@ -371,3 +395,139 @@ def test_a_script_and_the_folder_gbcore_are_all_there_is(script, tmp_path):
     assert json.loads((run / "config.json").read_text())["script"] == str(copy)
     result = json.loads((run / "result.json").read_text())
     assert (result["script"], result["steps"]) == ("mine", 60)
+
+
+# --------------------------------------------------------------------------------------------------
+# The end of its output
+# --------------------------------------------------------------------------------------------------
+
+LONG = [*SMALL, "--total-timesteps", "300", "--eval-epsilon", "1", "--train-frequency", "60"]
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "line",
+    [
+        "({}; echo $? > {}) | head -1",
+        "({} 2>&1; echo $? > {}) | true",
+        "{} >&- 2>&- <&-; echo $? > {}",
+        "{} > /dev/full 2>&1; echo $? > {}",
+    ],
+    ids=["head", "closed at once", "none from the start", "a full disk"],
+)
+def test_a_run_outlives_its_output(line, tmp_path):
+    words = shlex.join(
+        [sys.executable, script.__file__, *LONG, "--run-dir", str(tmp_path / "runs")]
+    )
+    status = tmp_path / "status"
+    line = line.format(words, status)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert status.read_text() == "0\n", done
+    assert "Error" not in done.stderr
+    run = only_run(tmp_path / "runs")
+    assert json.loads((run / "result.json").read_text())["steps"] == 300
+    assert load_checkpoint(run)["counters"]["step"] == 300
+
+
+def on_terminal(words, hang_up):
+    """A process on a terminal of its own, which is closed once it trains. Its status."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if hang_up else None,
+    )  # fmt: skip
+    os.close(slave)
+    seen = b""
+    while b"results go to" not in seen:
+        seen += os.read(master, 1000)
+    time.sleep(0.5)
+    os.close(master)  # sends SIGHUP to the process whose terminal it is; all else is EIO
+    return process.wait(timeout=300)
+
+
+@interpreted
+@pytest.mark.parametrize(("hang_up", "status"), [(True, 130), (False, 0)])
+def test_a_terminal_that_is_gone_ends_no_run_without_a_checkpoint(hang_up, status, tmp_path):
+    words = [sys.executable, script.__file__, *LONG, "--total-timesteps", "3000", "--run-dir"]
+    assert on_terminal([*words, str(tmp_path)], hang_up) == status
+    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    assert result["interrupted"] == hang_up
+    assert load_checkpoint(only_run(tmp_path))["counters"]["step"] == result["steps"]
+
+
+def test_what_cannot_be_printed_is_dropped(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, *_):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+        flush = write
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with errors_in_one_line():
+        print("nobody reads this", flush=True)
+        progress.Progress(0, 10, 5).update(64, str)
+        warn("nor this")
+        with pytest.raises(SystemExit, match="3"):
+            fail("nor this", 3)
+
+
+def test_signals_end_a_run_and_nohup_is_kept(monkeypatch):
+    for first, ignored in ((signal.SIGHUP, True), (signal.SIGTERM, True), (signal.SIGINT, False)):
+        with StopSignal() as stop:
+            signal.raise_signal(first)
+        assert stop.asked
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            assert (signal.getsignal(number) == signal.SIG_IGN) == ignored
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGHUP)
+    assert not stop.asked
+
+
+# --------------------------------------------------------------------------------------------------
+# Arithmetic
+# --------------------------------------------------------------------------------------------------
+
+
+def test_denormals_are_flushed_before_anything_is_played(tmp_path, monkeypatch):
+    """Also where a run goes on: the episode under way is played again."""
+    found, reset = [], script.Game.reset
+
+    def resetting(game):
+        found.append(float(torch.tensor(1e-40) * 1))
+        return reset(game)
+
+    monkeypatch.setattr(script.Game, "reset", resetting)
+    for words in ((*SMALL, "--run-dir", tmp_path), ("--total-timesteps", "70", "--resume")):
+        words = words if "--run-dir" in words else (*words, only_run(tmp_path))
+        torch.set_flush_denormal(False)
+        assert command(script, *words) == 0
+    assert found
+    assert not any(found)
+
+
+def test_numpy_does_not_warn_of_flushed_denormals():
+    code = "import gbcore.run as gb; gb.flush_denormals(); import scipy.stats, matplotlib.pyplot"
+    run = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=False,
+                         capture_output=True, text=True)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_run_without_a_reward_says_so(tmp_path, capsys, monkeypatch):
+    step = script.Game.step
+
+    def without_reward(game, action):
+        obs, _, *ends = step(game, action)
+        return obs, 0.0, *ends
+
+    monkeypatch.setattr(script.Game, "step", without_reward)
+    assert command(script, *SMALL, "--run-dir", tmp_path) == 0
+    assert "No reward was seen in 60 steps" in capsys.readouterr().out
+
+
+def test_a_printed_command_quotes_its_path(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(script, "train", lambda args, run, *_: run.stop.__setattr__("asked", True))
+    assert command(script, *SMALL, "--run-dir", tmp_path / "my runs") == 130
+    assert f"--resume {shlex.quote(str(only_run(tmp_path / 'my runs')))}" in capsys.readouterr().out

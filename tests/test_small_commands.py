@@ -16,8 +16,10 @@ from folders import ROOT
 from output import read_rows
 from run_records import SUITES
 from runs import read_returns
+from test_dqn_scripts import make_learner
 from test_sweep import make_run
 
+import gb_dqn_minigrid as minigrid
 from gbcore import FrontierPlanner, Replay, TransitionGraph
 
 
@@ -162,6 +164,23 @@ def test_every_kernel_is_timed(capsys):
     timings.frontier(states=100, slices=3)
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert len(rows) == (1 + 5) + (1 + 1)
+
+
+def test_values_that_persist_reach_beyond_the_depth():
+    """States 0 to 9 in a chain with reward 1 at its end, two levels of which a target reads."""
+    learner = make_learner(minigrid, "MiniGrid-Empty-5x5-v0", depth=2, breadth=0)
+    shape = learner.graph.obs_shape
+    nodes = [learner.graph.node(np.full(shape, i, np.uint8)) for i in range(10)]
+    for i in range(9):
+        learner.replay.add(nodes[i], 2, float(i == 8), nodes[i + 1], i == 8)
+    for parameter in learner.target.parameters():
+        parameter.data.zero_()
+    batch, rng = learner.replay.batch_of(np.arange(9)), np.random.default_rng(0)
+    for _ in range(10):
+        _, targets = released_updates.persistent_graph(learner, batch, rng, False)
+    np.testing.assert_allclose(targets, 0.95 ** (8 - np.arange(9)), rtol=1e-5)
+    learner.update_target()
+    np.testing.assert_array_equal(learner.leaves.known, False)
 
 
 def test_a_released_return_goes_on_across_a_time_limit_to_its_last_row():

@@ -18,7 +18,7 @@ import pytest
 import run_records
 import sweep
 import tyro
-from conftest import jitted
+from conftest import jitted, write_checkpoint
 from folders import RESULTS, ROOT
 from run_records import SUITES, Records, finished_runs, flags_of, key_of
 from torch.utils.tensorboard import SummaryWriter
@@ -83,7 +83,7 @@ def test_where_and_how_a_run_is_computed_does_not_matter(flags):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"seed": 2}, {"backup": "tree"}, {"breadth": 0}, {"depth": 10}, {"persist_targets": True},
+        {"seed": 2}, {"backup": "tree"}, {"breadth": 0}, {"depth": 10}, {"prior": 0.5},
         {"learning_rate": 1e-4}, {"eval_episodes": 4}, {"total_timesteps": 5_000},
         {"env_id": "Empty-8x8"},
     ],
@@ -425,7 +425,7 @@ def test_the_live_table_keeps_its_width_without_a_row(tmp_path):
         (("--suites", "minigrid", "--overrides", "seed=9"), "seed is no override"),
         (("--suites", "minigrid", "--overrides", "save-model=true"), "save_model is no override"),
         (("--suites", "minigrid", "--overrides", "gamma=2"), "--gamma must be at least 0"),
-        (("--suites", "minigrid", "--variants", "persist_targets=2"), "--persist-targets"),
+        (("--suites", "minigrid", "--variants", "torch_deterministic=2"), "--torch-deterministic"),
         (("--suites", "minigrid", "--seeds", "-1"), "--seeds"),
         (("--suites", "minigrid", "--threads", "0"), "--threads"),
         (("--suites", "minigrid", "--gpus-per-run", "-1"), "--gpus-per-run"),
@@ -504,20 +504,17 @@ def test_a_run_is_tried_twice_again_and_then_given_up(tmp_path, capsys):
 def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
     """--resume ends with status 2; the run that is then begun anew is the one that is kept."""
     _, run = one_run(tmp_path)
-    state = run.folder / "old" / "checkpoint" / "state.json"
-    state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"content": {"counters": {"step": 5_000}}}))
-    (run.folder / "old" / "config.json").write_text("{}")
-    shutil.copytree(run.folder / "old", run.folder / "shorter")  # the last by name
-    state = run.folder / "shorter" / "checkpoint" / "state.json"
-    state.write_text(json.dumps({"content": {"counters": {"step": 1_000}}}))
+    for name, step in (("old", 5_000), ("shorter", 1_000)):  # the last by name
+        (run.folder / name).mkdir(parents=True)
+        (run.folder / name / "config.json").write_text("{}")
+        write_checkpoint(run.folder / name, {"counters": {"step": step}})
     commands = []
 
     def script(command, **_):
         commands.append(" ".join(map(str, command)))
         if "--resume" not in command:
             make_run(run.folder / "anew", env_id="Empty-8x8")
-            (run.folder / "anew" / "checkpoint").mkdir()
+            (run.folder / "anew" / "checkpoint.npz").touch()
         return SimpleNamespace(wait=lambda: 2 if "--resume" in command else 0)
 
     monkeypatch.setattr(subprocess, "Popen", script)
@@ -526,7 +523,7 @@ def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
     free = "--checkpoint-frequency 10000 --threads 1 --no-cuda"  # of this sweep, not the last
     goes_on = f"--resume {run.folder / 'old'} {free}"
     assert [goes_on in words for words in commands] == [True, False]
-    assert not (run.folder / "anew" / "checkpoint").exists()
+    assert not (run.folder / "anew" / "checkpoint.npz").exists()
     sweep.execute(run, 1, keep_checkpoints=False)  # it is finished
     assert len(commands) == 2
 
@@ -584,7 +581,7 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
         )  # fmt: skip
 
     first = start()
-    wait_until(lambda: list(runs.glob("*/*/checkpoint/state.json")))
+    wait_until(lambda: list(runs.glob("*/*/checkpoint.npz")))
     ((script, worker),) = processes_of(runs).items()
     os.kill(worker, signal.SIGKILL)  # the script ends with it, and is resumed by another
     wait_until(lambda: processes_of(runs).keys() - {script} and script not in processes_of(runs))
@@ -608,7 +605,7 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
     (row,) = Records(results).rows("minigrid").values()
     assert (row["seed"], row["steps"]) == ("1", "200000")
     assert len(list(runs.glob("*/*/config.json"))) == 1  # resumed, not begun anew
-    assert not list(runs.glob("*/*/checkpoint"))
+    assert not list(runs.glob("*/*/checkpoint.npz"))
     assert re.search(r"^minigrid MiniGrid-Empty-8x8-v0 graph eval_frequency=0 .* \(1\)$", out, re.M)
     assert f"python reproduce/report.py --results-dir {results}" in out
 

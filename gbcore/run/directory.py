@@ -1,7 +1,6 @@
 """RunDirectory: what a run leaves on disk, the same for every script."""
 
 import contextlib
-import csv
 import errno
 import fcntl
 import io
@@ -13,10 +12,14 @@ import re
 import subprocess
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from gbcore.graph import TransitionGraph
 
 LEFT_AT_THE_END = ("result.json", "model.pt", "graph.npz", "episode.mp4")
 OF_EVALUATIONS = ("global_step", "episode", "episodic_return", "episodic_length")
@@ -39,116 +42,96 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path, config, metric_names, resume_step=None, evaluated_step=None, lock=None
-    ):
+        self, path: str | Path, config: dict[str, Any], metric_names: Sequence[str],
+        resume_step: int | None = None, evaluated_step: int | None = None, lock: int | None = None,
+    ) -> None:  # fmt: skip
         from torch.utils.tensorboard import SummaryWriter  # 1 s that bad flags need not wait for
 
         self.path = Path(path)
         if resume_step is None:
             self.path = _make_folder(self.path)
-        self._lock = _lock(self.path) if lock is None else lock  # the folder is ours until we end
+        self._lock = lock_folder(self.path) if lock is None else lock  # ours until we end
         # What may be refused comes before anything in the folder is changed.
         of_metrics = ("global_step", *metric_names)
         metrics = _kept_rows(self.path / "metrics.csv", of_metrics, resume_step)
         evaluations = _kept_rows(self.path / "evaluations.csv", OF_EVALUATIONS, evaluated_step)
-        self.wandb = None
-        if config.get("track"):
-            import wandb
-
-            self.wandb = wandb.init(
-                project=config["wandb_project_name"], entity=config["wandb_entity"],
-                id=self.path.name, resume="allow", config=config, sync_tensorboard=True,
-            )  # fmt: skip
+        self._wandb = _begin_tracking(self.path, config) if config.get("track") else None
         for name in LEFT_AT_THE_END:  # those of an end before this one
             (self.path / name).unlink(missing_ok=True)
         self.write_json("config.json", config)
         # TensorBoard's thread raises what stopped it in our next call, and need not print it.
-        self._excepthook = threading.excepthook
-        threading.excepthook = _print_unless_os_error
+        self._excepthook, threading.excepthook = threading.excepthook, _print_unless_os_error
         self._writer = SummaryWriter(
             self.path, purge_step=None if resume_step is None else resume_step + 1
         )
-        rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
-        self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+        rows = "".join(f"|{key}|{value}|\n" for key, value in config.items())
+        rows = f"|param|value|\n|-|-|\n{rows}".encode(errors="replace").decode()
+        self._writer.add_text("hyperparameters", rows)
         self._metrics = _Table(self.path / "metrics.csv", of_metrics, metrics)
         self._evaluations = _Table(self.path / "evaluations.csv", OF_EVALUATIONS, evaluations)
 
-    def log(self, step, metrics):
+    def log(self, step: int, metrics: dict[str, float | None]) -> None:
         """One row of metrics.csv, and one TensorBoard scalar per metric that has a value."""
         self._metrics.write({"global_step": step, **metrics})
         for name, value in metrics.items():
             if value is not None and name not in EPISODE_METRICS:
                 self._writer.add_scalar(name, value, step)
 
-    def log_episode(self, step, episodic_return, episodic_length):
+    def log_episode(self, step: int, episodic_return: float, episodic_length: int) -> None:
         """Return and length of a training episode, to TensorBoard."""
         self._writer.add_scalar("charts/episodic_return", episodic_return, step)
         self._writer.add_scalar("charts/episodic_length", episodic_length, step)
 
-    def log_evaluation(self, step, returns, lengths):
+    def log_evaluation(self, step: int, returns: list[float], lengths: list[int]) -> None:
         """One row of evaluations.csv per episode, and their mean to TensorBoard."""
         for episode, measured in enumerate(zip(returns, lengths, strict=True)):
             row = dict(zip(OF_EVALUATIONS, (step, episode, *measured), strict=True))
             self._evaluations.write(row)
         self._writer.add_scalar("eval/episodic_return", sum(returns) / len(returns), step)
 
-    def write_json(self, name, content):
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a dict as indented JSON."""
-        with self.replacing(name) as new:
+        with replacing(self.path / name) as new:
             new.write_text(json.dumps(content, indent=2) + "\n")
 
-    def write_model(self, network, graph):
+    def write_model(self, network: torch.nn.Module, graph: TransitionGraph) -> None:
         """Write model.pt and graph.npz."""
         model = io.BytesIO()  # in memory first: on a full disk torch raises a bare RuntimeError
         torch.save(network.state_dict(), model)
-        with self.replacing("model.pt") as new:
+        with replacing(self.path / "model.pt") as new:
             new.write_bytes(model.getbuffer())
-        with self.replacing("graph.npz") as new:
+        with replacing(self.path / "graph.npz") as new:
             graph.save(new)
 
-    def replacing(self, name, unless=()):
-        """Context manager: a path to write a file of the run to, which gets its name if whole.
-
-        unless: kinds of exceptions that leave it unwritten and go no further.
-        """
-        return _replacing(self.path / name, unless)
-
-    def flush(self):
+    def flush(self) -> None:
         """Write out what is held back: TensorBoard's events; rows of tables never are."""
         self._writer.flush()
 
-    def close(self):
+    def close(self) -> None:
         """Flush and close every file."""
         try:
             self._metrics.close()
             self._evaluations.close()
             self._writer.close()
-            if self.wandb is not None:
-                self.wandb.finish()
+            if self._wandb is not None:
+                self._wandb.finish()
         finally:
             threading.excepthook = self._excepthook
             os.close(self._lock)
 
 
-@contextlib.contextmanager
-def lock_folder(path):
-    """Take a run's folder before its checkpoint is read: another process may still write there.
+def lock_folder(path: str | Path) -> int:
+    """Take a run's folder, before its checkpoint is read: another process may still write there.
 
-    As a context manager: what it gives is for RunDirectory, which then has the folder; an error in
-    the body gives it back.
+    Returns a descriptor that is closed to give the folder back.
 
     Raises:
-        OSError: if there is no such folder, or another process has it.
+        OSError: if there is no such folder, another process has it, or there are links in it,
+            which would lead what a run writes elsewhere.
     """
-    lock = _lock(path)
-    try:
-        yield lock
-    except BaseException:
-        os.close(lock)
-        raise
-
-
-def _lock(path):
+    links = sorted(entry.name for entry in os.scandir(path) if entry.is_symlink())
+    if links:
+        raise OSError(errno.ELOOP, f"{links[0]} in it is a link, and a run writes through none")
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,18 +153,32 @@ def _make_folder(path):
             return new
 
 
+def _begin_tracking(path, config):
+    import wandb
+
+    try:
+        return wandb.init(
+            project=config["wandb_project_name"], entity=config["wandb_entity"], id=path.name,
+            resume="allow", config=config, sync_tensorboard=True,
+        )  # fmt: skip
+    except Exception as error:  # no login, no network
+        with contextlib.suppress(OSError):
+            path.rmdir()  # of a new run
+        raise OSError(errno.EIO, f"wandb cannot begin: {error}") from error
+
+
 def _kept_rows(path, columns, last_step):
-    """Rows of a table up to a step, as dicts; none of a new run. OSError for other columns."""
+    """Rows of a table up to a step, as texts; none of a new run. OSError for other columns."""
     if last_step is None or not path.exists():
         return []
-    text = path.read_text(errors="replace")
-    whole = text[: text.rfind("\n") + 1]  # a full disk may have cut the last row
-    header, *rows = csv.reader(io.StringIO(whole, newline="")) if whole else [columns]
-    if tuple(header) != tuple(columns):
+    whole = path.read_text(errors="replace").rpartition("\n")[0]  # a full disk may cut the last
+    header, *rows = (whole or ",".join(columns)).split("\n")
+    if header != ",".join(columns):
         raise OSError(errno.EINVAL, f"{path.name} has other columns than this version's")
+    cells = [row.split(",") for row in rows]  # of numbers: none is quoted
     return [
-        dict(zip(columns, row, strict=True)) for row in rows
-        if len(row) == len(columns) and row[0].isdigit() and int(row[0]) <= last_step
+        row for row in cells
+        if len(row) == len(columns) and row[0].isdecimal() and float(row[0]) <= last_step
     ]  # fmt: skip
 
 
@@ -190,34 +187,31 @@ class _Table:
 
     def __init__(self, path, columns, rows):
         self._columns = columns
-        with _replacing(path) as new:
-            header = dict(zip(columns, columns, strict=True))
-            new.write_text("".join(self._line(row) for row in (header, *rows)))
+        with replacing(path) as new:
+            new.write_text("".join(",".join(row) + "\n" for row in (columns, *rows)))
         self._file = path.open("ab", buffering=0)
 
     def write(self, row):
-        row = {k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()}
-        rest = self._line(row).encode()
+        values = [row.get(name) for name in self._columns]
+        texts = [
+            f"{v:.9g}" if isinstance(v, float) else "" if v is None else str(v) for v in values
+        ]
+        rest = f"{','.join(texts)}\n".encode()
         while rest:  # a disk that fills up takes a part first, and then raises
             rest = rest[self._file.write(rest) :]
 
     def close(self):
         self._file.close()
 
-    def _line(self, row):
-        line = io.StringIO(newline="")
-        csv.DictWriter(line, self._columns, lineterminator="\n").writerow(row)
-        return line.getvalue()
-
 
 @contextlib.contextmanager
-def _replacing(path, unless=()):
+def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, in place of path: nobody ever sees half a file."""
     new = path.with_name("new." + path.name)  # writers of videos go by the ending
+    new.unlink(missing_ok=True)
     try:
-        with contextlib.suppress(unless):
-            yield new
-            new.replace(path)
+        yield new
+        new.replace(path)
     finally:
         new.unlink(missing_ok=True)
 
@@ -227,13 +221,13 @@ def _print_unless_os_error(failure):
         threading.__excepthook__(failure)
 
 
-def run_name(env_id, script, backup, seed):
+def run_name(env_id: str, script: str, backup: str, seed: int) -> str:
     """Folder name <env>__<script>__<backup>__<seed>__<time>; what is no part of a name is -."""
     env_id = re.sub(r"[^\w.-]", "-", env_id)
     return f"{env_id}__{script}__{backup}__{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def versions(*packages):
+def versions(*packages: str) -> dict[str, str | None]:
     """Versions of this code (its commit, where git knows), Python and packages, for result.json."""
     describe = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
     try:

@@ -3,15 +3,19 @@
 import contextlib
 import ctypes
 import errno
+import itertools
 import math
 import os
 import random
 import re
+import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +25,10 @@ from gbcore.graph import TransitionGraph
 from gbcore.graph_values import GraphValues
 from gbcore.leaf_table import LeafTable
 from gbcore.replay import PrioritizedReplay
-from gbcore.run.checkpoint import RandomStates, check_like, load_checkpoint, save_checkpoint
-from gbcore.run.directory import RunDirectory, lock_folder, run_name, versions
-from gbcore.run.flags import fail
-from gbcore.run.progress import Progress
+from gbcore.run.checkpoint import Part, RandomStates, check_like, load_checkpoint, save_checkpoint
+from gbcore.run.directory import RunDirectory, lock_folder, replacing, run_name, versions
+from gbcore.run.flags import RunFlags, fail
+from gbcore.run.progress import Progress, lasting_output
 from gbcore.targets import pair_q_values
 
 METRICS = (
@@ -43,6 +47,7 @@ class Counters:
     step: int = 0
     episodic_return: float = 0.0  # of the episode under way
     episodic_length: int = 0
+    rewarded: int = 0  # steps with a reward
     last_return: float | None = None  # of the last episode that ended
     last_length: int | None = None
     training_seconds: float = 0.0
@@ -51,23 +56,14 @@ class Counters:
     evaluations: list = field(default_factory=list)  # mean return of each
     evaluated_step: int = 0  # of the last evaluation
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
         return asdict(self)
 
-    def restore(self, saved):
-        """Go on from what `state` returned. ValueError for numbers that cannot be."""
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
         for name, value in saved.items():
             setattr(self, name, value)
-        steps = (self.episodic_length, self.evaluated_step, self.last_length or 0, self.logged[0])
-        if len(self.logged) != 4 or min(*steps, *self.logged) < 0 or max(steps) > self.step:
-            raise ValueError("Require counters >= 0, and none above the step")
-        if not 0 <= self.training_seconds <= 1e10 or self.logged[3] > 1e10:
-            raise ValueError("Require training to have taken less than 1e10 s")
-        if (self.last_return is None) != (self.last_length is None):
-            raise ValueError("Require return and length of the last episode, or neither")
-        if bool(self.evaluations) != (self.evaluated_step > 0):
-            raise ValueError("Require returns of evaluations, if and only if there was one")
 
 
 class Run:
@@ -101,33 +97,38 @@ class Run:
 
     Attributes:
         charts: values of the next row of metrics.csv that the loop knows: epsilon, loss, values.
-        stop: `stop.asked` becomes True at Ctrl-C or SIGTERM.
+        frontier: the part of that name, or None.
+        stop: `stop.asked` becomes True at Ctrl-C, SIGTERM or SIGHUP.
     """
 
-    def __init__(self, args, script, task, parts, rng, device, packages):
+    def __init__(
+        self, args: RunFlags, script: str, task: str, parts: Mapping[str, Part],
+        rng: np.random.Generator, device: torch.device, packages: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.args, self.task, self.device = args, task, device
         self.script = Path(script).resolve()
-        self.counters, self.charts = Counters(), dict.fromkeys(METRICS[3:6])
+        self.counters = Counters()
+        self.charts: dict[str, Any] = dict.fromkeys(METRICS[3:6])
         self.graph, self.learner, self.env = parts["graph"], parts["learner"], parts["env"]
-        self.frontier = parts.get("frontier")
-        self.parts = parts | {"random": RandomStates(rng, device), "counters": self.counters}
+        self.replay, self.frontier = parts["replay"], parts.get("frontier")
+        self.parts = {**parts, "random": RandomStates(rng, device), "counters": self.counters}
         self.versions = versions("numpy", "numba", "torch", *packages)  # files may change later
-        self._begin = self._clock = time.perf_counter()
-        self._progress, self.stop = None, StopSignal()
+        self._begin = self._clock = self._paused_at = time.perf_counter()
+        self.stop = StopSignal()
         compile_kernels(self.graph)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
         lock = self._restore() if args.resume else None
         self.directory = self._open_directory(lock)
+        self._progress = Progress(self.step, args.total_timesteps, args.learning_starts)
         print(f"{task}, {args.backup} backup, on {device}; results go to {self.directory.path}")
-        # Sparse rewards fill Adam's moments with denormals. Earlier, imports of NumPy would warn.
-        torch.set_flush_denormal(True)
 
-    def __enter__(self):
+    def __enter__(self) -> "Run":
         self.stop.__enter__()
         return self
 
     def __exit__(self, _, error, __):
         self.stop.__exit__()
+        self._progress.close()
         with contextlib.suppress(OSError):
             self.directory.close()
         path = str(self.directory.path)
@@ -145,17 +146,16 @@ class Run:
     # ----------------------------------------------------------------------------------------------
 
     @property
-    def step(self):
+    def step(self) -> int:
         """Number of steps made."""
         return self.counters.step
 
-    def steps(self):
+    def steps(self) -> Iterator[int]:
         """Yields the numbers of the steps that are left; logs and saves between two of them.
 
-        Ends early after Ctrl-C or SIGTERM. Leaves a checkpoint.
+        Ends early after Ctrl-C, SIGTERM or SIGHUP. Leaves a checkpoint.
         """
         args, counters = self.args, self.counters
-        self._progress = Progress(counters.step, args.total_timesteps, args.learning_starts)
         self._clock = time.perf_counter() - counters.training_seconds
         while counters.step < args.total_timesteps and not self.stop.asked:
             yield counters.step + 1
@@ -163,11 +163,7 @@ class Run:
             counters.training_seconds = time.perf_counter() - self._clock
             if self._is_due(args.log_frequency) or counters.step == args.total_timesteps:
                 self._log()
-                self._progress.warn_of_company(args.threads)
-                shown = "-" if counters.last_return is None else f"{counters.last_return:g}"
-                ratio = self.graph.novel_state_ratio
-                self._progress.note = f"return {shown}, states new {ratio:.1%}"
-            self._progress.update(counters.step)
+            self._progress.update(counters.step, self._note)
             if self._is_due(args.checkpoint_frequency):
                 begin = time.perf_counter()
                 self._save()
@@ -177,38 +173,39 @@ class Run:
         if self.evaluation_is_due() and not self.stop.asked:
             print(f"Evaluating {args.eval_episodes} episodes ...", flush=True)
 
-    def count(self, reward):
+    def count(self, reward: float) -> None:
         """A step gave a reward, the environment's own."""
         self.counters.episodic_return += reward
+        self.counters.rewarded += bool(reward)
         self.counters.episodic_length += 1
 
-    def end_episode(self):
+    def end_episode(self) -> None:
         """The episode under way is over: log it, and have replay and frontier begin another."""
         counters = self.counters
         counters.last_return = counters.episodic_return
         counters.last_length = counters.episodic_length
         self.directory.log_episode(counters.step + 1, counters.last_return, counters.last_length)
         counters.episodic_return, counters.episodic_length = 0.0, 0
-        self.parts["replay"].end_episode()
+        self.replay.end_episode()
         if self.frontier is not None:
             self.frontier.end_episode()
 
-    def evaluation_is_due(self):
+    def evaluation_is_due(self) -> bool:
         """Does --eval-frequency ask for an evaluation of the steps made, or are they all made?
 
         One that a signal cut short is due again. Until `log_evaluation`, no time is of training.
         """
-        self._paused_at, step = time.perf_counter(), self.counters.step
-        at_end = step >= self.args.total_timesteps
-        return step > self.counters.evaluated_step and bool(
-            at_end or self._is_due(self.args.eval_frequency)
-        )
+        self._paused_at = time.perf_counter()
+        at_end = self.step >= self.args.total_timesteps
+        is_due = at_end or self._is_due(self.args.eval_frequency)
+        return is_due and self.step > self.counters.evaluated_step
 
-    def log_evaluation(self, episodes):
+    def log_evaluation(self, episodes: tuple[list[float], list[int]] | None) -> None:
         """Log an evaluation: returns and lengths of its episodes, two lists.
 
         None, of one that was stopped, ends the program as `finish` ends an interrupted run.
         """
+        self.require_finite()
         if episodes is None:
             self._save()
             self._end_interrupted()
@@ -218,7 +215,9 @@ class Run:
         self.counters.evaluated_step = self.counters.step
         self._clock += time.perf_counter() - self._paused_at
 
-    def finish(self, score_of, **more):
+    def finish(
+        self, score_of: Callable[[list[float]], float], **more: Callable[[float], Any]
+    ) -> None:
         """Write what was learned and result.json; say how it went.
 
         score_of: function of the means of all evaluations that gives the score.
@@ -226,28 +225,34 @@ class Run:
 
         An interrupted run ends the program with status 130.
         """
-        counters = self.counters
-        if not counters.evaluated_step == counters.step >= self.args.total_timesteps:
+        if not self.counters.evaluated_step == self.step >= self.args.total_timesteps:
             self._end_interrupted()
-        score = score_of(counters.evaluations)
+        score = score_of(self.counters.evaluations)
         more = {name: value(score) for name, value in more.items()}
         told = [f"{name.replace('_', ' ')} {v:.3f}" for name, v in more.items() if v is not None]
         self._write_end(", ".join([f"score {score:g}", *told]), self.directory.path, score, **more)
         self.stop.__exit__()  # Ctrl-C ends at once what comes after it
 
-    def replacing(self, name):
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
         """Context manager: a path to write a file of a finished run to.
 
         The file gets its name when it is whole. Ctrl-C leaves the run without it.
         """
-        return self.directory.replacing(name, unless=KeyboardInterrupt)
+        with contextlib.suppress(KeyboardInterrupt), replacing(self.directory.path / name) as path:
+            yield path
 
     # ----------------------------------------------------------------------------------------------
     # Between two steps
     # ----------------------------------------------------------------------------------------------
 
     def _is_due(self, frequency):
-        return frequency and self.counters.step % frequency == 0
+        return frequency > 0 and self.step % frequency == 0
+
+    def _note(self):
+        last = self.counters.last_return
+        shown = "-" if last is None else f"{last:g}"
+        return f"return {shown}, states new {self.graph.novel_state_ratio:.1%}"
 
     def _log(self):
         counters, learner, graph = self.counters, self.learner, self.graph
@@ -270,7 +275,7 @@ class Run:
             counters.step, row if self.frontier is None else row | self.frontier.metrics()
         )
 
-    def require_finite(self):
+    def require_finite(self) -> None:
         """A network that learned NaN ends the run; its last checkpoint is from before."""
         for name, value in self.charts.items():
             self.charts[name] = None if value is None else float(value)
@@ -283,13 +288,13 @@ class Run:
                 )
 
     def _end_interrupted(self):
-        self._progress.close()
-        path = self.directory.path
+        path = shlex.quote(str(self.directory.path))
         self._write_end("interrupted", f"go on with --resume {path}", score=None)
         sys.exit(130)
 
     def _write_end(self, summary, hint, score, **more):
         args, counters = self.args, self.counters
+        self._progress.close()
         if args.save_model:
             self.directory.write_model(self.learner.online, self.graph)
         result = {
@@ -311,21 +316,26 @@ class Run:
             "versions": self.versions,
         }
         self.directory.write_json("result.json", result)
-        print(self._worth_of_graph())
+        if self.replay.size:
+            self._print_worth_of_graph()
+        if not counters.rewarded:
+            print(
+                f"No reward was seen in {counters.step} steps: is there one? What may find it: "
+                "--exploration frontier (docs/frontier.md), and more --total-timesteps"
+            )
         print(
             f"{self.task} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
             f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {hint}"
         )
 
-    def _worth_of_graph(self):
-        """One line: how often states come again, and how often a target has more than one path."""
-        rng, replay = np.random.default_rng(0), self.parts["replay"]
-        rows = rng.integers(max(replay.size, 1), size=256)
+    def _print_worth_of_graph(self):
+        """How often states come again, and how often a target has more than one path."""
+        rows = np.random.default_rng(0).integers(self.replay.size, size=256)
         several, depth = 0, min(self.args.depth, 10)  # nothing is sampled: deeper takes long
-        for node, action in zip(replay.node[rows], replay.action[rows], strict=True):
+        for node, action in zip(self.replay.node[rows], self.replay.action[rows], strict=True):
             subgraphs = self.graph.expand([node], [action], depth)
             several += (np.diff(subgraphs.level_outcomes) > 1).any()
-        return (
+        print(
             f"The graph: {1 - self.graph.novel_state_ratio:.1%} of the steps acted in a state "
             f"seen before; {several / len(rows):.1%} of the targets of depth {depth} "
             "have more than one path (docs/graphs.md says what that is worth)"
@@ -335,7 +345,7 @@ class Run:
     # Start, checkpoint, resume
     # ----------------------------------------------------------------------------------------------
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """The loop's own part of a checkpoint."""
         self.require_finite()
         return {"charts": dict(self.charts), "obs": np.ascontiguousarray(self.env.obs)}
@@ -348,29 +358,33 @@ class Run:
         """Take the checkpoint of args.resume. Returns the lock of its folder."""
         path = self.args.resume
         try:
-            with lock_folder(path) as lock:
-                found = load_checkpoint(path)
-                parts = self.parts | {"run": self}
-                check_like(found, {name: part.state() for name, part in parts.items()})
-                actions = found["env"].get("actions", ())
-                if not all(type(a) is int and 0 <= a < self.env.num_actions for a in actions):
-                    raise ValueError("Require the environment's own actions")
-                if found["counters"]["step"] > self.args.total_timesteps:
-                    raise ValueError("Require no step after the last one")
-                for name, part in self.parts.items():
-                    part.restore(found[name])
-                if not np.array_equal(self.env.obs, found["run"]["obs"]):
-                    raise ValueError(
-                        "the episode under way plays otherwise: other versions of the environment, "
-                        "or chance in it that reset(seed) does not govern"
-                    )
-                self.charts = found["run"]["charts"]
-        except MemoryError:
-            raise
-        except (OSError, ValueError) as error:
-            fail(f"cannot resume {path!r}: {error}")
-        except Exception as error:  # what the parts' own libraries raise
-            fail(f"cannot resume {path!r}: {error!r}")
+            lock = lock_folder(path)
+        except OSError as error:
+            fail(f"cannot resume {path!r}: {error.strerror}")
+        try:
+            found = load_checkpoint(path)
+            parts = self.parts | {"run": self}
+            check_like(found, {name: part.state() for name, part in parts.items()})
+            actions = found["env"].get("actions", ())
+            if not all(type(a) is int and 0 <= a < self.env.num_actions for a in actions):
+                raise ValueError("Require the environment's own actions")
+            if not 0 <= found["counters"]["step"] <= self.args.total_timesteps:
+                raise ValueError("Require no step after the last one")
+            for name, part in self.parts.items():
+                part.restore(found[name])
+            if not np.array_equal(self.env.obs, found["run"]["obs"]):
+                raise ValueError(
+                    "the episode under way plays otherwise: other versions of the environment, "
+                    "or chance in it that reset(seed) does not govern"
+                )
+            self.charts = found["run"]["charts"]
+        except BaseException as error:
+            os.close(lock)
+            if isinstance(error, (OSError, ValueError)):
+                fail(f"cannot resume {path!r}: {error}")
+            if isinstance(error, MemoryError) or not isinstance(error, Exception):
+                raise
+            fail(f"cannot resume {path!r}: {error!r}")  # what the parts' own libraries raise
         return lock
 
     def _open_directory(self, lock):
@@ -391,17 +405,23 @@ class Run:
 
 
 class StopSignal:
-    """Ctrl-C or SIGTERM, noted for the loop to end at a place of its choice.
+    """Ctrl-C, SIGTERM or SIGHUP, noted for the loop to end at a place of its choice.
 
-    As a context manager: `asked` becomes True at the first signal. A second Ctrl-C acts at once; a
-    second SIGTERM is ignored for good, since a sweep that ends sends one per thread of a worker.
+    As a context manager: `asked` becomes True at the first signal. A second Ctrl-C acts at once;
+    after SIGTERM or SIGHUP both are ignored for good, since a sweep that ends sends one per thread
+    of a worker. A run that began without SIGHUP, as with nohup, goes on without it.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __enter__(self):
+    def __init__(self) -> None:
         self.asked = False
-        self._previous = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        self._previous = {}
+
+    def __enter__(self) -> "StopSignal":
+        for number in self.SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_):
@@ -410,13 +430,14 @@ class StopSignal:
 
     def _note(self, number, _):
         self.asked = True
-        if number == signal.SIGTERM:
-            self._previous[number] = signal.SIG_IGN
+        if number != signal.SIGINT:
+            self._previous |= dict.fromkeys(self.SIGNALS[1:], signal.SIG_IGN)
         self.__exit__()
 
 
-def seed_everything(args):
+def seed_everything(args: RunFlags) -> tuple[np.random.Generator, torch.device]:
     """Seed Python and torch, set up torch. Returns the run's NumPy generator, torch's device."""
+    flush_denormals()
     random.seed(args.seed)
     torch.manual_seed(args.seed)
     if args.torch_deterministic:
@@ -432,6 +453,17 @@ def seed_everything(args):
     return np.random.default_rng(args.seed), torch.device("cuda" if on_gpu else "cpu")
 
 
+def flush_denormals() -> None:
+    """Set the arithmetic of this process: before anything is played, evaluated or restored.
+
+    Sparse rewards fill Adam's moments with denormals, which are slow. An environment in float32
+    with friction has other states with them than without.
+    """
+    for dtype in (np.float16, np.float32, np.float64, np.longdouble):
+        np.finfo(dtype)  # found and kept with denormals: without, imports of NumPy's would warn
+    torch.set_flush_denormal(True)
+
+
 def _quickest_threads():
     """Threads for the cores that are really free: all, at most 8, or half as many, and so on.
 
@@ -439,15 +471,14 @@ def _quickest_threads():
     is then many times quicker than two. More threads are taken where they save a tenth or more.
     """
     images, weight = torch.zeros(48, 32, 20, 20), torch.zeros(64, 32, 4, 4, requires_grad=True)
-    seconds, numbers = {}, [min(len(os.sched_getaffinity(0)), 8)]
-    while numbers[-1] > 1:
-        numbers.append(numbers[-1] // 2)
-    for number in [*numbers, *numbers] * 4:
+    most = min(len(os.sched_getaffinity(0)), 8)
+    seconds = {most >> i: [] for i in range(most.bit_length())}
+    for number in [*seconds, *seconds] * 4:
         torch.set_num_threads(number)
         begin = time.perf_counter()
         for _ in range(8):
             torch.nn.functional.conv2d(images, weight, stride=2).sum().backward()
-        seconds.setdefault(number, []).append(time.perf_counter() - begin)
+        seconds[number].append(time.perf_counter() - begin)
     median = {number: np.median(times) for number, times in seconds.items()}
     return next(n for n in sorted(median) if 0.9 * median[n] <= min(median.values()))
 
@@ -461,42 +492,39 @@ def _keep_freed_memory():
         mallopt(m_trim_threshold, 2**30)
 
 
-def compile_kernels(graph):
+def compile_kernels(graph: TransitionGraph) -> None:
     """Compile the kernels of a step on a toy graph of the same kind, before the clock starts."""
-    start = time.perf_counter()
+    start, rng = time.perf_counter(), np.random.default_rng(0)
     print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
-    rng = np.random.default_rng(0)
-    toy = TransitionGraph(
-        graph.num_actions, graph.obs_shape, graph.obs_dtype, frame_stack=graph.frame_stack
-    )
+    kind = graph.num_actions, graph.obs_shape, graph.obs_dtype
+    toy = TransitionGraph(*kind, frame_stack=graph.frame_stack)
     frontier, replay = FrontierEpisodes(toy), PrioritizedReplay(toy, 3, 1.0)
     nodes = [toy.node(np.full(graph.obs_shape, i, graph.obs_dtype)) for i in range(2)]
     for i in range(4):
         replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False)
         frontier.act(nodes[1 - i % 2], rng)
     frontier.metrics()
-    batch = replay.sample(2, rng, 1.0)
-    for source in ("trajectory", "graph"):
-        subgraphs = replay.subgraphs(batch, source, 3, 1, rng)
-        leaf_q = np.zeros((len(subgraphs.nodes), graph.num_actions), np.float32)
-        for rule in ("greedy", "behaviour"):
-            pair_q_values(subgraphs, leaf_q, 0.5, rule)
     leaves = LeafTable(toy, lambda obs: np.zeros((len(obs), toy.num_actions), np.float32))
-    values = GraphValues(toy, leaves, 0.5)
+    batch, values = replay.sample(2, rng, 1.0), GraphValues(toy, leaves, 0.5)
     values.update()
     values.targets(batch.nodes, batch.actions)
     values.actions(batch.nodes)
+    for source, rule in itertools.product(("trajectory", "graph"), ("greedy", "behaviour")):
+        subgraphs = replay.subgraphs(batch, source, 3, 1, rng)
+        pair_q_values(subgraphs, leaves.values(subgraphs.nodes), 0.5, rule)
     print(f"{time.perf_counter() - start:.1f} s")
 
 
 @contextlib.contextmanager
-def errors_in_one_line():
-    """Around a script's main: what no step can mend ends it with one line."""
+def errors_in_one_line() -> Iterator[None]:
+    """Around a script's main: what no step can mend ends it with one line; see lasting_output."""
 
     def interrupted(*_):
         print("\ninterrupted before the run began: nothing was written", file=sys.stderr)
         os._exit(130)  # Numba, while it compiles, takes an exception for one of its own
 
+    output = contextlib.ExitStack()
+    output.enter_context(lasting_output())
     previous = signal.signal(signal.SIGINT, interrupted)
     try:
         yield
@@ -510,3 +538,4 @@ def errors_in_one_line():
         fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
     finally:
         signal.signal(signal.SIGINT, previous)
+        output.close()
