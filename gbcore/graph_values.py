@@ -1,14 +1,15 @@
 """GraphValues: the nested backup of `targets.py` over the whole graph, at no depth cut off."""
 
-import weakref
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from gbcore import value_kernels
-from gbcore.graph import TransitionGraph, as_indices
-from gbcore.interner import Rows, check_array
+from gbcore.arrays import Rows, as_indices, check_array, grown, refuse_shallow_copy
+from gbcore.graph import TransitionGraph
 from gbcore.kernels import FREED
 from gbcore.leaf_table import UNKNOWN, LeafTable
 
@@ -18,7 +19,22 @@ RENEWED = 30_000  # nodes whose leaf values a `renew` evaluates, in turn; of few
 TOLERANCE = 1e-5  # change of a value, relative to the largest one, that is not followed
 BACKUPS = 5_000_000  # of one convergence at most, and 20 per node; updates go on with what is left
 
-Network = Callable[[np.ndarray], np.ndarray]  # observations [n, *obs_shape] -> actions int64 [n]
+Actions = NDArray[np.int64]
+Network = Callable[[NDArray[Any]], Actions]  # observations [n, *obs_shape] -> actions [n]
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def locked(method: Method) -> Method:
+    """A method that other threads on the same graph wait for."""
+
+    @functools.wraps(method)
+    def call(self, *args, **kwargs):
+        with self.graph.lock:
+            return method(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 class GraphValues:
@@ -40,7 +56,8 @@ class GraphValues:
     The network's guesses at pairs never seen are optimism: they draw training to what was not
     tried, which corrects them. An evaluation corrects nothing, and acts on `seen_policy`.
 
-    A copy, also by pickle, has a graph and leaves of its own. One thread at a time.
+    Threads wait for each other, as those of the graph. `copy.deepcopy` and pickle copy graph and
+    leaves, too, unless they are copied together.
 
     Args:
         graph: the TransitionGraph.
@@ -61,29 +78,26 @@ class GraphValues:
             raise ValueError(f"Require 0 <= prior < inf, got {prior}")
         if leaves.graph is not graph:
             raise ValueError("Require the leaf table of this graph, got one of another")
-        self.graph, self.leaves, self.gamma, self.prior = graph, leaves, float(gamma), float(prior)
-        self._value = np.zeros(1024)
-        self._generation = np.full(1024, UNKNOWN, np.int64)  # of the id, since it has a value
+        self.graph: TransitionGraph = graph
+        self.leaves: LeafTable = leaves
+        self.gamma: float = float(gamma)
+        self.prior: float = float(prior)
+        self._value = np.zeros(0)
+        self._generation = np.zeros(0, np.int64)  # of the id, since it has a value
         self._q = np.empty(graph.num_actions)  # scratch
         self._next = 0  # the id that the sweeps go on below
         self._renewed = 0  # the id that `renew` goes on from
-        self._watch()
-        self._enter(self._nodes())
-        self._settle(self._value, self._nodes())
+        with graph.lock:
+            self._changes = graph.watch()  # pairs of nodes, since they were last followed
+            self._enter(self._nodes())
+            self._settle(self._value, self._nodes())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_changes": list(self._changes)}
+    __copy__ = refuse_shallow_copy
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        waiting = self._changes
-        self._watch()
-        self._changes.extend(waiting)
+    def __repr__(self) -> str:
+        return f"GraphValues({self.graph.num_nodes:,} nodes, {len(self._changes):,} changes wait)"
 
-    def _watch(self):
-        self._changes = self.graph.watch()  # pairs of nodes, since the last time they were followed
-        weakref.finalize(self, self.graph.unwatch, self._changes)
-
+    @locked
     def update(self) -> None:
         """Follow what changed in the graph, and back up SWEPT further nodes."""
         changed = self._changed()
@@ -96,6 +110,7 @@ class GraphValues:
             self._sweep(ids)
             self._next = int(ids[-1])
 
+    @locked
     def renew(self) -> None:
         """The network has changed: evaluate leaf values anew, and back up until values hold.
 
@@ -114,7 +129,8 @@ class GraphValues:
         self._changes.clear()
         self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
 
-    def values(self, nodes: np.ndarray) -> np.ndarray:
+    @locked
+    def values(self, nodes: ArrayLike) -> NDArray[np.float64]:
         """V(s) of node ids int64 [n], as of the last update: float64 [n].
 
         Raises:
@@ -124,7 +140,8 @@ class GraphValues:
         self._require_followed(nodes := as_indices("nodes", nodes), self._has_value)
         return self._value[nodes]
 
-    def targets(self, nodes: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    @locked
+    def targets(self, nodes: ArrayLike, actions: ArrayLike) -> NDArray[np.float32]:
         """Q(s, a) of pairs [B], the prior left out, as at the roots of `q_targets`: float32 [B].
 
         Raises as `values`, and ValueError for a node whose transitions changed since the update,
@@ -143,7 +160,8 @@ class GraphValues:
         )  # fmt: skip
         return targets
 
-    def actions(self, nodes: np.ndarray) -> np.ndarray:
+    @locked
+    def actions(self, nodes: ArrayLike) -> Actions:
         """argmax_a Q(s, a) of what `graph.find` returned: int64 [n].
 
         -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
@@ -153,9 +171,10 @@ class GraphValues:
         self.graph.require_nodes(nodes[nodes >= 0])
         return self._choose(nodes)
 
+    @locked
     def act(
-        self, obs: np.ndarray, otherwise: Network, keys: np.ndarray | None = None
-    ) -> np.ndarray:
+        self, obs: NDArray[Any], otherwise: Network, keys: NDArray[Any] | None = None
+    ) -> Actions:
         """Greedy actions int64 [n] for observations [n, *obs_shape], as training acts.
 
         Args:
@@ -164,7 +183,8 @@ class GraphValues:
         """
         return self._complete(self._choose(self._find(obs, keys)), obs, otherwise)
 
-    def seen_policy(self, otherwise: Network) -> Callable[..., np.ndarray]:
+    @locked
+    def seen_policy(self, otherwise: Network) -> Callable[..., Actions]:
         """The policy that is greedy among what was really seen: function of (obs, keys=None).
 
         V(s) is the maximum over tried actions alone, and the network's where nothing was tried.
@@ -187,13 +207,14 @@ class GraphValues:
         chosen[nodes] = self._best(nodes, value, q, tried_only=True)
         generations = self.graph.generations.copy()
 
-        def policy(obs, keys=None):
-            found = self._find(obs, keys)
-            known = (found >= 0) & (found < n)
-            known[known] = generations[found[known]] == self.graph.generations[found[known]]
-            actions = np.full(len(found), -1, np.int64)
-            actions[known] = chosen[found[known]]
-            return self._complete(actions, obs, otherwise)
+        def policy(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> Actions:
+            with self.graph.lock:
+                found = self._find(obs, keys)
+                known = (found >= 0) & (found < n)
+                known[known] = generations[found[known]] == self.graph.generations[found[known]]
+                actions = np.full(len(found), -1, np.int64)
+                actions[known] = chosen[found[known]]
+                return self._complete(actions, obs, otherwise)
 
         return policy
 
@@ -225,6 +246,7 @@ class GraphValues:
     # Storage
     # ----------------------------------------------------------------------------------------------
 
+    @locked
     def state(self) -> dict[str, Any]:
         """What `restore` takes back, with the same further behaviour; some are views."""
         self._make_room()
@@ -234,6 +256,7 @@ class GraphValues:
         waiting = Rows(pairs=waiting)
         return {"rows": rows, "waiting": waiting, "next": self._next, "renewed": self._renewed}
 
+    @locked
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
@@ -321,7 +344,5 @@ class GraphValues:
         )  # fmt: skip
 
     def _make_room(self):
-        more = len(self.graph.arrays.degree) - len(self._value)
-        if more > 0:
-            self._value = np.pad(self._value, (0, more))
-            self._generation = np.pad(self._generation, (0, more), constant_values=UNKNOWN)
+        self._value = grown(self._value, self.graph.capacity)
+        self._generation = grown(self._generation, self.graph.capacity, UNKNOWN)

@@ -1,6 +1,8 @@
 """GraphValues: value iteration on the data, kept up to date while the graph changes."""
 
+import copy
 import gc
+import pickle
 
 import naive
 import numpy as np
@@ -371,6 +373,42 @@ def test_a_change_waits_until_it_was_followed():
     values.update()
     assert values.targets([nodes[0]], [1]).tolist() == [5.0]
     assert values.actions(nodes[:1]).tolist() == [1]
+
+
+def copied(values):
+    return copy.deepcopy(values)
+
+
+def pickled(values):
+    values.leaves.evaluate = leaf_of  # a function that can be pickled
+    return pickle.loads(pickle.dumps(values))
+
+
+@pytest.mark.parametrize("copy_of", [copied, pickled])
+def test_a_copy_goes_on_by_itself(copy_of):
+    graph, replay, table = graph_that_forgets()
+    values, rng = GraphValues(graph, table, 0.9), np.random.default_rng(6)
+    list(walk(replay, values, rng, 202, every=5))
+    twin = copy_of(values)
+    assert twin.graph is twin.leaves.graph is not graph
+    assert twin.state()["waiting"]["pairs"].tolist() == values.state()["waiting"]["pairs"].tolist()
+    for of in (values, twin):
+        node = of.graph.node(np.array([12345]))
+        of.graph.add(node, 0, 50.0, node, True)
+        of.update()
+        assert of.targets([node], [0]).tolist() == [50.0]
+    nodes = np.unique(replay.node)
+    assert np.array_equal(values.values(nodes), twin.values(nodes))
+    graph.add(int(nodes[0]), 1, 999.0, int(nodes[0]), True)
+    values.update()
+    assert values.values(nodes[:1]) == 999.0
+    assert twin.values(nodes[:1]) < 999.0
+    other = twin.graph
+    del twin, of
+    gc.collect()
+    node = other.node(np.array([0]))
+    other.add(node, 0, 0.0, node, True)
+    assert not other._watchers
 
 
 def test_large_rewards_do_not_overflow_where_their_mean_does_not():
