@@ -26,7 +26,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import ROOT, fail, read_rows
+from output import ROOT, fail, lasting_output, read_rows
 
 from gbcore.run import load_checkpoint
 
@@ -164,6 +164,7 @@ def kill_runs(script, flags, moments, folder, rng):
     return differences, kills
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if args.kills < 1:

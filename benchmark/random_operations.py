@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from naive import NaiveGraph, Oracle, Scalars
-from output import fail
+from output import fail, lasting_output
 
 from gbcore import FrontierPlanner, TransitionGraph, q_targets
 
@@ -132,6 +132,7 @@ class Twins:
         self.largest = max(self.largest, self.graph.num_edges)
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if min(args.states, args.wave, args.check_frequency) < 1:

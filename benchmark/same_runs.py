@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import tyro
 from kill_and_resume import as_bytes
-from output import ROOT, read_rows
+from output import ROOT, lasting_output, read_rows
 
 FLAGS = {
     "gb_dqn_minigrid": "--env-id DoorKey-5x5 --total-timesteps 3000 --learning-starts 500",
@@ -58,6 +58,7 @@ def run_of(root, script, flags, folder):
         }
 
 
+@lasting_output()
 def main():
     args, failed = tyro.cli(Args, description=__doc__), False
     for script, *choice in itertools.product(args.scripts, args.backups, args.explorations):

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it
 
 from gbcore import TransitionGraph
 from gbcore.offline import COLUMNS, follow, read_transitions, solve_tried
-from gbcore.run import fail, play_episodes
+from gbcore.run import fail, lasting_output, play_episodes
 
 
 @dataclass
@@ -72,6 +72,7 @@ def read(args, env):
     return graph, nodes[np.append(0, cuts)], np.split(rewards, cuts)
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     rng = np.random.default_rng(args.seed)

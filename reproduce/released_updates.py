@@ -32,7 +32,7 @@ import numpy as np
 import tyro
 from folders import RESULTS
 from numba import njit
-from output import fail, read_rows, write_rows
+from output import fail, lasting_output, read_rows, write_rows
 from run_records import SUITES, measurements, script_of
 from runs import run_folders, words_of
 
@@ -170,6 +170,7 @@ def measure(about):
     return about | {name: measured[name] for name in COLUMNS if name not in about}
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if (args.backup, args.update) not in UPDATES:

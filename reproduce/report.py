@@ -17,7 +17,7 @@ import numpy as np
 import report_figures
 import tyro
 from folders import RESULTS, ROOT
-from output import fail, markdown
+from output import fail, lasting_output, markdown
 from run_records import script_of
 from tables import (
     ATARI,
@@ -260,6 +260,7 @@ def write_report(protocols, folder):
     return folder / "report.md"
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     try:

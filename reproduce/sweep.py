@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple
 import run_records
 import tyro
 from folders import RESULTS, ROOT
-from output import fail, warn
+from output import fail, lasting_output, warn
 from run_records import SUITES, Key, Records, flags_of, key_of
 from runs import words_of
 
@@ -414,6 +414,7 @@ def make_runs(args, records, grid, todo):
     return sweep.given_up
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     check_args(args)

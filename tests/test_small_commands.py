@@ -1,6 +1,7 @@
 """The small commands behind single figures and pictures, on small input."""
 
 import json
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -140,6 +141,17 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
         *warned, line = capsys.readouterr().err.splitlines()
         assert named in line
         assert warned == [f"warning: no run in {empty}"] * (words[0] == empty)
+
+
+@pytest.mark.parametrize("folder", ["tools", "reproduce", "benchmark", "examples"])
+def test_commands_outlive_their_output(folder):
+    for path in (ROOT / folder).glob("*.py"):
+        text = path.read_text()
+        if "tyro.cli(Args" in text:
+            assert "\n@lasting_output()\ndef main():\n" in text, path
+    command = f"({sys.executable} {ROOT}/tools/evaluate.py --help; echo $? >&2) | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == "0\n"
 
 
 @jitted

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
-from output import fail
+from output import fail, lasting_output
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
@@ -107,6 +107,7 @@ def check(args):
         yield "memory", f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB", True
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if args.device == "cuda" and not torch.cuda.is_available():

@@ -25,7 +25,7 @@ import measures
 import numpy as np
 import recorded
 import tyro
-from output import fail
+from output import fail, lasting_output
 from picture import cm, collections, colors, plt, wrapped, write_figure
 from PIL import Image
 
@@ -249,6 +249,7 @@ def describe(run):
         yield f"  {low} to {high} steps from the start: {share:.1%} of {number:,} states"
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if args.max_states < 1:

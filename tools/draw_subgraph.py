@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import recorded
 import tyro
-from output import fail
+from output import fail, lasting_output
 from picture import draw_arrow, plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
@@ -180,6 +180,7 @@ def root_of(run, args, rng):
     return args.state, names.index(args.action), None
 
 
+@lasting_output()
 def main():
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of | head
     args = tyro.cli(Args, description=__doc__)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import recorded
 import tyro
-from output import fail
+from output import fail, lasting_output
 from scipy import stats
 
 
@@ -39,6 +39,7 @@ def play(run, episodes, epsilon, seed):
     return *played, lambda path: run.module.record_video(args, run.task, policy, seeds[1], path)
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if args.episodes < 1 or args.seed < 0:

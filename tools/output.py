@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # gbcore and the scripts, for all that import this module
 
-from gbcore.run.flags import fail, warn  # noqa: E402, F401
+from gbcore.run import fail, lasting_output, warn  # noqa: E402, F401
 
 
 def read_rows(path):

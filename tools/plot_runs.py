@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from output import fail, warn
+from output import fail, lasting_output, warn
 from picture import plt, wrapped, write_figure
 from runs import WITHOUT_EFFECT, band, read_config, read_returns, run_folders, standard_error
 
@@ -74,6 +74,7 @@ def curve_of(seeds):
     return steps, mean, np.asarray(error)
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     settings = read_settings(args.runs)

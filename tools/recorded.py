@@ -25,7 +25,7 @@ from runs import read_config
 from scipy import sparse
 
 from gbcore import Replay, TransitionGraph
-from gbcore.run import load_checkpoint
+from gbcore.run import flush_denormals, load_checkpoint
 
 COLUMNS = Replay.COLUMNS
 ACTIONS = {
@@ -203,6 +203,7 @@ def load_graph(path):
 
 def load_script(script):
     """The module of a script: a path, or the name of one of the repository."""
+    flush_denormals()  # as in its runs, for what is played and evaluated
     here = ROOT / f"{str(script).removesuffix('.py')}.py"
     path = here if here.is_file() else Path(script).resolve()
     if not path.is_file():

@@ -23,7 +23,7 @@ from statistics import median
 import numpy as np
 import torch
 import tyro
-from output import fail, markdown, read_rows, write_rows
+from output import fail, lasting_output, markdown, read_rows, write_rows
 from recorded import load_script
 from runs import words_of
 
@@ -153,6 +153,7 @@ def short(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if min(args.turns, args.parallel, len(args.backups), len(args.variants)) < 1:

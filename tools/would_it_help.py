@@ -21,7 +21,7 @@ import numpy as np
 import play
 import recorded
 import tyro
-from output import fail
+from output import fail, lasting_output
 
 from gbcore.run.environment import rounded
 
@@ -302,6 +302,7 @@ def report(name, by_key, played=None):
         yield f"try: {command(by_key[best], suite, task, more, flags.get(best))}"
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
