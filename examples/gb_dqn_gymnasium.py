@@ -20,14 +20,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
 import gbcore.run as gb
-from gbcore import (
-    FrontierEpisodes,
-    GraphValues,
-    LeafTable,
-    Replay,
-    TransitionGraph,
-    pair_q_values,
-)
+from gbcore import FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph, pair_q_values
 from gbcore.run.environment import GymnasiumTask
 from gbcore.run.environment import gymnasium_id as task_of
 
@@ -47,9 +40,7 @@ class Args(gb.RunFlags):
     env_id: str = "FrozenLake-v1"  # also module:Id-v0, of a module in the current folder
     env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
     time_limit: gb.Count | None = None  # steps of an episode at most; else its own, or 1,000
-    round: Annotated[int, (-9, 9)] | None = (
-        None  # observations equal to so many decimals are one state
-    )
+    round: Annotated[int, (-9, 9)] | None = None  # states are told apart by so many decimals
     key_last_action: bool = False  # the last action is part of a state
     total_timesteps: gb.Count = 20_000  # environment steps
     learning_rate: gb.Scale = 1e-3  # step size of Adam
@@ -67,9 +58,7 @@ class Args(gb.RunFlags):
     act_on: Literal["graph", "network"] | None = None  # what is greedy; whole-graph: graph
     depth: gb.Count = 5  # nested backups per target; one-step always takes 1
     breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all
-    prior: Annotated[float, (0, 1e9)] = (
-        0.0  # the network's value counts as so many observations of a nested pair
-    )
+    prior: Annotated[float, (0, 1e9)] = 0.0  # observations that the network's value counts as
     eval_episodes: gb.Count = 20  # episodes of each evaluation
     eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
     eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
@@ -87,8 +76,7 @@ class Args(gb.RunFlags):
             self.learning_starts = 0 if is_whole else 1_000
         if self.exploration_steps is None:
             self.exploration_steps = 2_000 if is_whole else 5_000
-        if self.act_on is None:
-            self.act_on = "graph" if is_whole else "network"
+        self.act_on = self.act_on or ("graph" if is_whole else "network")
 
 
 class QNetwork(nn.Module):
@@ -97,24 +85,21 @@ class QNetwork(nn.Module):
     def __init__(self, args, obs_shape, num_actions):
         super().__init__()
         self.register_buffer("scale", torch.ones(obs_shape))  # observations are divided by it
-        self.is_image, layers = len(obs_shape) == 3, []
-        self.channels_last = self.is_image and obs_shape[2] < obs_shape[0]
-        if self.is_image:
+        self.channels_last = len(obs_shape) == 3 and obs_shape[2] < obs_shape[0]
+        layers, size = [], int(np.prod(obs_shape))
+        if len(obs_shape) == 3:
             channels, *sides = np.roll(obs_shape, 1) if self.channels_last else obs_shape
             while not layers or max(sides) > 10:
                 layers += [nn.Conv2d(int(channels), 32, 3, stride=2, padding=1), nn.ReLU()]
                 channels, sides = 32, [-(-side // 2) for side in sides]
-        layers.append(nn.Flatten())
-        size = nn.Sequential(*layers)(self.channels_first(self.scale[None])).shape[1]
-        layers += [nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+            size = int(channels * np.prod(sides))
+        layers += [nn.Flatten(), nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(128, num_actions))
-
-    def channels_first(self, obs):
-        return obs.permute(0, 3, 1, 2) if self.channels_last else obs
 
     def forward(self, obs):
         """Any dtype [B, *obs_shape] -> values float32 [B, num_actions]."""
-        return self.layers(self.channels_first(obs.float() / self.scale))
+        obs = obs.float() / self.scale
+        return self.layers(obs.permute(0, 3, 1, 2) if self.channels_last else obs)
 
     values = forward
 
@@ -162,7 +147,8 @@ class Learner(gb.LearnerState):
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over the target network's values of leaves."""
-        if self.args.backup == "whole-graph":
+        if self.graph_values is not None:
+            self.graph_values.update()
             return self.graph_values.targets(batch.nodes, batch.actions)
         source, rule = BACKUPS[self.args.backup]
         depth = 1 if self.args.backup == "one-step" else self.args.depth
@@ -173,8 +159,6 @@ class Learner(gb.LearnerState):
 
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
-        if self.graph_values is not None:
-            self.graph_values.update()
         targets = torch.from_numpy(self.targets(batch, rng)).to(self.device)
         obs = torch.from_numpy(self.replay.observations(batch)).to(self.device)
         actions = torch.from_numpy(batch.actions).to(self.device)
@@ -267,7 +251,7 @@ def main():
         train(args, run, env, learner, rng)
         if run.evaluation_is_due():
             seed, number = [args.seed, run.step], args.eval_episodes
-            run.log_evaluation(evaluate(args, env_id, learner.policy(), seed, number, run.stop))
+            run.log_evaluation(evaluate(args, run.task, learner.policy(), seed, number, run.stop))
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
         if args.capture_video:
             seed = [args.seed, args.total_timesteps, 1]

@@ -85,6 +85,9 @@ def test_a_model_and_its_replay_are_saved_and_go_on(tmp_path):
     other = GraphDQN.load(tmp_path / "at_96_steps", env=model.env)
     assert (other.depth, other.breadth) == (3, 20)
     other.load_replay_buffer(tmp_path / "at_replay_buffer_96_steps")
+    nodes, seen = other.replay_buffer.nodes, other.replay_buffer.observations
+    found = [other.replay_buffer.graph.find(obs, tenths(obs)) for obs in seen[:, 0]]
+    assert found == nodes[0, :, 0].tolist()
     other.learn(64, reset_num_timesteps=False)
     assert other.replay_buffer.graph.check_valid() == []
     assert other.leaves.graph is other.replay_buffer.graph
