@@ -28,7 +28,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args, get_type_hints
 
 import run_records
 import tyro
@@ -50,7 +50,7 @@ class Args:
     tasks: tuple[str, ...] = ()
     """only these tasks of the suites"""
     backups: tuple[str, ...] = ("graph", "tree", "n-step", "one-step")
-    """the bootstrap targets: names in the BACKUPS of the suites' scripts"""
+    """the bootstrap targets: what --backup of the suites' scripts takes"""
     variants: tuple[str, ...] = ("default",)
     """settings that are run besides each other, as in: default breadth=0 exploration=frontier"""
     episode_seeds: tuple[Literal["fresh", "fixed"], ...] = ("fresh",)
@@ -107,8 +107,9 @@ def check_args(args):
             "--seeds >= 0"
         )
     for suite, backup in itertools.product(args.suites, args.backups):
-        if backup not in (known := run_records.script_of(suite).BACKUPS):
-            fail(f"--backups {backup!r} is none of {', '.join(known)}, the BACKUPS of {suite}")
+        known = get_args(get_type_hints(run_records.script_of(suite).Args)["backup"])
+        if backup not in known:
+            fail(f"--backups {backup!r} is none that {suite} has: {', '.join(known)}")
     if args.collect_only and not args.run_dir.is_dir():
         fail(f"--run-dir {str(args.run_dir)!r} is no folder")
 
