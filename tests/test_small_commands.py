@@ -270,16 +270,15 @@ def test_a_released_graph_level_draws_transitions_in_proportion_to_counts():
 
 @jitted
 @pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize("backup", ["n-step", "graph"])
-def test_a_script_runs_with_the_released_update(monkeypatch, backup):
+@pytest.mark.parametrize("change", released_updates.UPDATES)
+def test_a_script_runs_with_the_released_update(monkeypatch, change):
     short = {name: suite._replace(total_timesteps=2_000) for name, suite in SUITES.items()}
     monkeypatch.setattr(released_updates, "SUITES", short)
-    moved, update = [], released_updates.UPDATES[backup]
-    monkeypatch.setitem(
-        released_updates.UPDATES, backup, lambda *args: moved.append(args) or update(*args)
-    )
-    about = {"suite": "minatar", "task": "freeway", "backup": backup, "depth": "5", "seed": "1",
-             "update": "released", "episode_seed": "fixed"}  # fmt: skip
+    moved, update = [], released_updates.UPDATES[change]
+    spied = lambda *args: moved.append(args) or update(*args)  # noqa: E731
+    monkeypatch.setitem(released_updates.UPDATES, change, spied)
+    about = {"suite": "minatar", "task": "freeway", "depth": "5", "seed": "1"}
+    about |= {"episode_seed": "fixed", "backup": change[0], "update": change[1]}
     row = released_updates.measure(about)
     assert list(released_updates.COLUMNS) == sorted(row, key=released_updates.COLUMNS.index)
     assert about.items() <= row.items()
