@@ -50,7 +50,8 @@ class Args(gb.RunFlags):
     batch_size: gb.Count = 32  # transitions per update
     learning_starts: gb.Amount | None = None
     """random steps before the first update; by default 5,000, with whole-graph 0"""
-    train_frequency: gb.Count = 1  # steps between updates
+    train_frequency: gb.Count | None = None
+    """steps between updates; by default 1, with whole-graph 4"""
     updates_per_train: gb.Count = 1  # updates at a time, each of its own batch
     start_e: gb.Share = 1.0  # epsilon until learning starts
     end_e: gb.Share = 0.02  # epsilon once learning starts
@@ -85,6 +86,8 @@ class Args(gb.RunFlags):
             self.target_network_frequency = 2_000 if is_whole else 8_000
         if self.learning_starts is None:
             self.learning_starts = 0 if is_whole else 5_000
+        if self.train_frequency is None:
+            self.train_frequency = 4 if is_whole else 1
         if self.frontier_share is None:
             self.frontier_share = 0.9 if is_whole else 0.5
         if self.act_on is None:
