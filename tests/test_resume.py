@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 
 import kill_and_resume
 import numpy as np
 import pytest
+import recorded
 import torch
 from conftest import command, files_in, is_one_line, jitted, leaves, only_run, write_checkpoint
 from kill_and_resume import as_bytes, left_behind
@@ -316,6 +318,19 @@ def test_a_finished_run_leaves_what_it_was_not_asked_for_before(finished, undist
     assert left_behind(run) == undisturbed("minigrid")[1]
 
 
+@pytest.mark.parametrize("module", ["evil", "runs.received.evil"])
+def test_no_module_of_the_run_s_own_folder_is_imported(module, tmp_path, monkeypatch, capsys):
+    script = recorded.load_script("examples/gb_dqn_gymnasium")
+    run = tmp_path / "runs" / "received"
+    run.mkdir(parents=True)
+    (run / "evil.py").write_text("raise SystemExit(99)")
+    config = asdict(script.Args(env_id=f"{module}:Evil-v0")) | {"script": script.__file__}
+    (run / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(run if module == "evil" else tmp_path)
+    assert command(script, "--resume", run) == 2
+    assert is_one_line(capsys, "cannot resume", "evil", "in the run's own folder")
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [
@@ -324,6 +339,7 @@ def test_a_finished_run_leaves_what_it_was_not_asked_for_before(finished, undist
         ("other", "of no run"),
         ("older", "max_grad_norm is no flag"),
         ("list", "of no run"),
+        ("deep", "of no run"),
     ],
 )
 def test_what_is_no_run_of_this_script_is_refused(path, words, tmp_path, monkeypatch, capsys):
@@ -333,8 +349,20 @@ def test_what_is_no_run_of_this_script_is_refused(path, words, tmp_path, monkeyp
     for name, content in (("other", config), ("older", config | script), ("list", [1])):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(content))
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "config.json").write_text("[" * 10**5)
     assert command(gb_dqn_minatar, "--resume", path) == 2
     assert is_one_line(capsys, words)
+
+
+@pytest.mark.parametrize("score", [None, "good", []])
+def test_a_finished_result_without_a_score_is_refused(score, finished, capsys):
+    script, run = finished("minigrid")
+    result = json.loads((run / "result.json").read_text()) | {"score": score}
+    (run / "result.json").write_text(json.dumps(result))
+    capsys.readouterr()
+    assert command(script, "--resume", run) == 2
+    assert is_one_line(capsys, "result.json is of no run")
 
 
 def test_the_total_is_not_lowered(finished, capsys):
@@ -551,7 +579,8 @@ def test_damaged_rows_are_left_out_and_other_columns_refused(finished, undisturb
     (run / "result.json").unlink()
     path = run / "metrics.csv"
     header, *rows = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([header, rows[0], "45,1,2\n", rows[0][:-1] + ",9\n", "x\n", *rows[1:]]))
+    damaged = ("45,1,2\n", rows[0][:-1] + ",9\n", "x\n", f"{'9' * 200_000}\n")
+    path.write_text("".join([header, rows[0], *damaged, *rows[1:]]))
     assert command(script, "--resume", run) == 0
     assert left_behind(run) == undisturbed("minigrid")[1]
     (run / "result.json").unlink()

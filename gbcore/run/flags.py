@@ -126,10 +126,12 @@ def _plain_words(flags_class, arguments, switches_take_values):
             flag, equals, value = word.partition("=")
         else:
             flag, equals, value = plain[-1] if plain else "", "", word
-        allowed, _ = kinds.get(flag.removeprefix("--").replace("-", "_"), ((), None))
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        allowed, _ = kinds.get(name, ((), None))
         is_word = value.lower() in ("true", "false", "0", "1", "yes", "no")
         if is_word and bool in allowed and not switches_take_values:
-            fail(f"{flag} takes no value, got {value}: give {flag} or --no-{flag[2:]}")
+            switch = name.replace("_", "-")
+            fail(f"{flag} takes no value, got {value}: give --{switch} or --no-{switch}")
         is_power = int in allowed and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value)
         if is_power and float(value).is_integer():
             word = f"{flag}={int(float(value))}" if equals else str(int(float(value)))
@@ -264,9 +266,10 @@ def _saved_flags(flags_class, script, path):
         fits = (value if isinstance(allowed[0], str) else type(value)) in allowed
         if not (fits or (type(value) is int and float in allowed)):
             raise ValueError(f"Require {name} of {allowed}, got {value!r}")
-    module = config.get("env_id", "").rpartition(":")[0].partition(".")[0]
-    if module and any((path / name).exists() for name in (module, f"{module}.py")):
-        raise ValueError(f"the module {module!r} of its environment is in the run's own folder")
+    module = config.get("env_id", "").rpartition(":")[0].replace(".", "/")
+    for place in (Path(base, module).resolve() for base in (path, "", *sys.path) if module):
+        if path.resolve() in place.parents and any(place.parent.glob(f"{place.name}*")):
+            raise ValueError(f"the module of its environment is in the run's own folder: {place}")
     return flags_class(**config)
 
 

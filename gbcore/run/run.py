@@ -356,12 +356,9 @@ class Run:
 
     def _restore(self):
         """Take the checkpoint of args.resume. Returns the lock of its folder."""
-        path = self.args.resume
+        path, lock = self.args.resume, None
         try:
             lock = lock_folder(path)
-        except OSError as error:
-            fail(f"cannot resume {path!r}: {error.strerror}")
-        try:
             found = load_checkpoint(path)
             parts = self.parts | {"run": self}
             check_like(found, {name: part.state() for name, part in parts.items()})
@@ -379,12 +376,12 @@ class Run:
                 )
             self.charts = found["run"]["charts"]
         except BaseException as error:
-            os.close(lock)
-            if isinstance(error, (OSError, ValueError)):
-                fail(f"cannot resume {path!r}: {error}")
+            if lock is not None:
+                os.close(lock)
             if isinstance(error, MemoryError) or not isinstance(error, Exception):
                 raise
-            fail(f"cannot resume {path!r}: {error!r}")  # what the parts' own libraries raise
+            told = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
+            fail(f"cannot resume {path!r}: {told}")
         return lock
 
     def _open_directory(self, lock):
@@ -523,19 +520,17 @@ def errors_in_one_line() -> Iterator[None]:
         print("\ninterrupted before the run began: nothing was written", file=sys.stderr)
         os._exit(130)  # Numba, while it compiles, takes an exception for one of its own
 
-    output = contextlib.ExitStack()
-    output.enter_context(lasting_output())
     previous = signal.signal(signal.SIGINT, interrupted)
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        of_torch = re.search("(out of|allocate) memory", str(error))
-        if isinstance(error, RuntimeError) and not of_torch:
-            raise
-        smaller = "--batch-size, --buffer-size, --total-timesteps, --depth or --breadth (0: all)"
-        fail(f"no memory: {error}; give a smaller {smaller}", 1)
-    except KeyboardInterrupt:
-        fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        output.close()
+    with lasting_output():
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            of_torch = re.search("(out of|allocate) memory", str(error))
+            if isinstance(error, RuntimeError) and not of_torch:
+                raise
+            flags = "--batch-size, --buffer-size, --total-timesteps, --depth or --breadth (0: all)"
+            fail(f"no memory: {error}; give a smaller {flags}", 1)
+        except KeyboardInterrupt:
+            fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
+        finally:
+            signal.signal(signal.SIGINT, previous)
