@@ -22,19 +22,20 @@ from gbcore.sb3 import GraphDQN
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--env-id", default="FrozenLake-v1")
-    for name, default in {"total-timesteps": 20_000, "seed": 1, "num-envs": 1, "depth": 5}.items():
+    parser.add_argument("--backup", default="graph", choices=["graph", "whole-graph", "one-step"])
+    for name, default in {"total-timesteps": 20_000, "seed": 1, "num-envs": 1}.items():
         parser.add_argument(f"--{name}", default=default, type=int)
     args = parser.parse_args()
     torch.set_num_threads(1)
     env = make_vec_env(args.env_id, args.num_envs)
     settings = {"learning_rate": 1e-3, "learning_starts": 1_000, "target_update_interval": 500}
-    if args.depth > 0:
-        model = GraphDQN("MlpPolicy", env, seed=args.seed, depth=args.depth, **settings)
-    else:
+    if args.backup == "one-step":
         model = DQN("MlpPolicy", env, seed=args.seed, **settings)
+    else:
+        model = GraphDQN("MlpPolicy", env, seed=args.seed, backup=args.backup, **settings)
     model.learn(args.total_timesteps)
     mean, deviation = evaluate_policy(model, env, n_eval_episodes=50)
-    print(f"{args.env_id}, depth {args.depth}: return {mean:.2f} (deviation {deviation:.2f})")
+    print(f"{args.env_id}, {args.backup}: return {mean:.2f} (deviation {deviation:.2f})")
 
 
 if __name__ == "__main__":

@@ -9,16 +9,18 @@ from there. Policies, callbacks, logging and vector environments are those of St
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer, ReplayBufferSamples
+from stable_baselines3.common.preprocessing import maybe_transpose
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
 from gbcore.graph import TransitionGraph
+from gbcore.graph_values import GraphValues
 from gbcore.leaf_table import LeafTable
 from gbcore.targets import q_targets
 
@@ -67,11 +69,14 @@ class GraphReplayBuffer(ReplayBuffer):
         row, overwritten = self.pos, self._transitions(self.pos) if self.full else None
         super().add(obs, next_obs, action, reward, done, infos)
         for column, seen in enumerate((self.observations[row], self.next_observations[row])):
-            keys = None if self.key is None else np.asarray(self.key(seen))
-            self.nodes[column, row] = self.graph.nodes(seen, keys)
+            self.nodes[column, row] = self.graph.nodes(seen, self.keys_of(seen))
         self.graph.add(*self._transitions(row))
         if overwritten is not None:  # last: this may free nodes, and their ids
             self.graph.remove(*overwritten)
+
+    def keys_of(self, obs: np.ndarray) -> np.ndarray | None:
+        """Keys [n, ...] of observations [n, *obs_shape], if states have any."""
+        return None if self.key is None else np.asarray(self.key(obs))
 
     def _transitions(self, row):
         """What a row holds of each environment, as TransitionGraph.add and remove take it."""
@@ -91,10 +96,16 @@ class GraphReplayBuffer(ReplayBuffer):
 class GraphDQN(DQN):
     """DQN whose targets are nested backups over the graph of its replay.
 
+    With whole-graph it trains and acts on `GraphValues`, and predictions that are deterministic, as
+    those of an evaluation, on what was really seen. A loaded model does so once its replay buffer
+    is loaded as well.
+
     Args:
         policy, env, args, kwargs: those of DQN, without n_steps and optimize_memory_usage.
-        depth: nested backups per target.
-        breadth: transitions followed per level; 0 = all.
+        backup: graph, or whole-graph, which has no limit of depth and needs gamma < 1.
+        depth: nested backups per target of graph.
+        breadth: transitions followed per level of graph; 0 = all.
+        prior: the network's value counts as so many observations of a nested pair.
         key: as GraphReplayBuffer's.
 
     Raises:
@@ -103,18 +114,23 @@ class GraphDQN(DQN):
     """
 
     leaves: LeafTable | None = None  # what the target network gives the states of the graph
+    graph_values: GraphValues | None = None  # with whole-graph
+    _seen: tuple[int, Any] | None = None  # number of steps, and the policy on what was then seen
 
     def __init__(
         self,
         policy: Any,
         env: Any,
         *args: Any,
+        backup: Literal["graph", "whole-graph"] = "graph",
         depth: int = 5,
         breadth: int = 20,
+        prior: float = 0.0,
         key: Key | None = None,
         **kwargs: Any,
     ):
-        self.depth, self.breadth, self.key = depth, breadth, key
+        self.backup, self.depth, self.breadth = backup, depth, breadth
+        self.prior, self.key = prior, key
         super().__init__(policy, env, *args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -145,6 +161,10 @@ class GraphDQN(DQN):
             )
         if getattr(self, "n_steps", 1) != 1:
             raise ValueError(f"Require n_steps=1, got {self.n_steps}: depth says how far it looks")
+        if self.backup not in ("graph", "whole-graph"):
+            raise ValueError(f"Require backup graph or whole-graph, got {self.backup!r}")
+        if self.backup == "whole-graph" and not 0 <= self.gamma < 1:
+            raise ValueError(f"Require 0 <= gamma < 1 for whole-graph, got {self.gamma}")
         kinds = self.replay_buffer_class, type(self.replay_buffer)
         for kind in set(kinds) - {None, type(None)}:
             if not issubclass(kind, GraphReplayBuffer):
@@ -162,31 +182,74 @@ class GraphDQN(DQN):
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """As DQN.train."""
-        graph = self.replay_buffer.graph
-        if self.leaves is None or self.leaves.graph is not graph:
-            self.leaves = LeafTable(graph, self._leaf_values)
+        self._follow_replay()
         self.replay_buffer.targets = self._targets
         super().train(gradient_steps, batch_size)
         self.replay_buffer.targets = None  # it is pickled without the model
 
+    def _follow_replay(self):
+        """Leaf values and, with whole-graph, values of the graph of the replay that is there."""
+        graph = self.replay_buffer.graph
+        if self.leaves is None or self.leaves.graph is not graph:
+            self.leaves, self._seen = LeafTable(graph, self._leaf_values), None
+            if self.backup == "whole-graph":
+                self.graph_values = GraphValues(graph, self.leaves, self.gamma, self.prior)
+
     def _leaf_values(self, obs):
-        with torch.no_grad():
-            return self.q_net_target(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        return self._values_of(self.q_net_target, obs)
+
+    def _act_on_network(self, obs):
+        return self._values_of(self.q_net, obs).argmax(axis=1)
+
+    @torch.no_grad()
+    def _values_of(self, network, obs):
+        return network(torch.as_tensor(obs, device=self.device)).cpu().numpy()
 
     def _targets(self, nodes, actions, rng):
+        if self.graph_values is not None:
+            self.graph_values.update()
+            return self.graph_values.targets(nodes, actions)
         subgraphs = self.leaves.graph.expand(nodes, actions, self.depth, self.breadth, rng)
-        return q_targets(subgraphs, self.leaves.values(subgraphs.nodes), self.gamma)
+        leaf_q = self.leaves.values(subgraphs.nodes)
+        return q_targets(subgraphs, leaf_q, self.gamma, prior=self.prior)
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, Any]:
+        """As DQN.predict; with whole-graph on its values, where the state is known."""
+        if self.backup != "whole-graph" or self.replay_buffer is None:
+            return super().predict(observation, state, episode_start, deterministic)
+        self._follow_replay()
+        like = self.replay_buffer.observations
+        obs = maybe_transpose(np.asarray(observation), self.observation_space)
+        obs = obs.astype(like.dtype).reshape(-1, *like.shape[2:])
+        keys = self.replay_buffer.keys_of(obs)
+        if deterministic:
+            if self._seen is None or self._seen[0] != self.num_timesteps:
+                policy = self.graph_values.seen_policy(self._act_on_network)
+                self._seen = self.num_timesteps, policy
+            actions = self._seen[1](obs, keys)
+        else:
+            actions = self.graph_values.act(obs, self._act_on_network, keys)
+            explore = self.replay_buffer.rng.random(len(obs)) < self.exploration_rate
+            actions[explore] = [self.action_space.sample() for _ in range(explore.sum())]
+        is_one = not self.policy.is_vectorized_observation(observation)
+        return (actions[0] if is_one else actions), state
 
     def _on_step(self) -> None:
         super()._on_step()
         interval = max(self.target_update_interval // self.n_envs, 1)
-        if self.leaves is not None and self._n_calls % interval == 0:
-            self.leaves.forget_all()  # the target network has changed
+        if self.leaves is not None and self._n_calls % interval == 0:  # another target network
+            (self.graph_values.renew if self.graph_values else self.leaves.forget_all)()
 
     def set_parameters(self, *args: Any, **kwargs: Any) -> None:
         """As DQN.set_parameters."""
         super().set_parameters(*args, **kwargs)
-        self.leaves = None
+        self.leaves = self.graph_values = self._seen = None
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "leaves"]
+        return [*super()._excluded_save_params(), "leaves", "graph_values", "_seen"]

@@ -15,6 +15,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from examples import sb3_dqn
@@ -94,6 +95,36 @@ def test_a_model_and_its_replay_are_saved_and_go_on(tmp_path):
     assert other.num_timesteps == 160
 
 
+def test_whole_graph_acts_on_what_was_seen_also_after_it_was_loaded(tmp_path):
+    lake = make_vec_env("FrozenLake-v1", 2, env_kwargs={"is_slippery": False})
+    flags = SMALL | {"buffer_size": 5_000, "learning_starts": 1_500, "train_freq": 8}
+    flags |= {"exploration_initial_eps": 0.3, "exploration_fraction": 1.0, "seed": 1}
+    model = GraphDQN("MlpPolicy", lake, backup="whole-graph", **flags).learn(3_000)
+    assert evaluate_policy(model, lake, n_eval_episodes=2) == (1, 0)
+    start = model.graph_values.values(model.replay_buffer.graph.nodes(np.array([[0]])))
+    assert start == pytest.approx(0.99**5, abs=0.01)
+    assert model.predict(np.array(14), deterministic=True)[0] == 2  # one step from the goal
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "replay")
+    other = GraphDQN.load(tmp_path / "model", env=lake)
+    other.load_replay_buffer(tmp_path / "replay")
+    assert evaluate_policy(other, lake, n_eval_episodes=2) == (1, 0)
+
+
+def test_whole_graph_finds_states_by_their_keys():
+    model = make_model(key=tenths, backup="whole-graph", exploration_final_eps=0.0)
+    model.learn(300)
+    buffer = model.replay_buffer
+    seen = buffer.observations[:, 0]
+    chosen = model.graph_values.actions(buffer.nodes[0, :, 0])
+    model.exploration_rate = 0.0
+    assert (chosen >= 0).any()
+    actions = model.predict(seen)[0]
+    np.testing.assert_array_equal(actions[chosen >= 0], chosen[chosen >= 0])
+    near = np.where(np.round(10 * (seen + 1e-4)) == np.round(10 * seen), seen + 1e-4, seen)
+    np.testing.assert_array_equal(model.predict(near)[0], actions)
+
+
 def test_environments_of_neighbouring_seeds_have_no_first_state_in_common():
     firsts = [
         {obs.tobytes() for obs in make_model(num_envs=4, seed=seed).env.reset()}
@@ -120,6 +151,8 @@ class DictObservation(gymnasium.ObservationWrapper):
         ("MultiInputPolicy", DictObservation, {}, "FlattenObservation"),
         ("MlpPolicy", cart_pole, {"optimize_memory_usage": True}, "optimize_memory_usage"),
         ("MlpPolicy", cart_pole, {"n_steps": 3}, "n_steps=1, got 3"),
+        ("MlpPolicy", cart_pole, {"backup": "tree"}, "got 'tree'"),
+        ("MlpPolicy", cart_pole, {"backup": "whole-graph", "gamma": 1}, "gamma < 1 .*got 1"),
         ("MlpPolicy", cart_pole, {"replay_buffer_class": ReplayBuffer}, "got ReplayBuffer"),
     ],
 )  # fmt: skip
@@ -148,7 +181,7 @@ def test_the_page_s_lines_learn():
 
 
 def test_the_example_runs(capsys):
-    for depth in (5, 0):
-        flags = ("--total-timesteps", 1200, "--num-envs", 2, "--depth", depth)
+    for backup in ("graph", "whole-graph", "one-step"):
+        flags = ("--total-timesteps", 1200, "--num-envs", 2, "--backup", backup)
         assert command(sb3_dqn, *flags) == 0
-        assert f"FrozenLake-v1, depth {depth}: return" in capsys.readouterr().out
+        assert f"FrozenLake-v1, {backup}: return" in capsys.readouterr().out
