@@ -58,7 +58,7 @@ class Args(gb.RunFlags):
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
     frontier_share: gb.Share = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
-    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed", "whole-graph"] = "graph"
+    backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
     whole-graph: as graph, with no limit of depth, and the agent acts on its values"""

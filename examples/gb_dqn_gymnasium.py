@@ -54,7 +54,7 @@ class Args(gb.RunFlags):
     end_e: gb.Share = 0.05  # epsilon in the end
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
     frontier_share: gb.Share = 0.5  # share of frontier episodes, at most
-    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed", "whole-graph"] = "graph"
+    backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     act_on: Literal["graph", "network"] | None = None  # what is greedy; whole-graph: graph
     depth: gb.Count = 5  # nested backups per target; one-step always takes 1
     breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all

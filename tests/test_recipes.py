@@ -1,6 +1,7 @@
 """docs/recipes.md: the patches apply to the code as it is, and what they make runs."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from conftest import interpreted, only_run
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = interpreted  # a copy of gbcore has kernels of its own to compile
-SMALL = [
-    "--total-timesteps", "120", "--learning-starts", "100", "--eval-frequency", "0",
-    "--eval-episodes", "1", "--eval-epsilon", "1", "--batch-size", "4", "--breadth", "5",
-]  # fmt: skip
+SMALL = (
+    "--total-timesteps 120 --learning-starts 100 --eval-frequency 0 --eval-episodes 1 "
+    "--eval-epsilon 1 --batch-size 4 --breadth 5"
+).split()
 
 
 @pytest.fixture
@@ -23,8 +24,10 @@ def patched(tmp_path):
     """Function of a recipe's name: a copy of the script and gbcore, with its patch applied."""
 
     def apply(name):
-        shutil.copytree(ROOT / "gbcore", tmp_path / "gbcore")
-        shutil.copy(ROOT / "gb_dqn_minigrid.py", tmp_path)
+        for folder in ("gbcore", "tools", "reproduce"):
+            shutil.copytree(ROOT / folder, tmp_path / folder)
+        for script in ROOT.glob("gb_*.py"):
+            shutil.copy(script, tmp_path)
         patch = ROOT / "docs" / "recipes" / f"{name}.patch"
         subprocess.run(["git", "apply", "--unsafe-paths", patch], cwd=tmp_path, check=True)
         return tmp_path
@@ -54,10 +57,14 @@ print(float(q_targets(sub, np.array([[0.2, 0.3]]), 0.5, "softmax")[0]))
     weights = np.exp(np.array([0.2, 0.3]) / 0.1)
     expected = 1 + 0.5 * (weights @ [0.2, 0.3]) / weights.sum()
     np.testing.assert_allclose(float(run(folder, "-c", code)), expected)
-    flags = ["--env-id", "Empty-5x5", "--backup", "graph-softmax", "--run-dir", "runs"]
-    run(folder, "gb_dqn_minigrid.py", *flags, *SMALL)
-    result = json.loads((only_run(folder / "runs") / "result.json").read_text())
-    assert (result["backup"], result["steps"]) == ("graph-softmax", 120)
+    words = ["--suites", "minigrid", "--tasks", "Empty-8x8", "--seeds", "1", "--overrides"]
+    words += [f"{SMALL[i][2:]}={SMALL[i + 1]}" for i in range(0, len(SMALL), 2)]
+    words = ["reproduce/sweep.py", "--backups", "graph-softmax", *words, "--run-dir", "runs"]
+    (typed,) = run(folder, *words, "--dry-run").splitlines()
+    run(folder, *shlex.split(typed)[1:])
+    assert run(folder, *words, "--collect-only").startswith("1 rows collected")
+    run(folder, "reproduce/report.py", "--results-dir", "runs/results")
+    assert "| **graph-softmax, " in (folder / "runs" / "results" / "report.md").read_text()
 
 
 def test_another_environment(patched):
