@@ -109,24 +109,24 @@ class RandomStates:
     """The generators of a run, as a part of its checkpoint: NumPy's, torch's, and the GPU's."""
 
     def __init__(self, rng: np.random.Generator, device: torch.device) -> None:
-        self.rng, self.device = rng, device
+        self._rng, self._device = rng, device
 
     def state(self) -> Tree:
         """What `restore` takes back."""
-        on_gpu = self.device.type == "cuda"
+        on_gpu = self._device.type == "cuda"
         of_gpu = torch.cuda.get_rng_state() if on_gpu else torch.zeros(0, dtype=torch.uint8)
         return {
-            "numpy": self.rng.bit_generator.state,
+            "numpy": self._rng.bit_generator.state,
             "torch": torch.get_rng_state(),
             "cuda": Rows(state=of_gpu),
         }
 
     def restore(self, saved: Tree) -> None:
         """Go on from what `state` returned; on another device the GPU's own generator is kept."""
-        self.rng.bit_generator.state = saved["numpy"]
+        self._rng.bit_generator.state = saved["numpy"]
         torch.set_rng_state(torch.from_numpy(saved["torch"]))
         gpu_state = saved["cuda"]["state"]
-        if self.device.type == "cuda" and len(gpu_state):
+        if self._device.type == "cuda" and len(gpu_state):
             torch.cuda.set_rng_state(torch.from_numpy(gpu_state))
 
 

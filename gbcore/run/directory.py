@@ -41,6 +41,8 @@ class RunDirectory:
     also while another process has the folder, or where its tables have other columns.
     """
 
+    path: Path
+
     def __init__(
         self, path: str | Path, config: dict[str, Any], metric_names: Sequence[str],
         resume_step: int | None = None, evaluated_step: int | None = None, lock: int | None = None,

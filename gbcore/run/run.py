@@ -51,9 +51,11 @@ class Counters:
     last_return: float | None = None  # of the last episode that ended
     last_length: int | None = None
     training_seconds: float = 0.0
-    logged: list = field(default_factory=lambda: [0, 0, 0, 0.0])  # at the last row of metrics.csv:
+    logged: list[float] = field(
+        default_factory=lambda: [0, 0, 0, 0.0]
+    )  # at the last row of metrics.csv:
     # steps, updates, evaluated states, seconds
-    evaluations: list = field(default_factory=list)  # mean return of each
+    evaluations: list[float] = field(default_factory=list)  # mean return of each
     evaluated_step: int = 0  # of the last evaluation
 
     def state(self) -> dict[str, Any]:
@@ -101,37 +103,42 @@ class Run:
         stop: `stop.asked` becomes True at Ctrl-C, SIGTERM or SIGHUP.
     """
 
+    task: str
+    charts: dict[str, Any]
+    frontier: Any
+    stop: "StopSignal"
+
     def __init__(
         self, args: RunFlags, script: str, task: str, parts: Mapping[str, Part],
         rng: np.random.Generator, device: torch.device, packages: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.args, self.task, self.device = args, task, device
-        self.script = Path(script).resolve()
-        self.counters = Counters()
-        self.charts: dict[str, Any] = dict.fromkeys(METRICS[3:6])
-        self.graph, self.learner, self.env = parts["graph"], parts["learner"], parts["env"]
-        self.replay, self.frontier = parts["replay"], parts.get("frontier")
-        self.parts = {**parts, "random": RandomStates(rng, device), "counters": self.counters}
-        self.versions = versions("numpy", "numba", "torch", *packages)  # files may change later
+        self._args, self.task, self._device = args, task, device
+        self._script = Path(script).resolve()
+        self._counters = Counters()
+        self.charts = dict.fromkeys(METRICS[3:6])
+        self._graph, self._learner, self._env = parts["graph"], parts["learner"], parts["env"]
+        self._replay, self.frontier = parts["replay"], parts.get("frontier")
+        self._parts = {**parts, "random": RandomStates(rng, device), "counters": self._counters}
+        self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later
         self._begin = self._clock = self._paused_at = time.perf_counter()
         self.stop = StopSignal()
-        compile_kernels(self.graph)
+        compile_kernels(self._graph)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
         lock = self._restore() if args.resume else None
-        self.directory = self._open_directory(lock)
+        self._directory = self._open_directory(lock)
         self._progress = Progress(self.step, args.total_timesteps, args.learning_starts)
-        print(f"{task}, {args.backup} backup, on {device}; results go to {self.directory.path}")
+        print(f"{task}, {args.backup} backup, on {device}; results go to {self._directory.path}")
 
     def __enter__(self) -> "Run":
         self.stop.__enter__()
         return self
 
-    def __exit__(self, _, error, __):
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         self.stop.__exit__()
         self._progress.close()
         with contextlib.suppress(OSError):
-            self.directory.close()
-        path = str(self.directory.path)
+            self._directory.close()
+        path = str(self._directory.path)
         if isinstance(error, OSError) and (  # others are the environment's own
             error.errno in OF_A_DISK or path in str(error.filename)
         ):
@@ -148,14 +155,14 @@ class Run:
     @property
     def step(self) -> int:
         """Number of steps made."""
-        return self.counters.step
+        return self._counters.step
 
     def steps(self) -> Iterator[int]:
         """Yields the numbers of the steps that are left; logs and saves between two of them.
 
         Ends early after Ctrl-C, SIGTERM or SIGHUP. Leaves a checkpoint.
         """
-        args, counters = self.args, self.counters
+        args, counters = self._args, self._counters
         self._clock = time.perf_counter() - counters.training_seconds
         while counters.step < args.total_timesteps and not self.stop.asked:
             yield counters.step + 1
@@ -175,18 +182,18 @@ class Run:
 
     def count(self, reward: float) -> None:
         """A step gave a reward, the environment's own."""
-        self.counters.episodic_return += reward
-        self.counters.rewarded += bool(reward)
-        self.counters.episodic_length += 1
+        self._counters.episodic_return += reward
+        self._counters.rewarded += bool(reward)
+        self._counters.episodic_length += 1
 
     def end_episode(self) -> None:
         """The episode under way is over: log it, and have replay and frontier begin another."""
-        counters = self.counters
+        counters = self._counters
         counters.last_return = counters.episodic_return
         counters.last_length = counters.episodic_length
-        self.directory.log_episode(counters.step + 1, counters.last_return, counters.last_length)
+        self._directory.log_episode(counters.step + 1, counters.last_return, counters.last_length)
         counters.episodic_return, counters.episodic_length = 0.0, 0
-        self.replay.end_episode()
+        self._replay.end_episode()
         if self.frontier is not None:
             self.frontier.end_episode()
 
@@ -196,9 +203,9 @@ class Run:
         One that a signal cut short is due again. Until `log_evaluation`, no time is of training.
         """
         self._paused_at = time.perf_counter()
-        at_end = self.step >= self.args.total_timesteps
-        is_due = at_end or self._is_due(self.args.eval_frequency)
-        return is_due and self.step > self.counters.evaluated_step
+        at_end = self.step >= self._args.total_timesteps
+        is_due = at_end or self._is_due(self._args.eval_frequency)
+        return is_due and self.step > self._counters.evaluated_step
 
     def log_evaluation(self, episodes: tuple[list[float], list[int]] | None) -> None:
         """Log an evaluation: returns and lengths of its episodes, two lists.
@@ -210,9 +217,9 @@ class Run:
             self._save()
             self._end_interrupted()
         returns, lengths = episodes
-        self.directory.log_evaluation(self.counters.step, returns, lengths)
-        self.counters.evaluations.append(float(np.mean(returns)))
-        self.counters.evaluated_step = self.counters.step
+        self._directory.log_evaluation(self._counters.step, returns, lengths)
+        self._counters.evaluations.append(float(np.mean(returns)))
+        self._counters.evaluated_step = self._counters.step
         self._clock += time.perf_counter() - self._paused_at
 
     def finish(
@@ -225,12 +232,12 @@ class Run:
 
         An interrupted run ends the program with status 130.
         """
-        if not self.counters.evaluated_step == self.step >= self.args.total_timesteps:
+        if not self._counters.evaluated_step == self.step >= self._args.total_timesteps:
             self._end_interrupted()
-        score = score_of(self.counters.evaluations)
+        score = score_of(self._counters.evaluations)
         more = {name: value(score) for name, value in more.items()}
         told = [f"{name.replace('_', ' ')} {v:.3f}" for name, v in more.items() if v is not None]
-        self._write_end(", ".join([f"score {score:g}", *told]), self.directory.path, score, **more)
+        self._write_end(", ".join([f"score {score:g}", *told]), self._directory.path, score, **more)
         self.stop.__exit__()  # Ctrl-C ends at once what comes after it
 
     @contextlib.contextmanager
@@ -239,7 +246,7 @@ class Run:
 
         The file gets its name when it is whole. Ctrl-C leaves the run without it.
         """
-        with contextlib.suppress(KeyboardInterrupt), replacing(self.directory.path / name) as path:
+        with contextlib.suppress(KeyboardInterrupt), replacing(self._directory.path / name) as path:
             yield path
 
     # ----------------------------------------------------------------------------------------------
@@ -250,12 +257,12 @@ class Run:
         return frequency > 0 and self.step % frequency == 0
 
     def _note(self):
-        last = self.counters.last_return
+        last = self._counters.last_return
         shown = "-" if last is None else f"{last:g}"
-        return f"return {shown}, states new {self.graph.novel_state_ratio:.1%}"
+        return f"return {shown}, states new {self._graph.novel_state_ratio:.1%}"
 
     def _log(self):
-        counters, learner, graph = self.counters, self.learner, self.graph
+        counters, learner, graph = self._counters, self._learner, self._graph
         self.require_finite()
         seconds = time.perf_counter() - self._clock
         now = [counters.step, learner.num_updates, learner.num_evaluated, seconds]
@@ -271,7 +278,7 @@ class Run:
             "graph/novel_state_ratio": graph.novel_state_ratio,
             "graph/evaluated_per_update": evaluated / updates if updates else None,
         }
-        self.directory.log(
+        self._directory.log(
             counters.step, row if self.frontier is None else row | self.frontier.metrics()
         )
 
@@ -281,24 +288,24 @@ class Run:
             self.charts[name] = None if value is None else float(value)
             if value is not None and not math.isfinite(self.charts[name]):
                 fail(
-                    f"{name} is {self.charts[name]} after {self.counters.step} steps: nothing more "
+                    f"{name} is {self.charts[name]} after {self.step} steps: nothing more "
                     "can be learned; its last checkpoint, if there is one, is from before. Try a "
                     "smaller --learning-rate",
                     status=1,
                 )
 
     def _end_interrupted(self):
-        path = shlex.quote(str(self.directory.path))
+        path = shlex.quote(str(self._directory.path))
         self._write_end("interrupted", f"go on with --resume {path}", score=None)
         sys.exit(130)
 
     def _write_end(self, summary, hint, score, **more):
-        args, counters = self.args, self.counters
+        args, counters = self._args, self._counters
         self._progress.close()
         if args.save_model:
-            self.directory.write_model(self.learner.online, self.graph)
+            self._directory.write_model(self._learner.online, self._graph)
         result = {
-            "script": self.script.stem,
+            "script": self._script.stem,
             "env_id": self.task,
             "backup": args.backup,
             "exploration": args.exploration,
@@ -311,12 +318,12 @@ class Run:
             "sps": counters.step / max(counters.training_seconds, 1e-9),
             "training_seconds": counters.training_seconds,
             "wall_seconds": time.perf_counter() - self._begin,
-            "novel_state_ratio": self.graph.novel_state_ratio,
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
-            "versions": self.versions,
+            "novel_state_ratio": self._graph.novel_state_ratio,
+            "device": torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu",
+            "versions": self._versions,
         }
-        self.directory.write_json("result.json", result)
-        if self.replay.size:
+        self._directory.write_json("result.json", result)
+        if self._replay.size:
             self._print_worth_of_graph()
         if not counters.rewarded:
             print(
@@ -330,13 +337,13 @@ class Run:
 
     def _print_worth_of_graph(self):
         """How often states come again, and how often a target has more than one path."""
-        rows = np.random.default_rng(0).integers(self.replay.size, size=256)
-        several, depth = 0, min(self.args.depth, 10)  # nothing is sampled: deeper takes long
-        for node, action in zip(self.replay.node[rows], self.replay.action[rows], strict=True):
-            subgraphs = self.graph.expand([node], [action], depth)
+        rows = np.random.default_rng(0).integers(self._replay.size, size=256)
+        several, depth = 0, min(self._args.depth, 10)  # nothing is sampled: deeper takes long
+        for node, action in zip(self._replay.node[rows], self._replay.action[rows], strict=True):
+            subgraphs = self._graph.expand([node], [action], depth)
             several += (np.diff(subgraphs.level_outcomes) > 1).any()
         print(
-            f"The graph: {1 - self.graph.novel_state_ratio:.1%} of the steps acted in a state "
+            f"The graph: {1 - self._graph.novel_state_ratio:.1%} of the steps acted in a state "
             f"seen before; {several / len(rows):.1%} of the targets of depth {depth} "
             "have more than one path (docs/graphs.md says what that is worth)"
         )
@@ -348,28 +355,28 @@ class Run:
     def state(self) -> dict[str, Any]:
         """The loop's own part of a checkpoint."""
         self.require_finite()
-        return {"charts": dict(self.charts), "obs": np.ascontiguousarray(self.env.obs)}
+        return {"charts": dict(self.charts), "obs": np.ascontiguousarray(self._env.obs)}
 
     def _save(self):
-        self.directory.flush()
-        save_checkpoint(self.directory.path, self.parts | {"run": self})
+        self._directory.flush()
+        save_checkpoint(self._directory.path, self._parts | {"run": self})
 
     def _restore(self):
         """Take the checkpoint of args.resume. Returns the lock of its folder."""
-        path, lock = self.args.resume, None
+        path, lock = self._args.resume, None
         try:
             lock = lock_folder(path)
             found = load_checkpoint(path)
-            parts = self.parts | {"run": self}
+            parts = self._parts | {"run": self}
             check_like(found, {name: part.state() for name, part in parts.items()})
             actions = found["env"].get("actions", ())
-            if not all(type(a) is int and 0 <= a < self.env.num_actions for a in actions):
+            if not all(type(a) is int and 0 <= a < self._env.num_actions for a in actions):
                 raise ValueError("Require the environment's own actions")
-            if not 0 <= found["counters"]["step"] <= self.args.total_timesteps:
+            if not 0 <= found["counters"]["step"] <= self._args.total_timesteps:
                 raise ValueError("Require no step after the last one")
-            for name, part in self.parts.items():
+            for name, part in self._parts.items():
                 part.restore(found[name])
-            if not np.array_equal(self.env.obs, found["run"]["obs"]):
+            if not np.array_equal(self._env.obs, found["run"]["obs"]):
                 raise ValueError(
                     "the episode under way plays otherwise: other versions of the environment, "
                     "or chance in it that reset(seed) does not govern"
@@ -385,16 +392,16 @@ class Run:
         return lock
 
     def _open_directory(self, lock):
-        args = self.args
-        name = run_name(self.task, self.script.stem, args.backup, args.seed)
+        args = self._args
+        name = run_name(self.task, self._script.stem, args.backup, args.seed)
         extra = () if self.frontier is None else FrontierEpisodes.METRICS
         try:
             return RunDirectory(
                 args.resume or Path(args.run_dir) / name,
-                {"script": str(self.script)} | asdict(args) | {"resume": None},
+                {"script": str(self._script)} | asdict(args) | {"resume": None},
                 METRICS + extra,
-                resume_step=self.counters.step if args.resume else None,
-                evaluated_step=self.counters.evaluated_step if args.resume else None,
+                resume_step=self._counters.step if args.resume else None,
+                evaluated_step=self._counters.evaluated_step if args.resume else None,
                 lock=lock,
             )
         except OSError as error:
@@ -411,6 +418,8 @@ class StopSignal:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+    asked: bool
+
     def __init__(self) -> None:
         self.asked = False
         self._previous = {}
@@ -421,7 +430,7 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
