@@ -12,27 +12,13 @@ import copy
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import ale_py.roms
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from ale_py.vector_env import AtariVectorEnv
 
-from gbcore import (
-    FrontierEpisodes,
-    GraphValues,
-    LeafTable,
-    PrioritizedReplay,
-    TransitionGraph,
-    categorical_targets,
-    point_masses,
-    prune,
-)
-from gbcore.categorical import back_up, level_bounds, pack, pad, unpack
-from gbcore.recent_rows import RecentRows
+from gbcore import FrontierEpisodes, PrioritizedReplay, TransitionGraph
 from gbcore.run import (
-    ELSEWHERE,
     Amount,
     Count,
     LearnerState,
@@ -42,12 +28,11 @@ from gbcore.run import (
     Share,
     errors_in_one_line,
     fail,
-    nearest,
     parse_flags,
     seed_everything,
-    write_video,
 )
-from gbcore.run.captured import CapturedCalls
+from gbcore.run.atari import evaluate, human_normalized, make_envs, record_video, task_of
+from gbcore.run.updates import updates_on
 
 # The five backups are two choices: where the subgraph comes from, and how a state's value is read.
 BACKUPS = {
@@ -112,16 +97,11 @@ class Args(RunFlags):
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
     depth: Count = 10
-    """nested backups per target, one-step always 1; 0 = no limit: the values of the whole graph"""
+    """nested backups per target; one-step: always 1"""
     breadth: Amount = 10
     """transitions followed per level of a graph backup; 0 = all"""
-    leaf_refresh: Annotated[int, (1, 1_000)] = 1
-    """updates for which targets reuse what the convolutions made of a state; 1: none. CPU only"""
     prior: Annotated[float, (0, 1e9)] = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
-    act_on: Literal["network", "graph"] = "network"
-    """what is greedy, in training and evaluation: the network, or the values of the whole graph
-    where the state is known"""
 
     n_atoms: Annotated[int, (2, 10_001)] = 51
     """atoms of the value distribution"""
@@ -146,9 +126,9 @@ class Args(RunFlags):
     """share of random actions in evaluation"""
 
     IDLE: ClassVar = {  # flags -> where they do nothing
-        "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
-        "depth": ("backup=one-step|whole-graph",),
-        "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
+        "breadth": ("backup=one-step|n-step|tree", "depth=1"),
+        "depth": ("backup=one-step",),
+        "prior": ("backup=one-step", "depth=1"),
         "frontier_share": ("exploration=epsilon-greedy",),
         "curve_episodes": ("eval_frequency=0",),
         "cuda_graphs": ("cuda=False",),
@@ -158,13 +138,6 @@ class Args(RunFlags):
     def check(self):
         if not self.v_min < self.v_max:
             fail(f"--v-min must be < --v-max, got {self.v_min} and {self.v_max}")
-        if self.leaf_refresh > 1 and (
-            self.cuda or self.target_network_frequency > 1 or self.depth == 0
-        ):
-            fail(
-                "--leaf-refresh above 1 requires --no-cuda, --target-network-frequency 1 and a "
-                "--depth above 0"
-            )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -279,15 +252,10 @@ def make_network(args, obs_shape, num_actions):
 
 
 class Learner(LearnerState):
-    """Online and target network, and the update that all five backups share.
+    """Online and target network, and the update that all five backups share."""
 
-    On a CPU the states to evaluate are pruned to those that the greedy paths read. On a GPU, where
-    that would be a wait at every level, all are evaluated, in shapes padded to a few sizes. Updates
-    of a size seen before are replayed as one CUDA graph, to which indices travel; so is acting.
-    With --depth 0 targets read values that are kept: one way on both.
-    """
-
-    SAVED = ("num_updates", "num_fresh", "leaves", "graph_values", "recent")
+    SAVED = ("num_updates", "num_evaluated")
+    num_evaluated = 0  # in place of LearnerState's, which is of a table
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
@@ -304,253 +272,77 @@ class Learner(LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True,
             capturable=device.type != "cpu",
         )  # fmt: skip
-        self.num_updates = self.num_fresh = 0  # states that targets had evaluated, `leaves` aside
-        self.leaves = self.graph_values = self.recent = None
-        if args.depth == 0 or args.act_on == "graph":
-            self.leaves = LeafTable(graph, lambda x: self.values(self.to_device(x)).cpu().numpy())
-            self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
-        if args.leaf_refresh > 1:
-            width = self.online.value_hidden.weight.shape[1]
-            self.recent = RecentRows(graph, self.features_of, args.leaf_refresh, width, self.dtype)
-        self.padded = device.type != "cpu" and args.depth > 0
-        self.frames = None  # the graph's, on the GPU: uint8 [capacity, 84, 84]
-        use_graphs = args.cuda_graphs and device.type != "cpu"
-        self.captured = CapturedCalls(self.fixed_update, use_graphs)
-        self.captured_act = CapturedCalls(self.best_actions, use_graphs)
-
-    @property
-    def num_evaluated(self):
-        return self.num_fresh + (0 if self.leaves is None else self.leaves.num_evaluated)
+        self.num_updates = self.num_evaluated = 0  # states that targets had evaluated
+        self.updates = updates_on(device, graph, replay.capacity + 1024, args.cuda_graphs)
 
     @torch.no_grad()
-    def values(self, obs, noisy=False):
-        """Values [n, num_actions] of a uint8 Tensor [n, 4, 84, 84]."""
+    def best_actions(self, obs, noisy):
+        """Greedy actions int64 [n] of a uint8 Tensor [n, 4, 84, 84]."""
         # Forming weights moves memory, which is scarce on a CPU, in fewer launches, a GPU's cost.
         factored = noisy and self.device.type == "cpu"
         heads = self.online.factored_heads() if factored else self.online.heads(noisy)
-        return self.online.values(obs, heads)
-
-    def best_actions(self, noisy, obs):
-        return self.values(obs, noisy).argmax(dim=1)
+        return self.online.values(obs, heads).argmax(dim=1)
 
     def act(self, obs, noisy=False):
         """Greedy actions int64 [n] for uint8 [n, 4, 84, 84]."""
-
-        def of_network(obs):
-            best = self.best_actions if self.device.type == "cpu" else self.captured_act
-            return best(noisy, self.to_device(obs)).cpu().numpy()
-
-        if self.args.act_on == "graph":
-            return self.graph_values.act(obs, otherwise=of_network)
-        return of_network(obs)
+        return self.updates.act(self.best_actions, obs, noisy)
 
     def update(self, batch, rng):
         """One gradient step. Returns float32 [B + 2]: errors of the batch, loss, mean value."""
-        args = self.args
-        if self.graph_values is not None:
-            if self.num_updates % 8_000 == 0:
-                self.graph_values.renew()
-            else:
-                self.graph_values.update()
+        args, online, target, dtype = self.args, self.online, self.target, self.dtype
         source, rule = BACKUPS[args.backup]
         depth = 1 if args.backup == "one-step" else args.depth
-        subgraphs = None
-        if depth > 0:
-            subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
-        result = (self.padded_update if self.padded else self.pruned_update)(batch, subgraphs, rule)
+        subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
+
+        def learn(states, obs, actions, weights):  # a GPU captures it: nothing here may wait for it
+            heads = online.heads(dtype=dtype)
+            with torch.no_grad():
+                target_heads = target.heads(dtype=dtype)
+
+                def select(obs):
+                    features = online.features(obs, dtype)
+                    return features, online.log_pmf(features, heads).exp() @ self.support
+
+                features, selector_q = states.select(select)  # [L, 3136], [M, num_actions]
+                if not self.shared:
+                    features = target.features(states.leaf_obs(), dtype)
+                leaf_pmf = target.log_pmf(features, target_heads).exp()  # [L, num_actions, n_atoms]
+                targets = states.targets(leaf_pmf, selector_q, self.support, args.gamma)
+
+            log_pmf = online.log_pmf(online.features(obs, dtype), heads)
+            log_pmf = log_pmf[torch.arange(len(obs), device=self.device), actions]  # [B, n_atoms]
+            cross_entropy = -(targets * log_pmf).sum(dim=1)  # [B]
+            loss = (weights * cross_entropy).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            clip_gradients(online.parameters(), args.max_grad_norm)
+            self.optimizer.step()
+            with torch.no_grad():
+                divergence = cross_entropy + torch.special.xlogy(targets, targets).sum(dim=1)
+                q_values = (log_pmf.exp() @ self.support).mean()
+                return torch.cat([divergence, torch.stack([loss, q_values])])
+
+        result, num_evaluated = self.updates.update(learn, subgraphs, batch, rule, args.prior)
+        self.num_evaluated += num_evaluated
         self.num_updates += 1
         if not self.shared and self.num_updates % args.target_network_frequency == 0:
             with torch.no_grad():
-                torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
+                torch._foreach_copy_(list(target.parameters()), list(online.parameters()))
         return result
 
-    def draw_heads(self):
-        """Noisy weights: the online network's, the same to select actions with, the target's."""
-        heads = self.online.heads(dtype=self.dtype)
-        fixed = [(weight.detach(), bias.detach()) for weight, bias in heads]
-        with torch.no_grad():
-            return heads, fixed, self.target.heads(dtype=self.dtype)
 
-    def pruned_update(self, batch, subgraphs, rule):
-        """An update that evaluates as few states as the rule can do with.
-
-        With --depth 0 none: it goes towards values of the whole graph, each as a point mass.
-        """
-        if subgraphs is None:
-            heads = self.online.heads(dtype=self.dtype)
-            values = torch.from_numpy(self.graph_values.targets(batch.nodes, batch.actions))
-            targets = point_masses(values.to(self.device), self.support)
-        else:
-            heads, fixed_heads, target_heads = self.draw_heads()
-            targets = self.pruned_targets(subgraphs, rule, fixed_heads, target_heads)
-        obs = self.observations(batch.nodes)
-        return self.step(heads, targets, obs, *map(self.to_device, (batch.actions, batch.weights)))
-
-    @torch.no_grad()
-    def pruned_targets(self, subgraphs, rule, online_heads, target_heads):
-        """Target distributions [B, n_atoms] from the states on the greedy paths, level by level."""
-        features, q = [], []  # of the nodes asked for, in that order
-        if self.recent is not None:
-            self.recent.begin_update()
-        features_of = self.features_of if self.recent is None else self.recent.rows
-
-        def choose(nodes):
-            features.append(features_of(nodes))
-            q.append(self.online.log_pmf(features[-1], online_heads).exp() @ self.support)
-            return q[-1].argmax(dim=1).cpu().numpy()
-
-        subgraphs, is_leaf = prune(subgraphs, rule, choose, self.args.prior)
-        if rule == "behaviour" or not features:
-            choose(subgraphs.nodes)
-        read = torch.from_numpy(np.flatnonzero(is_leaf)).to(self.device)
-        if self.shared:
-            leaf_features = torch.cat(features)[read]
-        else:
-            obs = self.observations(subgraphs.nodes[is_leaf])
-            leaf_features = self.target.features(obs, self.dtype)
-        leaf_pmf = self.support.new_zeros(len(is_leaf), self.online.num_actions, len(self.support))
-        leaf_pmf[read] = self.target.log_pmf(leaf_features, target_heads).exp()  # [M, A, n_atoms]
-        return categorical_targets(
-            subgraphs, leaf_pmf, self.support, self.args.gamma, rule, torch.cat(q),
-            prior=self.args.prior,
-        )  # fmt: skip
-
-    def features_of(self, nodes):
-        """Features [n, 3136] of node ids."""
-        self.num_fresh += len(nodes)
-        return self.online.features(self.observations(nodes), self.dtype)
-
-    def step(self, heads, targets, obs, actions, weights):
-        """Loss, gradient and Adam for targets [B, n_atoms]; result as of `update`."""
-        log_pmf = self.online.log_pmf(self.online.features(obs, self.dtype), heads)
-        log_pmf = log_pmf[torch.arange(len(actions), device=self.device), actions]  # [B, n_atoms]
-        cross_entropy = -(targets * log_pmf).sum(dim=1)  # [B]
-        loss = (weights * cross_entropy).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        parameters, max_norm = list(self.online.parameters()), self.args.max_grad_norm
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-        # A captured update cannot ask for the norm; where one can, megabytes are not scaled by 1.
-        if self.padded or norm > max_norm:
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        self.optimizer.step()
-        with torch.no_grad():
-            divergence = cross_entropy + torch.special.xlogy(targets, targets).sum(dim=1)
-            q_values = (log_pmf.exp() @ self.support).mean()
-            return torch.cat([divergence, torch.stack([loss, q_values])])
-
-    def padded_update(self, batch, subgraphs, rule):
-        """A GPU's update, of one of a few shapes: only indices and a few floats travel there."""
-        subgraphs = pad(subgraphs)
-        nodes = np.concatenate([subgraphs.nodes, batch.nodes])
-        self.num_fresh += len(subgraphs.nodes)
-        integers, floats = pack(subgraphs)
-        frame_ids = self.graph.frame_ids_of(nodes).reshape(-1)
-        integers = np.concatenate([integers, batch.actions, frame_ids])
-        floats = np.concatenate([floats, batch.weights]).astype(np.float32)
-        shape = len(subgraphs.nodes), level_bounds(subgraphs)
-        return self.captured(shape, self.to_device(integers), self.to_device(floats))
-
-    def fixed_update(self, shape, integers, floats):
-        """Nothing in here waits for the device or depends on what the two tensors hold.
-
-        shape: M and the subgraphs' `level_bounds`; integers int64: `pack`ed subgraphs, actions [B],
-        frame ids [4 (M + B)]; floats: `pack`ed subgraphs, weights [B].
-        """
-        (num_nodes, levels), batch_size = shape, self.args.batch_size
-        num_frames = 4 * (num_nodes + batch_size)
-        integers, actions, frames = integers.tensor_split([-batch_size - num_frames, -num_frames])
-        floats, weights = floats.tensor_split([-batch_size])
-        obs = self.frames[frames].view(-1, 4, 84, 84)
-        heads, fixed_heads, target_heads = self.draw_heads()
-        with torch.no_grad():
-            leaf_obs = obs[:num_nodes]
-            features = self.online.features(leaf_obs, self.dtype)  # [M, 3136]
-            selector_q = self.online.log_pmf(features, fixed_heads).exp() @ self.support
-            if not self.shared:
-                features = self.target.features(leaf_obs, self.dtype)
-            leaf_pmf = self.target.log_pmf(features, target_heads).exp()  # [M, A, n_atoms]
-            _, rule = BACKUPS[self.args.backup]
-            targets = back_up(
-                unpack(levels, integers, floats), levels, leaf_pmf, self.support, self.args.gamma,
-                rule, selector_q, prior=self.args.prior, dense=True,
-            )  # fmt: skip
-        return self.step(heads, targets, obs[num_nodes:], actions, weights)
-
-    def node(self, obs):
-        """Node of an observation uint8 [4, 84, 84], whose frames are sent to the GPU at once."""
-        node = self.graph.node(obs)
-        if self.padded:
-            self.make_room_for_frames()
-            frame_ids = self.graph.frame_ids_of(np.array([node]))[0]
-            for i, frame in zip(frame_ids, self.to_device(obs), strict=True):  # at once: a sort
-                self.frames[i] = frame
-        return node
-
-    def make_room_for_frames(self):
-        """Grow the GPU's frames as the graph's grow. What was captured names the old place."""
-        wanted = self.graph.num_frame_ids
-        if self.frames is None or wanted > len(self.frames):
-            capacity = max(self.replay.capacity + 1024, 5 * wanted // 4)
-            self.frames = torch.zeros((capacity, 84, 84), dtype=torch.uint8, device=self.device)
-            self.frames[:wanted] = torch.tensor(self.graph.frames)
-            self.captured.plans.clear()
-
-    def to_device(self, array):
-        """A tensor of the array, without waiting for the device."""
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":  # memory that stays put until it was copied
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
-
-    def observations(self, nodes):
-        """uint8 Tensor [n, 4, 84, 84] of node ids."""
-        return self.to_device(self.graph.observations_of(nodes))
+def clip_gradients(parameters, max_norm):
+    """Scale gradients to this norm, if theirs is larger."""
+    parameters = list(parameters)
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    # A captured update cannot ask for the norm; where one can, megabytes are not scaled by 1.
+    if norm.device.type != "cpu" or norm > max_norm:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
 
 
 # --------------------------------------------------------------------------------------------------
 # Environment
 # --------------------------------------------------------------------------------------------------
-
-
-# Random and human scores of the 26 games of Atari 100K (Mnih et al. 2015; van Hasselt et al. 2016).
-REFERENCE_SCORES = {
-    "alien": (227.8, 7127.7), "amidar": (5.8, 1719.5), "assault": (222.4, 742.0),
-    "asterix": (210.0, 8503.3), "bank_heist": (14.2, 753.1), "battle_zone": (2360.0, 37187.5),
-    "boxing": (0.1, 12.1), "breakout": (1.7, 30.5), "chopper_command": (811.0, 7387.8),
-    "crazy_climber": (10780.5, 35829.4), "demon_attack": (152.1, 1971.0), "freeway": (0.0, 29.6),
-    "frostbite": (65.2, 4334.7), "gopher": (257.6, 2412.5), "hero": (1027.0, 30826.4),
-    "jamesbond": (29.0, 302.8), "kangaroo": (52.0, 3035.0), "krull": (1598.0, 2665.5),
-    "kung_fu_master": (258.5, 22736.3), "ms_pacman": (307.3, 6951.6), "pong": (-20.7, 14.6),
-    "private_eye": (24.9, 69571.3), "qbert": (163.9, 13455.0), "road_runner": (11.5, 7845.0),
-    "seaquest": (68.4, 42054.7), "up_n_down": (533.4, 11693.2),
-}  # fmt: skip
-
-
-def human_normalized(game, score):
-    """0 for random play, 1 for a human tester; None where neither is known."""
-    if game not in REFERENCE_SCORES:
-        return None
-    random_score, human_score = REFERENCE_SCORES[game]
-    return (score - random_score) / (human_score - random_score)
-
-
-def make_envs(game, num_envs, life_loss_is_done=False, **options):
-    """Atari 100K: 4 grey 84x84 frames, frame skip 4, max of 2, no sticky actions, <= 30 no-ops.
-
-    Autoreset is NEXT_STEP: the step after an end ignores its action and returns the first
-    observation of the next episode. With life_loss_is_done a lost life is reported as termination
-    and the game goes on, so that not every end is followed by a reset: see `is_reset`.
-    """
-    return AtariVectorEnv(
-        game,
-        num_envs,
-        autoreset_mode="NextStep",
-        life_loss_info=life_loss_is_done,
-        reward_clipping=False,
-        use_fire_reset=False,
-        **options,
-    )
 
 
 def is_reset(done, frame, next_frame):
@@ -603,89 +395,9 @@ class Game:
                 raise ValueError("the game ends earlier with this version of its environment")
 
 
-def task_of(env_id):
-    """ROM name of a game, from any spelling of it that people use."""
-    name = env_id.strip().lower().removeprefix("ale/").split("-v")[0].removesuffix("noframeskip")
-    games = {rom.replace("_", ""): rom for rom in ale_py.roms.get_all_rom_ids()}
-    key = name.replace("_", "").replace("-", "").replace(" ", "")
-    if key not in games:
-        fail(f"unknown game {env_id!r}; nearest: {nearest(key, games)}; {ELSEWHERE}")
-    return games[key]
-
-
 def make_env(args, env_id, rng, render=False):
     """A game of which every reset draws a seed from rng."""
     return Game(env_id, rng)
-
-
-def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
-    """Returns and lengths of num_episodes full games, played in parallel environments.
-
-    Each environment plays its share of the episodes from first to last, so that short games are
-    not over-represented, and rests after that. policy: uint8 [n, 4, 84, 84] -> actions [n]. None if
-    stop, a StopSignal, was asked.
-    """
-    num_envs = min(args.eval_envs, num_episodes)
-    rng = np.random.default_rng(seed)
-    # Consecutive seeds, the default, would play the same games for runs of neighbouring seeds.
-    seeds = np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) >> 1
-    # A vector environment would step those that have finished as well: one for each, with a thread.
-    envs = [make_envs(env_id, 1, num_threads=1) for _ in range(num_envs)]
-    quota = np.full(num_envs, num_episodes // num_envs)
-    quota[: num_episodes % num_envs] += 1
-    returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
-    done = np.zeros(num_envs, np.bool_)
-    finished = [[] for _ in range(num_envs)]
-    obs = np.concatenate([env.reset(seed=int(s))[0] for env, s in zip(envs, seeds, strict=True)])
-    while quota.any() and not (stop is not None and stop.asked):
-        playing = np.flatnonzero(quota)
-        actions = np.zeros(num_envs, np.int64)
-        actions[playing] = policy(obs[playing])
-        explore = rng.random(num_envs) < args.eval_epsilon
-        actions[explore] = rng.integers(envs[0].single_action_space.n, size=explore.sum())
-        for i in playing:
-            envs[i].send(actions[i : i + 1])
-        for i in playing:
-            obs[i : i + 1], reward, terminated, truncated, _ = envs[i].recv()
-            if done[i]:  # after an end, this step was a reset
-                done[i] = False
-                continue
-            returns[i] += reward[0]
-            lengths[i] += 1
-            done[i] = terminated[0] or truncated[0]
-            if done[i]:
-                finished[i].append((float(returns[i]), int(lengths[i])))
-                quota[i] -= 1
-                returns[i], lengths[i] = 0.0, 0
-    for env in envs:
-        env.close()
-    if quota.any():
-        return None
-    episodes = [episode for one_env in finished for episode in one_env]
-    return [r for r, _ in episodes], [n for _, n in episodes]
-
-
-def record_video(args, env_id, policy, seed, path):
-    """Write one episode in colour, as mp4: a second game follows the first, action by action."""
-    rng = np.random.default_rng(seed)
-    seed = int(rng.integers(2**31))
-    envs = make_envs(env_id, 1)
-    screen = make_envs(
-        env_id, 1, grayscale=False, stack_num=1, img_height=210, img_width=160, maxpool=False
-    )
-
-    def frames():
-        obs, done, picture = envs.reset(seed=seed)[0], False, screen.reset(seed=seed)[0]
-        while not done:
-            yield picture[0, 0]
-            action = policy(obs)
-            if rng.random() < args.eval_epsilon:
-                action = rng.integers(envs.single_action_space.n, size=1)
-            obs, _, terminated, truncated, _ = envs.step(action)
-            picture = screen.step(action)[0]
-            done = terminated[0] or truncated[0]
-
-    write_video(path, frames(), fps=15, zoom=2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -695,7 +407,7 @@ def record_video(args, env_id, policy, seed, path):
 
 def train(args, run, env, learner, rng):
     """The agent-environment loop, from where the run stands."""
-    replay, frontier = learner.replay, run.frontier
+    graph, replay, frontier = learner.graph, learner.replay, run.frontier
 
     def act(node, obs, step):
         """The way to what was never tried, in a frontier episode that knows one. Else
@@ -708,7 +420,7 @@ def train(args, run, env, learner, rng):
             return int(rng.integers(env.num_actions))
         return int(learner.act(obs[None], noisy=True)[0]) if action is None else action
 
-    obs, node = env.obs, learner.node(env.obs)
+    obs, node = env.obs, graph.node(env.obs)
     for step in run.steps():
         if run.evaluation_is_due():
             seed, number = args.seed + 10_000, args.curve_episodes
@@ -721,11 +433,11 @@ def train(args, run, env, learner, rng):
                 frontier.take_back()
             run.end_episode()
             obs = env.reset()
-            node = learner.node(obs)
+            node = graph.node(obs)
             action = act(node, obs, step)
             moved = env.step(action)
         obs, reward, terminated, _ = moved
-        next_node = learner.node(obs)
+        next_node = graph.node(obs)
         replay.add(node, action, float(np.clip(reward, -1, 1)), next_node, terminated)
         run.count(reward)
         node = next_node

@@ -289,10 +289,10 @@ def is_one_line(capsys, *words):
     return True
 
 
-def play(script, folder, evaluate=lambda *_: ([0.0], [1]), padded=False, **flags):
+def play(script, folder, evaluate=lambda *_: ([0.0], [1]), **flags):
     """The learner of a run in this process, of random steps if nothing else is asked; its folder.
 
-    Nothing is evaluated in earnest. padded: as a GPU would learn, but here.
+    Nothing is evaluated in earnest.
     """
     flags = {"learning_starts": 10**6, "log_frequency": 1, "threads": 1, "cuda": False} | flags
     learners = []
@@ -300,7 +300,6 @@ def play(script, folder, evaluate=lambda *_: ([0.0], [1]), padded=False, **flags
     class Learner(script.Learner):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            self.padded = padded
             learners.append(self)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,19 +11,22 @@ from torch.utils._pytree import tree_leaves
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
 from gbcore.run import captured
+from gbcore.run.updates import OnGPU
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
 def make_learner(device, **flags):
-    """A learner on a device, and a batch of a replay of a few states with crossovers."""
+    """A learner that updates as on a GPU, and a batch of a replay of few states with crossovers."""
     args = script.Args(cuda=False, batch_size=8, breadth=5, **flags)
     graph, rng = TransitionGraph(3, (4, 84, 84), frame_stack=True), np.random.default_rng(0)
     replay = PrioritizedReplay(graph, 60, args.priority_exponent)
     learner = script.Learner(args, graph, replay, torch.device(device))
-    node = learner.node(np.zeros((4, 84, 84), np.uint8))
+    if device == "cpu":
+        learner.updates = OnGPU(graph, torch.device("cpu"), 0, False)
+    node = graph.node(np.zeros((4, 84, 84), np.uint8))
     for _ in range(60):
-        next_node = learner.node(np.full((4, 84, 84), rng.integers(9), np.uint8))
+        next_node = graph.node(np.full((4, 84, 84), rng.integers(9), np.uint8))
         replay.add(node, int(rng.integers(3)), 1.0, next_node, bool(rng.random() < 0.1))
         node = next_node
     return learner, replay.sample(8, rng, 0.5), rng
@@ -42,18 +45,20 @@ class NothingFromTheHost(TorchDispatchMode):
             raise RuntimeError(f"{operation} takes something from the host")
         return result
 
-    @classmethod
-    def within(cls, function):
-        def watched(*args):
-            with cls():
-                return function(*args)
-
-        return watched
-
 
 def test_a_number_that_capture_refuses_is_noticed():
-    with pytest.raises(RuntimeError, match="from the host"):
-        NothingFromTheHost.within(lambda x: x.__setitem__((0, 1), 1))(torch.ones(2, 2).to("meta"))
+    x = torch.ones(2, 2).to("meta")
+    with NothingFromTheHost(), pytest.raises(RuntimeError, match="from the host"):
+        x[0, 1] = 1
+
+
+def watched(calls, function, kind, *tensors, call=captured.CapturedCalls.__call__):
+    def within(*tensors):
+        with NothingFromTheHost():
+            return function(*tensors)
+
+    within.__name__ = function.__name__
+    return call(calls, within, kind, *tensors)
 
 
 @pytest.mark.parametrize("flags", [{}, {"prior": 2.0}, {"target_network_frequency": 2}])
@@ -67,35 +72,29 @@ def test_the_padded_update_waits_for_no_device_and_mixes_none(backup, flags, mon
     """
     learner, batch, rng = make_learner("meta", backup=backup, **flags)
     monkeypatch.setattr(learner.optimizer, "step", lambda: None)
-    for calls in (learner.captured, learner.captured_act):
-        monkeypatch.setattr(calls, "function", NothingFromTheHost.within(calls.function))
+    monkeypatch.setattr(captured.CapturedCalls, "__call__", watched)
     for _ in range(2):
         result = learner.update(batch, rng)
         assert (result.device.type, tuple(result.shape)) == ("meta", (8 + 2,))
-    obs = torch.empty((5, 4, 84, 84), dtype=torch.uint8, device="meta")
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda actions: seen.append(actions) or torch.ones(5))
+    seen = []
     for noisy in (False, True):
-        actions = learner.captured_act(noisy, obs)
-        assert (actions.device.type, tuple(actions.shape)) == ("meta", (5,))
+        learner.act(np.zeros((5, 4, 84, 84), np.uint8), noisy)
+    assert [(actions.device.type, *actions.shape) for actions in seen] == [("meta", 5)] * 2
     assert all(p.grad.device.type == "meta" for p in learner.online.parameters())
-
-
-def padded_on_cpu(use_graphs):
-    learner, batch, rng = make_learner("cpu")
-    learner.padded, learner.captured.use_graphs = True, use_graphs
-    learner.make_room_for_frames()
-    return learner, batch, rng
 
 
 def test_where_capture_fails_the_same_operations_go_on_one_by_one(monkeypatch, capsys):
     results = []
     for use_graphs in (False, True):  # on a CPU every capture fails
         torch.manual_seed(0)
-        learner, batch, _ = padded_on_cpu(use_graphs)
+        learner, batch, _ = make_learner("cpu")
+        learner.updates.captured.use_graphs = use_graphs
         rng = np.random.default_rng(1)
         results.append([learner.update(batch, rng).numpy() for _ in range(4)])
     np.testing.assert_array_equal(*results)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no CUDA graph of fixed_update" in line
+    assert "no CUDA graph of update" in line
 
 
 def broken(*_):
@@ -103,8 +102,8 @@ def broken(*_):
 
 
 def test_a_first_update_that_fails_names_the_way_out(monkeypatch, capsys):
-    learner, batch, rng = padded_on_cpu(False)
-    monkeypatch.setattr(learner.captured, "function", broken)
+    learner, batch, rng = make_learner("cpu")
+    monkeypatch.setattr(learner.online, "log_pmf", broken)
     with pytest.raises(SystemExit) as stop:
         learner.update(batch, rng)
     assert stop.value.code == 1
@@ -114,10 +113,10 @@ def test_a_first_update_that_fails_names_the_way_out(monkeypatch, capsys):
 
 
 def test_what_fails_later_is_not_told_as_the_first_update(monkeypatch):
-    learner, batch, rng = padded_on_cpu(False)
+    learner, batch, rng = make_learner("cpu")
     learner.update(batch, rng)
-    learner.captured.plans.clear()  # as where the frames have moved
-    monkeypatch.setattr(learner.captured, "function", broken)
+    learner.updates.captured.plans.clear()  # as where the frames have moved
+    monkeypatch.setattr(learner.online, "log_pmf", broken)
     with pytest.raises(RuntimeError, match="no kernel image"):
         learner.update(batch, rng)
 
@@ -132,15 +131,20 @@ def test_a_captured_call_is_replayed(monkeypatch):
 
     monkeypatch.setattr(
         captured.CapturedCalls, "_captured",
-        lambda self, kind, plan: plan._replace(graph=Graph(), result=plan.tensors[0]),
+        lambda self, function, plan: plan._replace(graph=Graph(), result=plan.tensors[0]),
     )  # fmt: skip
-    call = captured.CapturedCalls(lambda kind, x: calls.append(kind) or 2 * x, True)
-    outputs = [call("a", torch.full((2,), i)) for i in range(3)]
-    assert (calls, len(replays)) == (["a"], 2)
+    call = captured.CapturedCalls(torch.device("cpu"), True)
+
+    def double(x):
+        calls.append(len(x))
+        return 2 * x
+
+    outputs = [call(double, "a", torch.full((2,), i)) for i in range(3)]
+    assert (calls, len(replays)) == ([2], 2)
     assert [o.tolist() for o in outputs] == [[0, 0], [1, 1], [2, 2]]
-    call("b", torch.zeros(2))
-    call("a", torch.zeros(3))
-    assert calls == ["a", "b", "a"]
+    call(double, "b", torch.zeros(2))
+    call(double, "a", torch.zeros(3))
+    assert calls == [2, 2, 3]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

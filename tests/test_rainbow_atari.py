@@ -11,6 +11,7 @@ from conftest import command, is_one_line, jitted, only_run, play, read_metrics,
 
 import gb_rainbow_atari as script
 from gbcore import FrontierEpisodes, PrioritizedReplay, TransitionGraph, categorical_targets
+from gbcore.run import atari, updates
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 SMALL = [
@@ -93,7 +94,7 @@ def test_game_without_lives_ends_once(tmp_path):
 def test_rewards_are_clipped_for_training_but_reported_raw(tmp_path):
     learner = learner_of(tmp_path, "alien", 400)  # a dot is worth 10 points
     assert learner.replay.reward.max() == 1.0
-    returns, _ = script.evaluate(
+    returns, _ = atari.evaluate(
         script.Args(eval_envs=2, eval_epsilon=0.0), "alien",
         lambda obs: np.random.default_rng(int(obs.sum())).integers(18, size=len(obs)), 3, 2,
     )  # fmt: skip
@@ -125,29 +126,29 @@ class Timed:
 def test_evaluate_plays_each_environment_its_share(monkeypatch):
     """The short game does not get more episodes for being over first."""
     games = iter([Timed(9), Timed(2)])
-    monkeypatch.setattr(script, "make_envs", lambda *_, **__: next(games))
+    monkeypatch.setattr(atari, "make_envs", lambda *_, **__: next(games))
     args = script.Args(eval_envs=2, eval_epsilon=0.0)
-    found = script.evaluate(args, "", lambda obs: np.ones(len(obs)), 5, 3)
+    found = atari.evaluate(args, "", lambda obs: np.ones(len(obs)), 5, 3)
     assert found == ([9, 9, 2], [9, 9, 2])
 
 
 def test_video_is_written(tmp_path):
     path = tmp_path / "episode.mp4"
     args = script.Args(eval_epsilon=0.0)
-    script.record_video(args, "pong", lambda obs: np.full(len(obs), 2), 1, path)
+    atari.record_video(args, "pong", lambda obs: np.full(len(obs), 2), 1, path)
     assert path.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", ["Freeway", "freeway", "ALE/Freeway-v5", "FreewayNoFrameskip-v4"])
 def test_spellings_of_a_game(name):
-    assert script.task_of(name) == "freeway"
-    assert script.task_of("MsPacman") == script.task_of("ms_pacman") == "ms_pacman"
+    assert atari.task_of(name) == "freeway"
+    assert atari.task_of("MsPacman") == atari.task_of("ms_pacman") == "ms_pacman"
 
 
 def test_all_games_of_the_suite_exist():
-    assert len(script.REFERENCE_SCORES) == 26
-    for game in script.REFERENCE_SCORES:
-        assert script.task_of(game) == game
+    assert len(atari.REFERENCE_SCORES) == 26
+    for game in atari.REFERENCE_SCORES:
+        assert atari.task_of(game) == game
 
 
 # --------------------------------------------------------------------------------------------------
@@ -175,10 +176,7 @@ def filled(request):
             node = next_node
             if rng.random() < 0.05:
                 learner.replay.end_episode()
-        batch = learner.replay.sample(16, rng, 0.4)
-        source, rule = script.BACKUPS[request.param]
-        depth = 1 if request.param == "one-step" else 4
-        return learner, batch, learner.replay.subgraphs(batch, source, depth, 3, rng), rule
+        return learner, learner.replay.sample(16, rng, 0.4)
 
     return make
 
@@ -186,50 +184,60 @@ def filled(request):
 graph_alone = pytest.mark.parametrize("filled", ["graph"], indirect=True)
 
 
-def whole_targets(learner, subgraphs, rule, online_heads, target_heads):
+def on_gpu(learner):
+    """The learner, which updates as on a GPU, but here."""
+    learner.updates = updates.OnGPU(learner.graph, torch.device("cpu"), 0, False)
+    return learner
+
+
+def updated(learner, batch):
+    """What an update returns, and its targets; always of the same noise and subgraphs."""
+    found = []
+    torch.manual_seed(1)
+    with pytest.MonkeyPatch.context() as patch:
+        for states in (updates.PathStates, updates.PaddedStates):
+
+            def noted(*args, of=states.targets):
+                found.append(of(*args))
+                return found[-1]
+
+            patch.setattr(states, "targets", noted)
+        result = learner.update(batch, np.random.default_rng(1))
+    return result, *found
+
+
+def whole_targets(learner, batch):
     """Targets as they are written in the paper: every state evaluated by both networks."""
-    obs = learner.observations(subgraphs.nodes)
+    args, online, target = learner.args, learner.online, learner.target
+    source, rule = script.BACKUPS[args.backup]
+    depth, rng = (1 if args.backup == "one-step" else args.depth), np.random.default_rng(1)
+    subgraphs = learner.replay.subgraphs(batch, source, depth, args.breadth, rng)
+    obs = torch.from_numpy(learner.graph.observations_of(subgraphs.nodes))
+    torch.manual_seed(1)
     with torch.no_grad():
-        online, target = learner.online, learner.target
-        selector_q = online.log_pmf(online.features(obs), online_heads).exp() @ learner.support
+        heads, target_heads = online.heads(), target.heads()
+        selector_q = online.log_pmf(online.features(obs), heads).exp() @ learner.support
         leaf_pmf = target.log_pmf(target.features(obs), target_heads).exp()
-    args = learner.args
-    return categorical_targets(
+    return subgraphs, categorical_targets(
         subgraphs, leaf_pmf, learner.support, args.gamma, rule, selector_q, prior=args.prior
     )
 
 
 @pytest.mark.parametrize(("frequency", "prior"), [(1, 0.0), (7, 2.0)])
-def test_pruned_targets_are_the_targets(filled, frequency, prior):
+@pytest.mark.parametrize("on", [lambda learner: learner, on_gpu], ids=["cpu", "gpu"])
+def test_targets_of_an_update_are_the_targets(filled, frequency, prior, on):
     flags = {"target_network_frequency": frequency, "prior": prior, "gamma": 0.9}
-    learner, _, subgraphs, rule = filled(**flags)
+    learner, batch = filled(**flags)
     if frequency > 1:
         with torch.no_grad():
             for parameter in learner.target.parameters():
                 parameter.add_(0.01 * torch.randn_like(parameter))
-    with torch.no_grad():
-        heads, target_heads = learner.online.heads(), learner.target.heads()
-    whole = whole_targets(learner, subgraphs, rule, heads, target_heads)
-    pruned = learner.pruned_targets(subgraphs, rule, heads, target_heads)
-    torch.testing.assert_close(pruned, whole, rtol=0, atol=1e-6)
+    subgraphs, whole = whole_targets(learner, batch)
+    _, targets = updated(on(learner), batch)
+    torch.testing.assert_close(targets, whole, rtol=0, atol=1e-6)
     torch.testing.assert_close(whole.sum(1), torch.ones(16), rtol=0, atol=1e-5)
-    assert learner.num_evaluated <= len(subgraphs.nodes)
-
-
-def test_features_are_read_again_for_some_updates(filled):
-    """With the network left alone, old features are what new ones would be."""
-    learner, _, subgraphs, rule = filled(leaf_refresh=3)
-    heads = learner.online.heads()
-    evaluated, targets = [0], []
-    for _ in range(4):
-        targets.append(learner.pruned_targets(subgraphs, rule, heads, heads))
-        evaluated.append(learner.num_evaluated)
-    assert np.sign(np.diff(evaluated)).tolist() == [1, 0, 0, 1]
-    torch.testing.assert_close(targets[1:], targets[:1] * 3, rtol=0, atol=0)
-    learner, *_ = filled()
-    torch.testing.assert_close(
-        learner.pruned_targets(subgraphs, rule, heads, heads), targets[0], rtol=0, atol=1e-6
-    )
+    if on is not on_gpu:
+        assert learner.num_evaluated <= len(subgraphs.nodes)
 
 
 @pytest.mark.parametrize(("frequency", "prior"), [(1, 0.0), (2, 1.0)])
@@ -238,14 +246,11 @@ def test_updates_of_fixed_shape_are_the_updates(filled, frequency, prior, monkey
     results, weights, sources = [], [], set()
     spy(monkeypatch, PrioritizedReplay, "subgraphs",
         lambda of, batch, source, *_: sources.add(source))  # fmt: skip
-    for padded in (False, True):
+    for on in (lambda learner: learner, on_gpu):
         flags = {"target_network_frequency": frequency, "prior": prior, "gamma": 0.9}
-        learner, *_ = filled(batch_size=16, **flags)
+        learner = on(filled(batch_size=16, **flags)[0])
         sources.clear()
         rng = np.random.default_rng(1)
-        learner.padded = padded
-        if padded:
-            learner.make_room_for_frames()
         torch.manual_seed(1)
         for _ in range(5):
             batch = learner.replay.sample(16, rng, 0.4)
@@ -267,7 +272,6 @@ def test_captured_updates_and_actions_are_the_same(filled):
         )
         device = torch.device("cuda")
         learner = script.Learner(learner.args, learner.graph, learner.replay, device)
-        learner.make_room_for_frames()
         rng = np.random.default_rng(1)
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(12):
@@ -275,63 +279,67 @@ def test_captured_updates_and_actions_are_the_same(filled):
                 results.append(learner.update(batch, rng).cpu())
                 obs = learner.graph.observations_of(batch.nodes[:1])
                 actions.append(int(learner.act(obs, noisy=True)[0]))
-        for calls in (learner.captured, learner.captured_act):
-            assert any(plan.graph for plan in calls.plans.values()) == cuda_graphs
+        captured = {key[0] for key, plan in learner.updates.captured.plans.items() if plan.graph}
+        assert captured == ({"update", "act"} if cuda_graphs else set())
     assert actions[:12] == actions[12:]
     torch.testing.assert_close(results[:12], results[12:], rtol=1e-4, atol=1e-5)
 
 
 def test_frames_on_the_device_follow_the_graph(tmp_path):
     """Also where ids are freed and used again: the replay holds 60 of 200 transitions."""
-    learner = learner_of(tmp_path, "breakout", 200, buffer_size=60, padded=True)
-    nodes = np.unique(learner.replay.node)
-    ids = learner.graph.frame_ids_of(nodes)
-    expected = learner.graph.observations_of(nodes)
-    assert learner.graph.num_frame_ids < 100, "ids were used again"
-    np.testing.assert_array_equal(learner.frames[torch.from_numpy(ids)].numpy(), expected)
+    learner = on_gpu(learner_of(tmp_path, "breakout", 200, buffer_size=60))
+    graph, replay, on = learner.graph, learner.replay, learner.updates
+    others = np.random.default_rng(0).integers(256, size=(3, 20, 4, 84, 84), dtype=np.uint8)
+    for more in others:
+        nodes = np.unique(replay.node)
+        ids = graph.frame_ids_of(nodes)
+        on.send(np.unique(ids))
+        expected = graph.observations_of(nodes)
+        np.testing.assert_array_equal(on.frames[torch.from_numpy(ids)].numpy(), expected)
+        for obs in more:
+            replay.add(graph.node(obs), 0, 0.0, graph.node(obs), False)
+    assert graph.num_frame_ids < 300, "ids were used again"
+    assert (graph.frame_generations > 0).any()
 
 
-def test_bfloat16_is_near_and_of_layers_alone(filled):
-    learner, batch, subgraphs, rule = filled()
-    heads = learner.online.heads()
-    exact = learner.pruned_targets(subgraphs, rule, heads, heads) @ learner.support
-    learner, *_ = filled(bf16=True)
-    heads = [(weight.bfloat16(), bias.bfloat16()) for weight, bias in heads]
-    near = learner.pruned_targets(subgraphs, rule, heads, heads) @ learner.support
+def test_bfloat16_is_near_and_of_layers_alone(filled, monkeypatch):
+    learner, batch = filled()
+    exact = updated(learner, batch)[1] @ learner.support
+    learner, batch = filled(bf16=True)
+    heads = []
+    spy(monkeypatch, learner.online, "log_pmf", lambda _, heads_: heads.extend(heads_))
+    result, near = updated(learner, batch)
+    near = near @ learner.support
     assert not torch.equal(near, exact)
     # Where two actions are nearly equal another one may be chosen: look at the typical error.
     assert (near - exact).abs().median() < 0.02
-    assert {weight.dtype for weight, _ in learner.draw_heads()[0]} == {torch.bfloat16}
-    assert learner.update(batch, np.random.default_rng(0)).isfinite().all()
+    assert {weight.dtype for weight, *_ in heads} == {torch.bfloat16}
+    assert result.isfinite().all()
     assert {parameter.dtype for parameter in learner.online.parameters()} == {torch.float32}
 
 
 @graph_alone
 def test_update_moves_the_prediction_towards_the_target(filled):
-    (learner, batch, *_), rng = filled(gamma=0.0), np.random.default_rng(0)
+    (learner, batch), rng = filled(gamma=0.0), np.random.default_rng(0)
     first = learner.update(batch, rng)[-2]  # the loss
     for _ in range(15):
         last = learner.update(batch, rng)[-2]  # the loss
     assert last < first
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("max_grad_norm", [10.0, 1e9])
-def test_gradients_are_clipped_to_the_norm_and_left_alone_below_it(max_grad_norm, padded):
-    torch.manual_seed(0)
-    learner = make_learner(max_grad_norm=max_grad_norm)
-    learner.padded, online = padded, learner.online
-    parameters, heads = list(online.parameters()), online.heads()
-    obs = torch.randint(256, (4, 4, 84, 84), dtype=torch.uint8)
-    targets, actions = torch.eye(51)[:4], torch.tensor([0, 1, 2, 0])
-    weights = torch.full((4,), 1e4)
-    log_pmf = online.log_pmf(online.features(obs), heads)[torch.arange(4), actions]
-    loss = (weights * -(targets * log_pmf).sum(dim=1)).mean()
-    whole = torch.autograd.grad(loss, parameters, retain_graph=True)
-    norm = sum(gradient.double().square().sum().item() for gradient in whole) ** 0.5
-    learner.step(heads, targets, obs, actions, weights)
+@graph_alone
+@pytest.mark.parametrize("max_grad_norm", [1e-3, 1e9])
+def test_gradients_are_clipped_to_the_norm_and_left_alone_below_it(
+    filled, max_grad_norm, monkeypatch
+):
+    learner, batch = filled(max_grad_norm=max_grad_norm)
+    parameters, whole = list(learner.online.parameters()), []
+    spy(monkeypatch, script, "clip_gradients",
+        lambda *_: whole.extend(p.grad.clone() for p in parameters))  # fmt: skip
+    learner.update(batch, np.random.default_rng(0))
     clipped = [parameter.grad for parameter in parameters]
-    assert 10 < norm < 1e9
+    norm = sum(gradient.double().square().sum().item() for gradient in whole) ** 0.5
+    assert 1e-3 < norm < 1e9
     if norm < max_grad_norm:
         assert all(map(torch.equal, clipped, whole))
     else:  # torch sums millions of squares in float32
@@ -341,7 +349,7 @@ def test_gradients_are_clipped_to_the_norm_and_left_alone_below_it(max_grad_norm
 
 @graph_alone
 def test_target_network_is_copied_when_due(filled):
-    (learner, batch, *_), rng = filled(target_network_frequency=2), np.random.default_rng(0)
+    (learner, batch), rng = filled(target_network_frequency=2), np.random.default_rng(0)
 
     def same():
         pairs = zip(learner.online.parameters(), learner.target.parameters(), strict=True)
@@ -353,58 +361,15 @@ def test_target_network_is_copied_when_due(filled):
     assert same()
 
 
-def test_acting_on_the_graph_where_it_knows_the_state():
-    learner = make_learner(act_on="graph", gamma=0.9)
-    graph, replay, network_says = learner.graph, learner.replay, learner.values
-    obs = np.random.default_rng(0).integers(256, size=(4, 4, 84, 84), dtype=np.uint8)
-    nodes = [graph.node(one) for one in obs]
-    for action, reward in enumerate((-5.0, 5.0, -5.0)):
-        replay.add(nodes[0], action, reward, nodes[1], True)
-    asked = []
-    learner.values = lambda obs, noisy=False: asked.append(len(obs)) or network_says(obs, noisy)
-    learner.act(obs)
-    assert asked == [4], "before an update nothing is known"
-    learner.graph_values.update()
-    asked.clear()
-    assert learner.act(obs)[0] == 1
-    assert asked == [3], "where nothing was tried, the network decides"
-
-
-def test_targets_of_the_whole_graph_are_point_masses_at_its_values(monkeypatch):
-    """Four steps to a reward: further than a target of one step, or the network, sees."""
-    learner = make_learner(depth=0, gamma=0.5, prior=0.0)
-    graph, replay, rng = learner.graph, learner.replay, np.random.default_rng(0)
-    obs = rng.integers(256, size=(5, 4, 84, 84), dtype=np.uint8)
-    nodes = [graph.node(one) for one in obs]
-    for i in range(4):
-        for action in range(3):  # nothing is left to the network
-            replay.add(nodes[i], action, float(i == 3), nodes[i + 1], i == 3)
-    seen = []
-    step = learner.step
-    monkeypatch.setattr(learner, "step", lambda *args: seen.append(args[1]) or step(*args))
-    batch = replay.sample(64, rng, 1.0)
-    errors = learner.update(batch, rng)[:-2]
-    expected = 0.5 ** (3.0 - batch.nodes)
-    torch.testing.assert_close(seen[0] @ learner.support, torch.tensor(expected).float())
-    assert ((seen[0] > 0).sum(dim=1) <= 2).all(), "a point between two atoms, or on one"
-    assert (errors > 0).all()
-    assert learner.num_evaluated == 5
-    learner.num_updates = 8_000
-    learner.update(batch, rng)
-    assert learner.num_evaluated == 10, "leaf values are taken anew"
-
-
-@pytest.mark.parametrize("leaf_refresh", [1, 3])
-def test_batch_without_a_state_to_evaluate(leaf_refresh):
-    learner = make_learner(leaf_refresh=leaf_refresh)
+def test_batch_without_a_state_to_evaluate():
+    learner = make_learner()
     node = learner.graph.node(np.zeros((4, 84, 84), np.uint8))
     learner.replay.add(node, 0, 1.0, node, True)
     batch = learner.replay.sample(4, np.random.default_rng(0), 1.0)
-    subgraphs = learner.replay.subgraphs(batch, "graph", 3)
-    heads = learner.online.heads()
-    targets = learner.pruned_targets(subgraphs, "double", heads, heads)
-    expectation = targets @ learner.support
-    torch.testing.assert_close(expectation, torch.ones(4), rtol=0, atol=1e-5)
+    for on in (lambda learner: learner, on_gpu):
+        _, targets = updated(on(learner), batch)
+        expectation = targets @ learner.support
+        torch.testing.assert_close(expectation, torch.ones(4), rtol=0, atol=1e-5)
 
 
 def test_noisy_layer_is_factorised_noise_on_its_means():
@@ -486,22 +451,12 @@ def test_same_seed_same_metrics(backup, tmp_path):
         (["--env-id", "Freewy"], ["Freewy", "freeway"]),
         (["--n-atoms", "1"], ["--n-atoms", "1"]),
         (["--v-min", "3", "--v-max", "3"], ["--v-min", "3.0"]),
-        (
-            ["--leaf-refresh", "2", "--target-network-frequency", "2"],
-            ["--leaf-refresh", "--target-network-frequency 1"],
-        ),
-        (["--leaf-refresh", "0"], ["--leaf-refresh", "at least 1"]),
+        (["--depth", "0"], ["--depth"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(flags, words, capsys):
     assert command(script, *flags) == 2
     assert is_one_line(capsys, *words)
-
-
-def test_a_gpu_reads_no_old_features(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert command(script, "--cuda", "--leaf-refresh", "2") == 2
-    assert is_one_line(capsys, "--leaf-refresh", "--no-cuda")
 
 
 def test_a_process_of_its_own(tmp_path):

@@ -22,6 +22,7 @@ from output import fail, lasting_output
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
 from gbcore.run import seed_everything
+from gbcore.run.updates import OnGPU
 
 TOLERANCE = 2e-3  # of errors and losses: TF32 is off, sums are taken in another order
 
@@ -34,8 +35,11 @@ class Args:
     steps: int = 150  # steps that are timed, for each backup
 
 
-def make_learner(args, device, **flags):
-    """A learner, and a replay in which states come again; alike on every device."""
+def make_learner(args, device, padded=True, **flags):
+    """A learner, and a replay in which states come again; alike on every device.
+
+    padded: as on a GPU, also on a CPU.
+    """
     torch.manual_seed(1)
     rng = np.random.default_rng(1)
     flags = script.Args(cuda=False, **flags)
@@ -47,20 +51,20 @@ def make_learner(args, device, **flags):
     for _ in range(2 * args.states):  # on to the next state, or to any
         following = state + 1 if rng.random() < 0.5 else int(rng.integers(args.states))
         node, next_node = (
-            learner.node(pictures[np.arange(s, s + 4) % args.states]) for s in (state, following)
+            graph.node(pictures[np.arange(s, s + 4) % args.states]) for s in (state, following)
         )
         reward, terminated = float(rng.integers(-1, 2)), bool(rng.random() < 0.01)
         replay.add(node, int(rng.integers(6)), reward, next_node, terminated)
         state = following % args.states
-    if device == "cpu" and args.device == "cpu":
-        learner.make_room_for_frames()  # what a padded update reads
+    if padded:
+        learner.updates = OnGPU(graph, learner.device, 0, flags.cuda_graphs)
     return learner
 
 
-def some_steps(learner, number, padded):
+def some_steps(learner, number):
     """Results of updates, [2 * number, B + 2], and actions [number]; always of the same batches."""
     torch.manual_seed(2)
-    rng, learner.padded, results, actions = np.random.default_rng(2), padded, [], []
+    rng, results, actions = np.random.default_rng(2), [], []
     for _ in range(number):
         batches = [learner.replay.sample(32, rng, 0.5) for _ in range(2)]
         obs = learner.graph.observations_of(batches[0].nodes[:1])
@@ -74,19 +78,19 @@ def check(args):
     """Yields rows of the table: what, figure, verdict."""
     for backup in script.BACKUPS:
         flags = {"backup": backup, "noisy_std": 0.0, "cuda_graphs": False}
-        on_cpu, _ = some_steps(make_learner(args, "cpu", **flags), 2, padded=False)
-        on_gpu, _ = some_steps(make_learner(args, args.device, **flags), 2, padded=True)
+        on_cpu, _ = some_steps(make_learner(args, "cpu", padded=False, **flags), 2)
+        on_gpu, _ = some_steps(make_learner(args, args.device, **flags), 2)
         difference = float(np.abs(on_cpu - on_gpu).max())
         yield f"{backup}: GPU and CPU", f"{difference:.1e}", difference < TOLERANCE
     runs = {}
     for name, graphs in (("captured", True), ("again", True), ("one by one", False)):
         learner = make_learner(args, args.device, cuda_graphs=graphs and args.device == "cuda")
-        runs[name] = some_steps(learner, min(20, args.steps), padded=True)
+        runs[name] = some_steps(learner, min(20, args.steps))
         if name == "captured":
-            calls = learner.captured, learner.captured_act
-            counts = [sum(plan.graph is not None for plan in call.plans.values()) for call in calls]
-            kept = all(counts) and all(call.use_graphs for call in calls)
-            yield "CUDA graphs are captured", sum(counts), kept or args.device == "cpu"
+            calls = learner.updates.captured
+            names = [key[0] for key, plan in calls.plans.items() if plan.graph is not None]
+            kept = calls.use_graphs and {*names} == {"update", "act"}
+            yield "CUDA graphs are captured", len(names), kept or args.device == "cpu"
     (updates, actions), again, (one_by_one, others) = runs.values()
     same = np.array_equal(updates, again[0]) and np.array_equal(actions, again[1])
     yield "the same seed twice, bit for bit", "", same
@@ -96,9 +100,9 @@ def check(args):
     one_step, torch.backends.cudnn.allow_tf32 = 0.0, True  # torch's default, and so a run's
     for backup in script.BACKUPS:  # one-step is the first
         learner = make_learner(args, args.device, backup=backup)
-        some_steps(learner, args.steps // 3, padded=True)  # captures, and warms up
+        some_steps(learner, args.steps // 3)  # captures, and warms up
         begin = time.perf_counter()
-        some_steps(learner, args.steps, padded=True)
+        some_steps(learner, args.steps)
         rate = args.steps / (time.perf_counter() - begin)
         one_step = one_step or rate
         yield f"{backup}: steps/s", f"{rate:.0f}, {rate / one_step:.2f} of one-step", True

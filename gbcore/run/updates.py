@@ -1,0 +1,227 @@
+"""Updates and actions on a CPU and on a GPU: one interface, two ways to be quick.
+
+A CPU pays for arithmetic. Of a batch's states it evaluates those on the greedy paths alone, level
+by level: `OnCPU`. A GPU pays for launches, and for being waited for. It evaluates all states, in
+shapes padded to a few sizes, from frames that it keeps; what was called before in the same shapes
+is replayed as one CUDA graph: `OnGPU`.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gbcore.categorical import (
+    Levels,
+    SubgraphTensors,
+    back_up,
+    categorical_targets,
+    level_bounds,
+    pack,
+    pad,
+    unpack,
+)
+from gbcore.graph import TransitionGraph
+from gbcore.kernels import Subgraphs
+from gbcore.replay import Batch
+from gbcore.run.captured import CapturedCalls
+from gbcore.targets import prune
+
+Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def updates_on(
+    device: torch.device, graph: TransitionGraph, num_frames: int, cuda_graphs: bool
+) -> "OnCPU | OnGPU":
+    """The way of a device; a GPU has room for so many frames, and may capture with cuda_graphs."""
+    return OnCPU(graph) if device.type == "cpu" else OnGPU(graph, device, num_frames, cuda_graphs)
+
+
+# --------------------------------------------------------------------------------------------------
+# CPU: as few states as the rule can do with
+# --------------------------------------------------------------------------------------------------
+
+
+class OnCPU:
+    """Updates that evaluate states where the greedy paths lead, and no others."""
+
+    def __init__(self, graph: TransitionGraph) -> None:
+        self.graph = graph
+
+    def update(
+        self,
+        learn: Callable[..., Tensor],
+        subgraphs: Subgraphs,
+        batch: Batch,
+        rule: str,
+        prior: float,
+    ) -> tuple[Tensor, int]:
+        """What learn returns, and how many states were evaluated for the targets.
+
+        Args:
+            learn: function of the subgraphs' states (`PathStates`, `PaddedStates`) and of the
+                batch's observations [B, *obs_shape], actions int64 [B] and weights float32 [B]. It
+                makes an update and returns one Tensor. It must not wait for a GPU.
+            subgraphs: of the batch.
+            rule, prior: as in `categorical_targets`.
+        """
+        states = PathStates(self.graph, subgraphs, rule, prior)
+        obs = torch.from_numpy(self.graph.observations_of(batch.nodes))
+        weights = torch.from_numpy(batch.weights)
+        return learn(states, obs, torch.from_numpy(batch.actions), weights), states.num_evaluated
+
+    def act(self, policy: Callable[..., Tensor], obs: np.ndarray, noisy: bool) -> np.ndarray:
+        """policy(obs, noisy), of observations [n, *obs_shape]; as learn, it must not wait."""
+        return policy(torch.from_numpy(obs), noisy).numpy()
+
+
+class PathStates:
+    """The states that the targets of a batch read: M of them, of which L are read as leaves."""
+
+    def __init__(
+        self, graph: TransitionGraph, subgraphs: Subgraphs, rule: str, prior: float
+    ) -> None:
+        self.graph, self.subgraphs, self.rule, self.prior = graph, subgraphs, rule, prior
+        self.leaves = np.empty(0, np.int64)  # rows of the nodes, known once selected
+        self.num_evaluated = 0
+
+    def select(self, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
+        """What the online network selects actions by.
+
+        Args:
+            evaluate: function of observations [n, *obs_shape] that returns the online network's
+                features [n, F] and values [n, A].
+
+        Returns:
+            features of the leaves [L, F], values of all states [M, A].
+        """
+        found = []  # of the nodes asked for, in that order
+
+        def choose(nodes):
+            self.num_evaluated += len(nodes)
+            found.append(evaluate(torch.from_numpy(self.graph.observations_of(nodes))))
+            return found[-1][1].argmax(dim=1).numpy()
+
+        self.subgraphs, leaf_read = prune(self.subgraphs, self.rule, choose, self.prior)
+        if not found:  # nothing is chosen: by behaviour, or since all that follows has ended
+            choose(self.subgraphs.nodes)
+        self.leaves = np.flatnonzero(leaf_read)
+        features, selector_q = map(torch.cat, zip(*found, strict=True))
+        return features[torch.from_numpy(self.leaves)], selector_q
+
+    def leaf_obs(self) -> Tensor:
+        """Observations of the leaves [L, *obs_shape], once actions are selected."""
+        return torch.from_numpy(self.graph.observations_of(self.subgraphs.nodes[self.leaves]))
+
+    def targets(
+        self, leaf_pmf: Tensor, selector_q: Tensor, support: Tensor, gamma: float
+    ) -> Tensor:
+        """`categorical_targets` [B, n_atoms] from the pmfs of the leaves [L, A, n_atoms]."""
+        pmf = leaf_pmf.new_zeros(len(selector_q), *leaf_pmf.shape[1:])
+        pmf[torch.from_numpy(self.leaves)] = leaf_pmf
+        return categorical_targets(
+            self.subgraphs, pmf, support, gamma, self.rule, selector_q, prior=self.prior
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# GPU: all states, in fixed shapes
+# --------------------------------------------------------------------------------------------------
+
+
+class OnGPU:
+    """Updates of a few shapes, which are captured; only indices and a few floats travel there.
+
+    Args:
+        graph: with frame_stack.
+        device: torch's.
+        num_frames: frames for which there is room from the start.
+        cuda_graphs: capture at all.
+    """
+
+    def __init__(
+        self, graph: TransitionGraph, device: torch.device, num_frames: int, cuda_graphs: bool
+    ) -> None:
+        self.graph, self.device, self.num_frames = graph, device, num_frames
+        self.captured = CapturedCalls(device, cuda_graphs)
+        self.frames = torch.empty(0)  # the graph's: uint8 [capacity, *frame_shape]
+        self.sent = np.empty(0, np.int64)  # generation of each when it was sent, [capacity]
+
+    def update(
+        self,
+        learn: Callable[..., Tensor],
+        subgraphs: Subgraphs,
+        batch: Batch,
+        rule: str,
+        prior: float,
+    ) -> tuple[Tensor, int]:
+        """As of `OnCPU`."""
+        subgraphs, batch_size = pad(subgraphs), len(batch.nodes)
+        num_nodes, levels = len(subgraphs.nodes), level_bounds(subgraphs)
+        ids = self.graph.frame_ids_of(np.concatenate([subgraphs.nodes, batch.nodes]))
+        self.send(np.unique(ids))
+
+        def update(integers, floats):
+            integers, actions, frames = integers.tensor_split(
+                [-ids.size - len(ids) + num_nodes, -ids.size]
+            )
+            floats, weights = floats.tensor_split([-batch_size])
+            obs = self.frames[frames].view(*ids.shape, *self.frames.shape[1:])
+            sub = unpack(levels, integers, floats)
+            states = PaddedStates(sub, levels, obs[:num_nodes], rule, prior)
+            return learn(states, obs[num_nodes:], actions, weights)
+
+        integers, floats = pack(subgraphs)
+        integers = np.concatenate([integers, batch.actions, ids.reshape(-1)])
+        floats = np.concatenate([floats, batch.weights]).astype(np.float32)
+        tensors = torch.from_numpy(integers), torch.from_numpy(floats)
+        return self.captured(update, (num_nodes, levels, rule, prior), *tensors), num_nodes
+
+    def act(self, policy: Callable[..., Tensor], obs: np.ndarray, noisy: bool) -> np.ndarray:
+        """As of `OnCPU`."""
+
+        def act(obs):
+            return policy(obs, noisy)
+
+        return self.captured(act, noisy, torch.from_numpy(obs)).cpu().numpy()
+
+    def send(self, frame_ids: np.ndarray) -> None:
+        """Have these frames of the graph on the GPU, distinct ids int64 [n]."""
+        if self.graph.num_frame_ids > len(self.sent):
+            capacity = max(self.num_frames, 5 * self.graph.num_frame_ids // 4)
+            shape = (capacity, *self.graph.frames.shape[1:])
+            self.frames = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+            self.sent = np.full(capacity, -1)
+            self.captured.plans.clear()  # they name the old place
+        generations = self.graph.frame_generations[frame_ids]
+        missing = frame_ids[self.sent[frame_ids] != generations]
+        if len(missing):
+            new = torch.from_numpy(self.graph.frames[missing]).to(self.device)
+            for i, frame in zip(missing.tolist(), new, strict=True):  # at once: a sort
+                self.frames[i] = frame
+            self.sent[frame_ids] = generations
+
+
+class PaddedStates:
+    """As `PathStates`, of padded subgraphs on a device: all states are leaves."""
+
+    def __init__(
+        self, sub: SubgraphTensors, levels: Levels, obs: Tensor, rule: str, prior: float
+    ) -> None:
+        self.sub, self.levels, self.obs, self.rule, self.prior = sub, levels, obs, rule, prior
+
+    def select(self, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
+        """As of `PathStates`."""
+        return evaluate(self.obs)
+
+    def leaf_obs(self) -> Tensor:
+        """As of `PathStates`."""
+        return self.obs
+
+    def targets(
+        self, leaf_pmf: Tensor, selector_q: Tensor, support: Tensor, gamma: float
+    ) -> Tensor:
+        """As of `PathStates`."""
+        of_batch = self.sub, self.levels, leaf_pmf, support, gamma, self.rule, selector_q
+        return back_up(*of_batch, prior=self.prior, dense=True)
