@@ -146,12 +146,7 @@ class Args(RunFlags):
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, Eq. 10).
-
-    The noisy weights are formed once for each draw of the noise: with batches of few states,
-    reading weights is what a forward pass costs. For one state forming them costs more: see
-    `linear`.
-    """
+    """Means and scales of a noisy linear layer (Fortunato et al. 2018, Eq. 10)."""
 
     def __init__(self, num_inputs, num_outputs, std):
         super().__init__()
@@ -161,23 +156,19 @@ class NoisyLinear(nn.Module):
         self.weight_std = nn.Parameter(torch.full((num_outputs, num_inputs), std * bound))
         self.bias_std = nn.Parameter(torch.full((num_outputs,), std * bound))
 
-    def noise(self):
-        """One draw of the two factors, [num_outputs] and [num_inputs]."""
-        num_outputs, num_inputs = self.weight.shape
-        noise = torch.randn(num_outputs + num_inputs, device=self.weight.device)
-        return (noise.sign() * noise.abs().sqrt()).split([num_outputs, num_inputs])
 
-    def sample(self):
-        """Weights and biases under one draw of the noise: the two arguments of F.linear."""
-        noise_out, noise_in = self.noise()
-        weight = torch.addcmul(self.weight, self.weight_std, torch.outer(noise_out, noise_in))
-        return weight, torch.addcmul(self.bias, self.bias_std, noise_out)
+class AddNoise(torch.autograd.Function):
+    """Means + scales * noise, of all tensors of three lists in one call; and so their gradients."""
 
-    def sample_factors(self):
-        """The same draw for `linear`, with weights that are not formed."""
-        noise_out, noise_in = self.noise()
-        bias = torch.addcmul(self.bias, self.bias_std, noise_out)
-        return self.weight, bias, self.weight_std, noise_out, noise_in
+    @staticmethod
+    def forward(ctx, noise, *parameters):
+        ctx.noise = noise
+        means, scales = parameters[: len(noise)], parameters[len(noise) :]
+        return tuple(torch._foreach_addcmul(means, scales, noise))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return None, *gradients, *torch._foreach_mul(gradients, ctx.noise)
 
 
 def linear(x, weight, bias, weight_std=None, noise_out=None, noise_in=None):
@@ -217,14 +208,34 @@ class RainbowNetwork(nn.Module):
     def layers(self):
         return self.value_hidden, self.value, self.advantage_hidden, self.advantage
 
-    def heads(self, noisy=True, dtype=torch.float32):
-        """Weights of the four noisy layers: one draw for all states of a batch, or the means."""
-        drawn = [layer.sample() if noisy else (layer.weight, layer.bias) for layer in self.layers()]
-        return [(weight.to(dtype), bias.to(dtype)) for weight, bias in drawn]
+    def noise(self, number):
+        """So many draws of the factors of all noise: of each layer [num_outputs], [num_inputs]."""
+        sizes = [size for layer in self.layers() for size in layer.weight.shape]
+        noise = torch.randn(number, sum(sizes), device=self.support.device)
+        return [row.split(sizes) for row in torch.copysign(noise.abs().sqrt(), noise)]
 
-    def factored_heads(self):
-        """What `heads` draws, for one state or few: the same values but for rounding."""
-        return [layer.sample_factors() for layer in self.layers()]
+    def heads(self, factors=None, dtype=torch.float32):
+        """Weights of the four noisy layers under one draw, for all states of a batch; or the means.
+
+        They are formed once: with batches of few states, to read weights is what a pass costs.
+        """
+        layers = self.layers()
+        weights = [part for layer in layers for part in (layer.weight, layer.bias)]
+        if factors is not None:
+            scales = [part for layer in layers for part in (layer.weight_std, layer.bias_std)]
+            pairs = zip(factors[::2], factors[1::2], strict=True)
+            noise = [part for pair in pairs for part in (torch.outer(*pair), pair[0])]
+            weights = AddNoise.apply(noise, *weights, *scales)
+        weights = [part.to(dtype) for part in weights]
+        return list(zip(weights[::2], weights[1::2], strict=True))
+
+    def factored_heads(self, factors):
+        """What `heads` forms, for one state or few: the same values but for rounding."""
+        pairs = zip(self.layers(), factors[::2], factors[1::2], strict=True)
+        return [
+            (layer.weight, layer.bias + layer.bias_std * out, layer.weight_std, out, to)
+            for layer, out, to in pairs
+        ]
 
     def log_pmf(self, features, heads):
         """[B, 3136] and what `heads` returned -> log probabilities [B, num_actions, n_atoms]."""
@@ -237,7 +248,7 @@ class RainbowNetwork(nn.Module):
 
     def values(self, obs, heads=None):
         """uint8 [B, 4, 84, 84] -> expected values [B, num_actions]; without heads, of the means."""
-        heads = self.heads(noisy=False) if heads is None else heads
+        heads = self.heads() if heads is None else heads
         return self.log_pmf(self.features(obs), heads).exp() @ self.support
 
 
@@ -279,8 +290,8 @@ class Learner(LearnerState):
     def best_actions(self, obs, noisy):
         """Greedy actions int64 [n] of a uint8 Tensor [n, 4, 84, 84]."""
         # Forming weights moves memory, which is scarce on a CPU, in fewer launches, a GPU's cost.
-        factored = noisy and self.device.type == "cpu"
-        heads = self.online.factored_heads() if factored else self.online.heads(noisy)
+        form = self.online.factored_heads if self.device.type == "cpu" else self.online.heads
+        heads = form(*self.online.noise(1)) if noisy else None
         return self.online.values(obs, heads).argmax(dim=1)
 
     def act(self, obs, noisy=False):
@@ -295,9 +306,10 @@ class Learner(LearnerState):
         subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
 
         def learn(states, obs, actions, weights):  # a GPU captures it: nothing here may wait for it
-            heads = online.heads(dtype=dtype)
+            noise, target_noise = online.noise(2)
+            heads = online.heads(noise, dtype)
             with torch.no_grad():
-                target_heads = target.heads(dtype=dtype)
+                target_heads = target.heads(target_noise, dtype)
 
                 def select(obs):
                     features = online.features(obs, dtype)
@@ -333,11 +345,11 @@ class Learner(LearnerState):
 
 def clip_gradients(parameters, max_norm):
     """Scale gradients to this norm, if theirs is larger."""
-    parameters = list(parameters)
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    gradients = [parameter.grad for parameter in parameters]
+    norm = torch.stack(torch._foreach_norm(gradients)).norm()
     # A captured update cannot ask for the norm; where one can, megabytes are not scaled by 1.
     if norm.device.type != "cpu" or norm > max_norm:
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -345,16 +357,12 @@ def clip_gradients(parameters, max_norm):
 # --------------------------------------------------------------------------------------------------
 
 
-def is_reset(done, frame, next_frame):
-    """Did the step after a done one start a new episode? Else its frame counter went on."""
-    return done and not frame < next_frame <= frame + 4
-
-
 class Game:
     """The environment of training: one game after another, each with a seed drawn from rng.
 
-    The emulators of a vector environment cannot be saved. But a seed and the actions since make a
-    game what it is, so that it can be played again.
+    To lose a life terminates, and the game goes on until `is_over`. The emulators of a vector
+    environment cannot be saved. But a seed and the actions since make a game what it is, so that it
+    can be played again.
     """
 
     def __init__(self, name, rng):
@@ -367,21 +375,17 @@ class Game:
         return self._begin(int(self.rng.integers(2**31)))
 
     def _begin(self, seed):
-        self.seed, self.actions = seed, []
-        obs, info = self.envs.reset(seed=seed)
-        self.frame, self.done, self.obs = int(info["episode_frame_number"][0]), False, obs[0]
+        self.seed, self.actions, self.is_over = seed, [], False
+        self.obs = self.envs.reset(seed=seed)[0][0]
         return self.obs
 
     def step(self, action):
-        """Observation, reward, terminated, truncated; or None, where the game is over already."""
+        """Observation, reward, terminated, truncated."""
         obs, reward, terminated, truncated, info = self.envs.step(np.array([action]))
-        frame = int(info["episode_frame_number"][0])
-        if is_reset(self.done, self.frame, frame):
-            return None
         self.actions.append(action)
-        self.frame, self.done = frame, bool(terminated[0] or truncated[0])
-        self.obs = obs[0]
-        return self.obs, float(reward[0]), bool(terminated[0]), bool(truncated[0])
+        self.obs, terminated, truncated = obs[0], bool(terminated[0]), bool(truncated[0])
+        self.is_over = truncated or (terminated and info["lives"][0] == 0)
+        return self.obs, float(reward[0]), terminated, truncated
 
     def state(self):
         """What `restore` takes back."""
@@ -391,8 +395,9 @@ class Game:
         """Play a game again, up to where `state` was called."""
         self._begin(state["seed"] % 2**31)
         for action in state["actions"]:
-            if self.step(action) is None:
+            if self.is_over:
                 raise ValueError("the game ends earlier with this version of its environment")
+            self.step(action)
 
 
 def make_env(args, env_id, rng, render=False):
@@ -409,41 +414,34 @@ def train(args, run, env, learner, rng):
     """The agent-environment loop, from where the run stands."""
     graph, replay, frontier = learner.graph, learner.replay, run.frontier
 
-    def act(node, obs, step):
-        """The way to what was never tried, in a frontier episode that knows one. Else
-        epsilon-greedy at first, noise in the weights throughout.
-        """
-        action = None if frontier is None else frontier.act(node, rng)
-        share = min((step - 1) / args.exploration_steps, 1.0)
-        epsilon = run.charts["charts/epsilon"] = args.start_e + share * (args.end_e - args.start_e)
-        if action is None and rng.random() < epsilon:
-            return int(rng.integers(env.num_actions))
-        return int(learner.act(obs[None], noisy=True)[0]) if action is None else action
-
     obs, node = env.obs, graph.node(env.obs)
     for step in run.steps():
         if run.evaluation_is_due():
             seed, number = args.seed + 10_000, args.curve_episodes
             run.log_evaluation(evaluate(args, run.task, learner.act, seed, number, run.stop))
 
-        action = act(node, obs, step)
-        moved = env.step(action)
-        if moved is None:  # the game was over, which no lost life tells: the action was ignored
-            if frontier is not None:
-                frontier.take_back()
-            run.end_episode()
-            obs = env.reset()
-            node = graph.node(obs)
-            action = act(node, obs, step)
-            moved = env.step(action)
-        obs, reward, terminated, _ = moved
+        # Act: the way to what was never tried, in a frontier episode that knows one. Else
+        # epsilon-greedy at first, noise in the weights throughout.
+        share = min((step - 1) / args.exploration_steps, 1.0)
+        epsilon = args.start_e + share * (args.end_e - args.start_e)
+        action = None if frontier is None else frontier.act(node, rng)
+        if action is None and rng.random() < epsilon:
+            action = int(rng.integers(env.num_actions))
+        elif action is None:
+            action = int(learner.act(obs[None], noisy=True)[0])
+        obs, reward, terminated, _ = env.step(action)
         next_node = graph.node(obs)
         replay.add(node, action, float(np.clip(reward, -1, 1)), next_node, terminated)
         run.count(reward)
         node = next_node
+        if env.is_over:
+            run.end_episode()
+            obs = env.reset()
+            node = graph.node(obs)
 
         # Learn. All batches of a step are drawn first: the next one is expanded while a GPU works
         # on this one, and priorities are the one thing that the host waits for.
+        run.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             exponent = args.importance_exponent
             exponent += step / args.total_timesteps * (1 - exponent)

@@ -200,7 +200,7 @@ def back_up(
     pmf[end, :1].fill_(1)  # only ever scaled by 0
     of_pairs = pmf[end + 1 :]
     read = sub.outcome_vertex
-    if rule == "double":  # a vertex is its chosen pair or its leaf: rows that are there already
+    if rule == "double" and num_vertices:  # a vertex is a row that is there: a pair's, or a leaf's
         read = _chosen_rows(sub, best, num_leaves, end)[read]
     position = _positions(sub, end, support, gamma)
     if dense:

@@ -334,13 +334,11 @@ class FrontierEpisodes:
         self.is_underway: bool = False
         self._lately = np.zeros((2, 2))  # steps left alone, planned x states found, steps
         self._window = np.zeros(2)  # states found, steps since `metrics`
-        self._before = self._lately.copy(), self._window.copy()  # as the last `act` found them
 
     def act(self, node: SupportsIndex, rng: np.random.Generator) -> int | None:
         """The planner's action, or None where the step is left alone. To be called every step.
 
         Where an episode starts, as told by `end_episode`, one draw from rng decides what it is.
-        Where it turns out to be over already, `take_back` forgets the call.
 
         Raises:
             KeyError: for what is not the id of a node.
@@ -350,8 +348,7 @@ class FrontierEpisodes:
             starts_episode = not self.is_underway
             if starts_episode:
                 self._begin(node, rng)
-            self._before = self._lately.copy(), self._window.copy()
-            if not starts_episode:  # count the step that led here
+            else:  # count the step that led here
                 is_new = self.planner.graph.arrays.degree[node] == 0
                 self._lately *= 1 - 1 / MEMORY
                 self._lately[int(self.is_planned)] += (is_new, 1)
@@ -376,10 +373,6 @@ class FrontierEpisodes:
         if self.start_value == 0 and self.planner.num_waiting == 0:
             self.share = 0.0
         self.is_frontier = bool(rng.random() < self.share)
-
-    def take_back(self) -> None:
-        """The episode was over when `act` was called: what led there is no state to act in."""
-        self._lately[:], self._window[:] = self._before
 
     def metrics(self) -> dict[str, float | None]:
         """Values of METRICS, rates since the last call."""

@@ -312,7 +312,6 @@ def test_the_share_is_what_planned_steps_find_more_than_others():
     ):
         episodes._lately[:] = [[found, steps], [planned_found, planned_steps]]
         episodes.act(node, rng)
-        episodes.take_back()
         episodes.end_episode()
         assert episodes.share == pytest.approx(expected)
 
@@ -326,8 +325,6 @@ def test_rates_are_of_the_last_steps():
         episodes.act(node, rng)
     keep = 1 - 1 / MEMORY  # of three steps the first found a state without actions
     np.testing.assert_allclose(episodes._lately[0], [keep**2, 1 + keep + keep**2])
-    episodes.act(nodes[1], rng)  # an end: there was nothing to act in
-    episodes.take_back()
     assert episodes.metrics()["frontier/states_per_1000"] == pytest.approx(1000 / 3)
     assert episodes.metrics()["frontier/states_per_1000"] is None
 

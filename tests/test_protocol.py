@@ -192,7 +192,7 @@ def test_when_rainbow_acts_learns_and_evaluates(tmp_path, monkeypatch):
     monkeypatch.setattr(script.Learner, "update", noted_update)
     spy(monkeypatch, script.Learner, "act", lambda _, obs, noisy=False: acted.append(noisy))
     spy(monkeypatch, PrioritizedReplay, "sample",
-        lambda of, size, exponent, rng: exponents.append((size, exponent)))  # fmt: skip
+        lambda of, size, rng, exponent: exponents.append((size, exponent)))  # fmt: skip
     spy(monkeypatch, PrioritizedReplay, "update_priorities",
         lambda of, *rest: priorities.append(rest))  # fmt: skip
     learner, run = play(

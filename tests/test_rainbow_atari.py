@@ -10,7 +10,7 @@ import torch
 from conftest import command, is_one_line, jitted, only_run, play, read_metrics, run_process, spy
 
 import gb_rainbow_atari as script
-from gbcore import FrontierEpisodes, PrioritizedReplay, TransitionGraph, categorical_targets
+from gbcore import PrioritizedReplay, TransitionGraph, categorical_targets
 from gbcore.run import atari, updates
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
@@ -72,10 +72,7 @@ def test_a_game_that_is_cut_short_is_no_termination(tmp_path, monkeypatch):
         "make_envs",
         lambda *args, **options: make_envs(*args, max_num_frames_per_episode=400, **options),
     )
-    taken = []
-    spy(monkeypatch, FrontierEpisodes, "take_back", taken.append)
-    replay = learner_of(tmp_path, "pong", 250, exploration="frontier").replay
-    assert len(taken) == 2, "the step that was ignored counts for no episode"
+    replay = learner_of(tmp_path, "pong", 250).replay
     cuts = np.flatnonzero(replay.cut[:-1])
     assert len(cuts) == 2
     assert not replay.terminated.any()
@@ -215,7 +212,8 @@ def whole_targets(learner, batch):
     obs = torch.from_numpy(learner.graph.observations_of(subgraphs.nodes))
     torch.manual_seed(1)
     with torch.no_grad():
-        heads, target_heads = online.heads(), target.heads()
+        noise, target_noise = online.noise(2)
+        heads, target_heads = online.heads(noise), target.heads(target_noise)
         selector_q = online.log_pmf(online.features(obs), heads).exp() @ learner.support
         leaf_pmf = target.log_pmf(target.features(obs), target_heads).exp()
     return subgraphs, categorical_targets(
@@ -372,42 +370,60 @@ def test_batch_without_a_state_to_evaluate():
         torch.testing.assert_close(expectation, torch.ones(4), rtol=0, atol=1e-5)
 
 
-def test_noisy_layer_is_factorised_noise_on_its_means():
+def test_noisy_layers_are_factorised_noise_on_their_means():
     torch.manual_seed(0)
-    layer = script.NoisyLinear(50, 40, 0.5)
-    draws = [layer.sample() for _ in range(400)]
-    weights = torch.stack([weight for weight, _ in draws]).detach()
-    noise = (weights - layer.weight) / layer.weight_std
-    assert torch.linalg.matrix_rank(noise[0]) == 1
-    # E[f(x)^2] = E|x| for each factor: the variance of a product of two is 2 / pi.
-    assert noise.mean().abs() < 0.02
-    assert abs(noise.var().item() - 2 / np.pi) < 0.05
+    network = script.RainbowNetwork(script.Args(), 3)
+    weights, biases = [], []
+    for factors in network.noise(100):
+        drawn = network.heads(factors)
+        for layer, (weight, bias) in zip(network.layers(), drawn, strict=True):
+            weights.append((weight - layer.weight) / layer.weight_std)
+            biases.append((bias - layer.bias) / layer.bias_std)
+    assert torch.linalg.matrix_rank(weights[1]) == 1  # 51 x 256
+    first, second = (torch.cat([b.flatten() for b in biases[i::4]]) for i in (0, 2))
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.05, "each layer has its own"
+    for i in range(4):
+        of_layer = torch.stack(weights[i::4])
+        # E[f(x)^2] = E|x| for each factor: the variance of a product of two is 2 / pi.
+        assert of_layer.mean().abs() < 0.02
+        assert abs(of_layer.var().item() - 2 / np.pi) < 0.06
+
+
+def test_gradients_of_noisy_weights_are_those_of_their_formula():
+    network = script.RainbowNetwork(script.Args(), 3)
+    (factors,) = network.noise(1)
+    features, losses = torch.rand(5, 3136), []
+    formula = [
+        (layer.weight + layer.weight_std * torch.outer(out, to), layer.bias + layer.bias_std * out)
+        for layer, out, to in zip(network.layers(), factors[::2], factors[1::2], strict=True)
+    ]
+    parameters = [p for layer in network.layers() for p in layer.parameters()]
+    for heads in (formula, network.heads(factors)):
+        loss = network.log_pmf(features, heads).square().mean()
+        losses.append(torch.autograd.grad(loss, parameters))
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-7)
 
 
 def test_noise_in_factors_is_the_noise_in_the_weights():
     network = script.RainbowNetwork(script.Args(), 3)
-    features = torch.rand(5, 3136)
+    features, (factors,) = torch.rand(5, 3136), network.noise(1)
     with torch.no_grad():
-        torch.manual_seed(0)
-        formed = network.log_pmf(features, network.heads())
-        state = torch.get_rng_state()
-        torch.manual_seed(0)
-        factored = network.log_pmf(features, network.factored_heads())
-    assert torch.equal(torch.get_rng_state(), state), "as many draws, in the same order"
+        formed = network.log_pmf(features, network.heads(factors))
+        factored = network.log_pmf(features, network.factored_heads(factors))
     torch.testing.assert_close(factored, formed, rtol=0, atol=1e-5)
-    assert not torch.allclose(formed, network.log_pmf(features, network.heads(False)), atol=1e-3)
+    assert not torch.allclose(formed, network.log_pmf(features, network.heads()), atol=1e-3)
 
 
 def test_duelling_heads_subtract_the_mean_advantage():
     network = script.RainbowNetwork(script.Args(n_atoms=5), 3)
     features = network.features(torch.randint(256, (2, 4, 84, 84), dtype=torch.uint8))
     assert features.shape == (2, 3136)
-    pmf = network.log_pmf(features, network.heads(noisy=False)).exp()
+    pmf = network.log_pmf(features, network.heads()).exp()
     assert pmf.shape == (2, 3, 5)
     torch.testing.assert_close(pmf.sum(-1), torch.ones(2, 3))
     with torch.no_grad():
         network.advantage.bias.add_(7.0)  # the same for every action: no change
-    again = network.log_pmf(features, network.heads(noisy=False)).exp()
+    again = network.log_pmf(features, network.heads()).exp()
     torch.testing.assert_close(again, pmf)
 
 

@@ -162,7 +162,6 @@ def test_a_second_ctrl_c_acts_at_once(undisturbed, tmp_path, capsys):
 
 
 def test_a_signal_while_the_next_game_begins(undisturbed, tmp_path, monkeypatch):
-    """In Atari the step in which a game begins makes no transition."""
     script, flags = CASES["atari"]
     reset, resets = script.Game.reset, []
 
@@ -604,7 +603,13 @@ def test_a_refused_table_leaves_a_finished_run_as_it_is(table, finished, capsys)
 def test_a_game_that_ends_before_its_actions_is_refused(finished, capsys, monkeypatch):
     script, run = finished("atari")
     (run / "result.json").unlink()
-    monkeypatch.setattr(script.Game, "step", lambda *_: None)
+    step = script.Game.step
+
+    def last_step(game, action):
+        step(game, action)
+        game.is_over = True
+
+    monkeypatch.setattr(script.Game, "step", last_step)
     is_refused(script, run, capsys, "the game ends earlier")
 
 

@@ -66,18 +66,15 @@ def stream(suite, task, rng, seed=1, **flags):
 def rows_of(env, reward_of, rng, lives):
     """Rows of an environment with the reset and step of the scripts' own.
 
-    lives: to lose one terminates, and the game goes on until a step is ignored.
+    lives: to lose one terminates, and the game goes on until it is over.
     """
     while True:
         obs, starts_episode, over = env.reset(), True, False
         while not over:
             action = int(rng.integers(env.num_actions))
-            moved = env.step(action)
-            if moved is None:
-                break
-            next_obs, reward, terminated, truncated = moved
+            next_obs, reward, terminated, truncated = env.step(action)
             yield obs, action, reward_of(reward), next_obs, terminated, starts_episode
-            over = (terminated or truncated) and not lives
+            over = env.is_over if lives else terminated or truncated
             obs, starts_episode = next_obs, False
 
 
