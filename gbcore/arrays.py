@@ -46,6 +46,8 @@ def copy_rows(
 
 def as_indices(name: str, values: ArrayLike) -> NDArray[np.int64]:
     """A contiguous int64 [n]. Raises TypeError or ValueError, naming the argument."""
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
+        return np.ascontiguousarray(values)
     values = np.asarray(values)
     if values.dtype.kind not in "iu" and values.size:
         raise TypeError(f"Require integers for {name}, got dtype {values.dtype}")
@@ -56,6 +58,8 @@ def as_indices(name: str, values: ArrayLike) -> NDArray[np.int64]:
 
 def is_many(values: object) -> bool:
     """Is it [n] rather than one number? Integers, lists and arrays alike."""
+    if isinstance(values, np.ndarray):
+        return values.ndim > 0
     return not isinstance(values, int) and np.ndim(values) > 0  # type: ignore[arg-type]
 
 

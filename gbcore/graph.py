@@ -418,7 +418,8 @@ class TransitionGraph:
             arrays = self._arrays
             while kernels.add_transition(arrays, *transition) == NO_ROOM:
                 arrays = self._grow_edges()
-            self._tell([transition[0]], [transition[3]])
+            if self._watchers:
+                self._tell([transition[0]], [transition[3]])
 
     def remove(
         self,
@@ -454,7 +455,8 @@ class TransitionGraph:
                 if num_freed < 0:
                     raise KeyError(_absent(node, action, reward, next_node, terminated))
                 freed = self._freed[:num_freed].tolist()
-                self._tell([transition[0]], [transition[3]])
+                if self._watchers:
+                    self._tell([transition[0]], [transition[3]])
             if self._frames is not None and freed:
                 frames = self._contents_of(np.array(freed)).reshape(-1)
                 kernels.release_keys(self._frames.table, self._frame_uses, frames)
@@ -483,18 +485,17 @@ class TransitionGraph:
     def _check_transition(self, node, action, reward, next_node, terminated):
         node, next_node = operator.index(node), operator.index(next_node)
         action, reward = operator.index(action), float(reward)
+        in_degree = self._arrays.in_degree
         for i in (node, next_node):
-            self.require_node(i)
-        self._check_action(action)
+            if not 0 <= i < len(in_degree) or in_degree[i] == FREED:
+                raise KeyError(f"Require the id of a node, got {i}")
+        if not 0 <= action < self.num_actions:
+            raise ValueError(f"Require 0 <= action < {self.num_actions}, got {action}")
         if not math.isfinite(reward):
             raise ValueError(f"Require a finite reward, got {reward}")
         if terminated not in (0, 1):
             raise ValueError(f"Require terminated to be True or False, got {terminated}")
         return node, action, reward + 0.0, next_node, bool(terminated)  # -0.0 becomes 0.0
-
-    def _check_action(self, action):
-        if not 0 <= action < self.num_actions:
-            raise ValueError(f"Require 0 <= action < {self.num_actions}, got {action}")
 
     def check_transitions(self, *columns: ArrayLike) -> tuple[NDArray[Any], ...]:
         """The five arguments of `add` as arrays [n]. Raises as `add`."""
@@ -587,7 +588,9 @@ class TransitionGraph:
             bad = kernels.find_bad_pair(self._arrays.in_degree, self.num_actions, nodes, actions)
             if bad >= 0:
                 self.require_node(nodes[bad])
-                self._check_action(actions[bad])
+                raise ValueError(
+                    f"Require 0 <= action < {self.num_actions}, got {actions[bad]} for root {bad}"
+                )
             seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
             return kernels.expand_roots(
                 self._arrays, nodes, actions, depth, min(breadth, MAX_TRANSITIONS), seed,

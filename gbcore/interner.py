@@ -38,7 +38,7 @@ class Interner:
             raise ValueError(f"Require arrays of fixed size > 0, got {self.shape} of {self.dtype}")
         # The key is padded to whole 64-bit words: hashing and comparing go word by word.
         self._key = np.zeros(-(-self._num_bytes // 8), np.uint64)
-        self._set_key_bytes()
+        self._set_key_array()
         capacity = max(int(capacity), 16)
         self.table: Table = Table(
             slots=np.full(slots_for(capacity), EMPTY, np.int64),
@@ -49,17 +49,18 @@ class Interner:
             totals=np.array([0, 0, EMPTY], np.int64),
         )
 
-    def _set_key_bytes(self):
-        self._key_bytes = self._key.view(np.uint8)[: self._num_bytes]
+    def _set_key_array(self):
+        key_bytes = self._key.view(np.uint8)[: self._num_bytes]
+        self._key_array = key_bytes.view(self.dtype).reshape(self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_key_bytes"}
+        return {name: value for name, value in vars(self).items() if name != "_key_array"}
 
     def __setstate__(
         self, state: dict[str, Any]
     ) -> None:  # of a copy, or unpickled: a view would be an array of its own
         self.__dict__.update(state)
-        self._set_key_bytes()
+        self._set_key_array()
 
     __copy__ = refuse_shallow_copy
 
@@ -125,7 +126,7 @@ class Interner:
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
 
     def _key_of(self, array):
-        self._key_bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._key_array[...] = array
         return self._key
 
     def _keys_of(self, arrays):

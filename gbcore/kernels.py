@@ -564,9 +564,9 @@ FITS, BAD_PLACE, BAD_ACTION = 0, 1, 2
 @jit
 def are_within(values, begin, stop, low, high):
     """Are values int64 from begin to stop >= low and < high?"""
-    bad = 0
+    size, bad = np.uint64(high - low), 0
     for i in range(np.uint64(begin), np.uint64(stop)):  # unsigned: no test for a negative index
-        bad += (values[i] < low) | (values[i] >= high)
+        bad += np.uint64(values[i] - low) >= size
     return bad == 0
 
 
@@ -617,23 +617,19 @@ def find_misfit(sub, num_actions, least_row):
         return BAD_PLACE
     if not are_within(sub.pair_action, 0, num_pairs, 0, num_actions):
         return BAD_ACTION
-    fits = are_within(sub.pair_count, 0, num_pairs, 0, np.int64(0x7FFFFFFFFFFFFFFF))
-    for v in range(num_vertices):
-        fits &= vertex_pairs[v] <= vertex_pairs[v + 1]
-    end = num_leaves + num_vertices
-    outcome_vertex = sub.outcome_vertex
+    bad = 0
+    for v in range(np.uint64(num_vertices)):
+        bad += vertex_pairs[v] > vertex_pairs[v + np.uint64(1)]
+    outcome_vertex, end = sub.outcome_vertex, num_leaves + num_vertices
+    fits = bad == 0 and are_within(outcome_vertex, 0, num_outcomes, 0, end + 1)
     for k in range(num_levels):
         begin, stop = level_outcomes[k], level_outcomes[k + 1]
         fits &= are_within(sub.outcome_pair, begin, stop, level_pairs[k], level_pairs[k + 1])
-        first, last = end, end  # vertices of the next level
-        if k + 1 < num_levels:
-            first, last = num_leaves + level_vertices[k + 1], num_leaves + level_vertices[k + 2]
-            fits &= vertex_pairs[level_vertices[k + 1]] == level_pairs[k + 1]
+        fits &= vertex_pairs[level_vertices[k + 1]] == level_pairs[k + 1]
+        above = np.uint64(level_vertices[k + 1])  # vertices whose value is not known yet
         bad = 0
         for o in range(np.uint64(begin), np.uint64(stop)):
-            vertex = outcome_vertex[o]
-            below = (vertex < 0) | (vertex >= num_leaves)
-            bad += below & ((vertex < first) | (vertex >= last)) & (vertex != end)
+            bad += np.uint64(outcome_vertex[o] - num_leaves) < above
         fits &= bad == 0
     return FITS if fits else BAD_PLACE
 

@@ -65,7 +65,9 @@ class LeafTable:
         """float32 [n, A] of distinct node ids int64 [n], evaluated `chunk` at a time."""
         nodes = as_indices("nodes", nodes)
         with self.graph.lock:
-            self.renew(self._unknown(nodes), chunk)
+            missing = self._unknown(nodes)
+            if len(missing):
+                self.renew(missing, chunk)
             return self.q[nodes]
 
     def renew(self, nodes: ArrayLike, chunk: int = CHUNK) -> None:

@@ -118,10 +118,8 @@ class Replay:
             self.graph.add(node, action, reward, next_node, terminated)
             self.cut[i - 1] = self._ended or self.next_node[i - 1] != node
             if self.size == self.capacity:
-                self.graph.remove(
-                    self.node[i], self.action[i], self.reward[i], self.next_node[i],
-                    self.terminated[i],
-                )  # fmt: skip
+                columns = (self.node, self.action, self.reward, self.next_node, self.terminated)
+                self.graph.remove(*(column.item(i) for column in columns))
             self.node[i], self.action[i], self.reward[i] = node, action, reward
             self.next_node[i], self.terminated[i] = next_node, terminated
             if self.obs is not None:

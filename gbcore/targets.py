@@ -126,7 +126,7 @@ def pair_q_values(
         check_policy(probabilities)
     values = np.empty(len(leaf_q) + len(subgraphs.vertex_row) + 1, leaf_q.dtype)
     pair_q = np.empty(len(subgraphs.pair_action), leaf_q.dtype)
-    whole = Subgraphs(*subgraphs)  # one type for Numba
+    whole = subgraphs if type(subgraphs) is Subgraphs else Subgraphs(*subgraphs)  # for Numba
     misfit = kernels.back_up(
         whole, leaf_q, best, probabilities, float(gamma), RULES[rule], float(prior), values, pair_q
     )

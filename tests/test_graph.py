@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from naive import NaiveGraph, Oracle, Scalars
 
-from gbcore import TransitionGraph, prune, q_targets, trajectory_subgraphs
+from gbcore import FrontierPlanner, TransitionGraph, prune, q_targets, trajectory_subgraphs
 from gbcore.categorical import pad
 
 BIG = 2**40
@@ -1131,22 +1131,42 @@ def test_frame_stack_rejects_observations():
     assert graph.check_valid() == []
 
 
-def test_rejects_nodes(small):
+def test_one_rule_for_one_and_many_and_one_error_for_a_mistake(small):
+    """Integers, lists and arrays; a bad id is a KeyError and a bad action a ValueError anywhere."""
     graph, a, b = small
+    for many in (list, tuple, np.array):
+        columns = [many(column) for column in ([a, b], [0, 1], [0.5, 1.0], [b, b], [False, True])]
+        graph.add(*columns)
+        assert graph.num_transitions == 3
+        assert graph.remove(*columns) == []
+        alike = [graph.expand(many([a]), many([1]), 1), graph.expand(np.int64(a), 1, 1)]
+        for sub in alike:
+            assert (sub.root_nodes.tolist(), sub.pair_action.tolist()) == ([a], [1])
+    planner = FrontierPlanner(graph)
     for bad in (-1, 2, 1000, BIG, -BIG):
-        for method in (graph.add, graph.remove):
-            with raises_naming(bad):
-                method(bad, 1, 0.5, b, False)
-            with raises_naming(bad):
-                method(a, 1, 0.5, bad, False)
-
-
-def test_rejects_actions(small):
-    graph, a, b = small
+        for call in (
+            lambda bad: graph.add(bad, 1, 0.5, b, False),
+            lambda bad: graph.add(a, 1, 0.5, bad, False),
+            lambda bad: graph.add([a, bad], [1, 1], [0.5, 0.5], [b, b], [False, False]),
+            lambda bad: graph.remove(a, 1, 0.5, bad, False),
+            lambda bad: graph.remove([bad], [1], [0.5], [b], [False]),
+            lambda bad: graph.expand(bad, 1, 1),
+            lambda bad: graph.expand([a, bad], [1, 1], 1),
+            lambda bad: graph.require_node(bad),
+            lambda bad: planner.action_values(bad),
+        ):
+            with raises_naming(bad, KeyError):
+                call(bad)
     for bad in (-1, 2, 77, BIG):
-        for method in (graph.add, graph.remove):
-            with raises_naming(bad):
-                method(a, bad, 0.5, b, False)
+        for call in (
+            lambda bad: graph.add(a, bad, 0.5, b, False),
+            lambda bad: graph.add([a], [bad], [0.5], [b], [False]),
+            lambda bad: graph.remove(a, bad, 0.5, b, False),
+            lambda bad: graph.remove([a], [bad], [0.5], [b], [False]),
+            lambda bad: graph.expand(a, bad, 1),
+        ):
+            with raises_naming(bad, ValueError):
+                call(bad)
 
 
 def test_rejects_rewards(small):

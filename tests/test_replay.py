@@ -80,6 +80,31 @@ def test_what_the_graph_refuses_is_no_row():
         Replay(replay.graph, 0)
 
 
+def test_a_row_can_be_recorded_without_ids():
+    """As by ids: observations are interned, keys kept, an end of the episode cuts."""
+    for key in ({}, {"key_shape": (1,), "key_dtype": np.int64}):
+        graphs = [TransitionGraph(3, (1,), np.int64, **key) for _ in range(2)]
+        by_obs, by_id = (Replay(graph, 5) for graph in graphs)
+        rng = np.random.default_rng(0)
+        for i in range(12):
+            obs, next_obs = rng.integers(4, size=(2, 1))
+            keys = {"key": obs // 2, "next_key": next_obs // 2} if key else {}
+            ends = {"terminated": i % 4 == 0, "truncated": i % 3 == 0}
+            by_obs.record(obs, i % 3, float(i), next_obs, **ends, **keys)
+            node = graphs[1].node(obs, keys.get("key"))
+            next_node = graphs[1].node(next_obs, keys.get("next_key"))
+            by_id.add(node, i % 3, float(i), next_node, ends["terminated"], obs)
+            if any(ends.values()):
+                by_id.end_episode()
+        for name in by_obs.COLUMNS:
+            np.testing.assert_array_equal(getattr(by_obs, name), getattr(by_id, name))
+        assert graphs[0].check_valid() == []
+    with pytest.raises(ValueError, match="Require source 'trajectory' or 'graph', got 'tree'"):
+        by_obs.subgraphs(by_obs.sample(2, rng), "tree", 2)
+    with pytest.raises(ValueError, match="Require a transition to sample"):
+        Replay(graphs[0], 2).sample(1, rng)
+
+
 def test_rows_of_another_graph_change_nothing():
     replay, nodes = replay_of(4)
     replay.add(nodes[0], 2, 0.0, nodes[1], False)
