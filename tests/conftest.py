@@ -259,6 +259,7 @@ def torch_settings():
     torch.set_num_threads(1)
     yield
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     torch.set_flush_denormal(False)
     torch.use_deterministic_algorithms(False)
 

@@ -40,38 +40,21 @@ ATARI = [
     "--total-timesteps", "240", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
     "--train-frequency", "6", "--log-frequency", "30", "--eval-frequency", "100", "--threads", "1",
     "--eval-episodes", "1", "--eval-epsilon", "1", "--exploration-steps", "1000", "--no-cuda",
-    "--curve-episodes", "1", "--updates-per-train", "1",
+    "--curve-episodes", "1", "--updates-per-train", "1", "--env-id", "Breakout",
 ]  # fmt: skip
 FRONTIER = ["--exploration", "frontier", "--frontier-share", "0.9"]
-ON_GRAPH = ["--backup", "whole-graph", "--prior", "0.3", "--train-frequency", "7"]
+ON_GRAPH = ["--backup", "whole-graph", "--prior", "0.3", "--train-frequency", "7", *FRONTIER]
 CASES = {
     "minigrid": (gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", *DQN]),
-    "minigrid, frontier": (
-        gb_dqn_minigrid,
-        ["--env-id", "Dynamic-Obstacles-5x5", "--buffer-size", "90", *FRONTIER, *DQN],
-    ),
+    "minigrid, frontier": (gb_dqn_minigrid, ["--env-id", "Dynamic-Obstacles-5x5", "--buffer-size",
+                                             "90", *FRONTIER, *DQN]),
     "minigrid, values of the whole graph": (
-        gb_dqn_minigrid,
-        ["--env-id", "DoorKey-5x5", "--buffer-size", "90", *FRONTIER, *ON_GRAPH, *DQN],
+        gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", "--buffer-size", "90", *ON_GRAPH, *DQN]
     ),
-    "minatar": (
-        gb_dqn_minatar,
-        [
-            "--env-id",
-            "asterix",
-            "--train-frequency",
-            "7",
-            "--backup",
-            "graph-mixed",
-            *FRONTIER,
-            *DQN,
-        ],
-    ),
-    "atari": (
-        gb_rainbow_atari,
-        ["--env-id", "Breakout", "--buffer-size", "100", *FRONTIER, *ATARI],
-    ),
-}
+    "minatar": (gb_dqn_minatar, ["--env-id", "asterix", "--train-frequency", "7", "--backup",
+                                 "graph-mixed", *FRONTIER, *DQN]),
+    "atari": (gb_rainbow_atari, ["--buffer-size", "100", *FRONTIER, *ATARI]),
+}  # fmt: skip
 all_scripts = pytest.mark.parametrize("case", ["minigrid", "minatar", "atari"])
 
 
@@ -106,7 +89,7 @@ def signal_at(monkeypatch, script, step, number=signal.SIGTERM, times=1):
     def adding(replay, *transition):
         added.append(add(replay, *transition))
         if len(added) == step:
-            for _ in range(times + (number == signal.SIGTERM)):  # a sweep's worker sends more
+            for _ in range(times + (number != signal.SIGINT)):  # a sweep's worker sends more
                 signal.raise_signal(number)
 
     def evaluating(*arguments):
@@ -114,6 +97,7 @@ def signal_at(monkeypatch, script, step, number=signal.SIGTERM, times=1):
             signal.raise_signal(number)
         return evaluate(*arguments)
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run before in this process ignored it for good
     monkeypatch.setattr(run_module, "compile_kernels", lambda graph: None)  # it adds transitions
     monkeypatch.setattr(Replay, "add", adding)
     monkeypatch.setattr(script, "evaluate", evaluating)
@@ -125,15 +109,10 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_pa
     script, flags = CASES[case]
     _, expected = undisturbed(case)
     flags = [*flags, "--run-dir", tmp_path]
-    moments = [
-        (47, signal.SIGTERM),
-        (36, signal.SIGINT),
-        (17.5, signal.SIGTERM),
-        (140.5, signal.SIGINT),
-    ]
-    for steps, number in moments:  # 47, 83, 100 in an evaluation, 240 in the last
+    moments = (47, "SIGTERM"), (36, "SIGINT"), (17.5, "SIGHUP"), (140.5, "SIGINT")
+    for steps, name in moments:  # 47, 83, 100 in an evaluation, 240 in the last
         with pytest.MonkeyPatch.context() as patch:
-            signal_at(patch, script, steps, number)
+            signal_at(patch, script, steps, getattr(signal, name))
             assert command(script, *flags) == 130
         run = only_run(tmp_path)
         result = json.loads((run / "result.json").read_text())
@@ -280,11 +259,13 @@ def test_a_run_killed_in_its_last_moment_repeats_no_evaluation(case, finished, u
 @all_scripts
 def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
     script, run = finished(case)
+    (run / "episode.mp4").write_bytes(b"the old network's")
     resume = ["--resume", run]
     how = ["--no-cuda-graphs"] if case == "atari" else []  # it changes nothing that is learned
     assert command(script, *resume, "--total-timesteps", "300", *how) == 0
     got = left_behind(run)
     assert got["result"]["steps"] == 300
+    assert not (run / "episode.mp4").exists()
     assert [row["global_step"] for row in got["metrics"]][-3:] == ["240", "270", "300"]
     steps = [line.split(",")[0] for line in got["evaluations"].splitlines()[1:]]
     per_evaluation = 1 if case == "atari" else 2
@@ -296,14 +277,6 @@ def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
     capsys.readouterr()
     assert command(script, *resume) == 0  # the larger total is remembered
     assert "is finished" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("flag", ["--learning-rate", "--seed", "--eval-envs", "--breadth"])
-def test_flags_that_resume_cannot_honour_are_refused(flag, finished, capsys):
-    script, run = finished("atari" if flag == "--eval-envs" else "minigrid")
-    capsys.readouterr()
-    assert command(script, "--resume", run, flag, "7") == 2
-    assert is_one_line(capsys, flag, "7")
 
 
 def test_a_finished_run_leaves_what_it_was_not_asked_for_before(finished, undisturbed):
@@ -330,45 +303,48 @@ def test_no_module_of_the_run_s_own_folder_is_imported(module, tmp_path, monkeyp
     assert is_one_line(capsys, "cannot resume", "evil", "in the run's own folder")
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("", "no config.json"),
-        ("nowhere", "no config.json"),
-        ("other", "of no run"),
-        ("older", "max_grad_norm is no flag"),
-        ("list", "of no run"),
-        ("deep", "of no run"),
-    ],
-)
-def test_what_is_no_run_of_this_script_is_refused(path, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    config = {"env_id": "Breakout", "max_grad_norm": 10}
-    script = {"script": gb_dqn_minatar.__file__}
-    for name, content in (("other", config), ("older", config | script), ("list", [1])):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(content))
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "config.json").write_text("[" * 10**5)
-    assert command(gb_dqn_minatar, "--resume", path) == 2
-    assert is_one_line(capsys, words)
+@pytest.mark.parametrize("content", [None, "{}", "[1]", "[" * 10**5, "{", b"\xff"])
+def test_what_is_no_run_is_refused(content, tmp_path, capsys):
+    if content is not None:
+        content = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / "config.json").write_bytes(content)
+    assert command(gb_dqn_minatar, "--resume", tmp_path) == 2
+    assert is_one_line(capsys, "no config.json" if content is None else "config.json is of no run")
 
 
-@pytest.mark.parametrize("score", [None, "good", []])
-def test_a_finished_result_without_a_score_is_refused(score, finished, capsys):
+OTHER = {"script": gb_dqn_minatar.__file__}
+REFUSED = [  # flags given, changes of config.json and of result.json (None: without), words
+    ("--learning-rate 7", {}, {}, ["--learning-rate", "7"]),
+    ("--seed 7", {}, {}, ["--seed", "7"]),
+    ("--total-timesteps 239", {}, None, ["only be raised", "the run has 240, got 239"]),
+    ("", {"script": 7}, {}, ["it names no script"]),
+    ("", OTHER, {}, ["a run of gb_dqn_minatar.py", gb_dqn_minatar.__file__]),
+    ("", {"max_grad_norm": 10}, None, ["max_grad_norm is no flag"]),
+    ("", {"batch_size": "big"}, None, ["batch_size", "big"]),
+    ("", {"gamma": True}, None, ["gamma", "True"]),
+    ("", {"gamma": 2.0}, None, ["--gamma", "2.0"]),
+    ("", {"backup": 1}, None, ["backup", "1"]),
+    ("", {"seed": 1.0}, None, ["seed", "1.0"]),
+    ("", {}, {"score": None}, ["result.json is of no run"]),
+    ("", {}, {"score": "good"}, ["result.json is of no run"]),
+    ("", {}, {"steps": "all"}, ["result.json is of no run"]),
+]
+
+
+@pytest.mark.parametrize(("flags", "config", "result", "words"), REFUSED)
+def test_what_cannot_be_resumed_so_is_refused(flags, config, result, words, finished, capsys):
     script, run = finished("minigrid")
-    result = json.loads((run / "result.json").read_text()) | {"score": score}
-    (run / "result.json").write_text(json.dumps(result))
+    for name, changes in (("config.json", config), ("result.json", result)):
+        if changes is None:
+            (run / name).unlink()
+        else:
+            content = json.loads((run / name).read_text()) | changes
+            (run / name).write_text(json.dumps(content))
+    before = files_in(run)
     capsys.readouterr()
-    assert command(script, "--resume", run) == 2
-    assert is_one_line(capsys, "result.json is of no run")
-
-
-def test_the_total_is_not_lowered(finished, capsys):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-    assert command(script, "--resume", run, "--total-timesteps", "239") == 2
-    assert "can only be raised with --resume: the run has 240, got 239" in capsys.readouterr().err
+    assert command(script, "--resume", run, *flags.split()) == 2
+    assert is_one_line(capsys, *words)
+    assert files_in(run) == before
 
 
 def test_a_total_that_there_is_no_memory_for(finished, capsys, monkeypatch):
@@ -385,17 +361,6 @@ def test_a_total_that_there_is_no_memory_for(finished, capsys, monkeypatch):
     assert files_in(run) == before
 
 
-def test_what_an_earlier_end_left_is_gone_when_a_run_goes_on(finished):
-    script, run = finished("minigrid")
-    assert (run / "model.pt").exists()
-    assert (run / "graph.npz").exists()
-    (run / "episode.mp4").write_bytes(b"the old network's")
-    words = ("--resume", run, "--total-timesteps", "260", "--no-save-model")
-    assert command(script, *words) == 0
-    assert json.loads((run / "result.json").read_text())["steps"] == 260
-    assert not any((run / name).exists() for name in ("model.pt", "graph.npz", "episode.mp4"))
-
-
 def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     script, run = finished("minigrid")
@@ -403,26 +368,6 @@ def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkey
     assert command(script, *words) == 0
     assert "no CUDA device" in capsys.readouterr().err
     assert json.loads((run / "config.json").read_text())["cuda"] is True  # where there is one again
-
-
-def test_a_finished_run_of_another_script_is_refused(finished, capsys):
-    _, run = finished("minigrid")
-    capsys.readouterr()
-    assert command(gb_dqn_minatar, "--resume", run) == 2
-    assert is_one_line(capsys, "a run of gb_dqn_minigrid.py", gb_dqn_minigrid.__file__)
-
-
-@pytest.mark.parametrize(
-    "flag", [{"batch_size": "big"}, {"gamma": True}, {"gamma": 2.0}, {"backup": 1}, {"seed": 1.0}]
-)
-def test_a_flag_of_another_type_is_refused(flag, finished, capsys):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | flag))
-    capsys.readouterr()
-    assert command(script, "--resume", run) == 2
-    assert is_one_line(capsys, *flag, *map(str, flag.values()))
 
 
 def test_two_processes_cannot_go_on_with_one_run(finished, capsys, monkeypatch):
