@@ -1,7 +1,6 @@
 """reproduce/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
 
 import fcntl
-import io
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ import sweep
 import tyro
 from conftest import jitted, write_checkpoint
 from folders import RESULTS, ROOT
-from run_records import SUITES, Records, finished_runs, flags_of, key_of
+from run_records import SUITES, Key, Records, finished_runs, flags_of, key_of
 from torch.utils.tensorboard import SummaryWriter
 
 pytestmark = jitted
@@ -69,27 +69,13 @@ def key(suite="minigrid", **flags):
     return key_of(suite, flags_of(suite, **{"env_id": "DoorKey-6x6"} | flags))
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"run_dir": "elsewhere", "threads": 4, "save_model": False, "checkpoint_frequency": 7},
-        {"env_id": "MiniGrid-DoorKey-6x6-v0"},
-    ],
-)
-def test_where_and_how_a_run_is_computed_does_not_matter(flags):
-    assert key(**flags) == key()
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"seed": 2}, {"backup": "tree"}, {"breadth": 0}, {"depth": 10}, {"prior": 0.5},
-        {"learning_rate": 1e-4}, {"eval_episodes": 4}, {"total_timesteps": 5_000},
-        {"env_id": "Empty-8x8"},
-    ],
-)  # fmt: skip
-def test_every_flag_that_can_change_a_result_makes_another_run(flags):
-    assert key(**flags) != key()
+def test_a_key_is_of_all_that_can_change_a_result_and_of_nothing_else():
+    assert key(run_dir="elsewhere", threads=4, save_model=False, checkpoint_frequency=7) == key()
+    assert key(env_id="MiniGrid-DoorKey-6x6-v0") == key()
+    others = {"seed": 2, "backup": "tree", "breadth": 0, "depth": 10, "prior": 0.5}
+    others |= {"learning_rate": 1e-4, "eval_episodes": 4, "total_timesteps": 5_000}
+    for name, value in (others | {"env_id": "Empty-8x8"}).items():
+        assert key(**{name: value}) != key()
 
 
 def test_flags_that_a_backup_does_not_read_do_not_matter():
@@ -119,10 +105,8 @@ def test_a_row_holds_what_the_run_measured(tmp_path):
     ((found_key, (row, curve)),) = finished_runs(tmp_path, ["minigrid"]).items()
     assert found_key == ("minigrid", "MiniGrid-Empty-8x8-v0", "graph", "breadth=0", "", 3)
     assert curve == {1000: 0.0, 2000: 0.5, 3000: 1.0}
-    assert row == {
-        "score": 1.0, "steps": 100_000, "wall_seconds": 60.0, "steps_per_second": 123.5,
-        "novel_state_ratio": 0.25, "states": 23, "first_reward_step": 40, "commit": "abc1234",
-    }  # fmt: skip
+    assert list(row.values()) == [1.0, 100_000, 60.0, 123.5, 0.25, 23, 40, "abc1234"]
+    assert [*Key._fields, *row] == run_records.ROW
 
 
 def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
@@ -140,10 +124,8 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
     in_process(monkeypatch, *flags)
     assert capsys.readouterr().err == ""
     first = {path.name: path.read_bytes() for path in results.iterdir()}
-    assert {path.stem for path in results.glob("*.csv")} == {
-        "minigrid", "minigrid_curves", "minatar", "minatar_curves", "minatar-1m",
-        "minatar-1m_curves",
-    }  # fmt: skip
+    suites = {"minigrid", "minatar", "minatar-1m"}
+    assert {path.stem.removesuffix("_curves") for path in results.glob("*.csv")} == suites
     assert len(Records(results).rows(*SUITES)) == 3
     in_process(monkeypatch, *flags)
     assert {path.name: path.read_bytes() for path in results.iterdir()} == first
@@ -265,11 +247,8 @@ def test_an_interruption_between_two_files_loses_nothing(tmp_path, monkeypatch):
 def test_dry_run_prints_what_is_not_finished_and_needs_no_ray(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     make_run(tmp_path / "runs" / "a", "minatar", env_id="Freeway", backup="graph", breadth=0)
-    words = (
-        "--suites", "minatar", "--tasks", "freeway", "--seeds", 1, 2, "--backups", "tree", "graph",
-        "--variants", "default", "breadth=0", "--run-dir", tmp_path / "runs", "--repeat",
-        "--dry-run",
-    )  # fmt: skip
+    words = "--suites minatar --tasks freeway --seeds 1 2 --backups tree graph --repeat --dry-run"
+    words = (*words.split(), "--variants", "default", "breadth=0", "--run-dir", tmp_path / "runs")
     in_process(monkeypatch, *words)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * 3 - 1
@@ -284,10 +263,8 @@ def test_dry_run_prints_what_is_not_finished_and_needs_no_ray(tmp_path, monkeypa
 
 
 def test_every_printed_command_is_the_run_that_it_stands_for(tmp_path):
-    args = sweep.Args(
-        suites=("minatar", "atari100k"), tasks=("freeway",), seeds=(7,), run_dir=tmp_path,
-        episode_seeds=("fixed",), variants=("depth=3 breadth=0",), gpus_per_run=0,
-    )  # fmt: skip
+    args = sweep.Args(suites=("minatar", "atari100k"), tasks=("freeway",), seeds=(7,))
+    args = replace(args, episode_seeds=("fixed",), variants=("depth=3 breadth=0",))
     for run in sweep.make_grid(args).values():
         script, *words = run.command
         parsed = tyro.cli(run_records.script_of(run.key.suite).Args, args=words)
@@ -302,24 +279,20 @@ def test_a_result_of_something_else_is_no_finished_run(tmp_path):
 
 def test_tasks_are_run_in_the_order_in_which_they_are_named():
     args = sweep.Args(suites=("minatar", "atari100k"), backups=("tree",), seeds=(1,))
-    assert [key.task for key in sweep.make_grid(args)] == [
-        *SUITES["minatar"].tasks, *SUITES["atari100k"].tasks,
-    ]  # fmt: skip
+    tasks = [*SUITES["minatar"].tasks, *SUITES["atari100k"].tasks]
+    assert [key.task for key in sweep.make_grid(args)] == tasks
     args.tasks = ("Pong", "Q-bert")
     assert [key.task for key in sweep.make_grid(args)] == ["pong", "qbert"]
 
 
 def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without_it():
-    args = sweep.Args(
-        suites=("minigrid-hard",), tasks=("FourRooms",), seeds=(1,), backups=("graph", "tree"),
-        variants=("default", "breadth=0", "breadth=0 exploration=frontier frontier_share=0.1"),
-    )  # fmt: skip
+    variants = ("default", "breadth=0", "breadth=0 exploration=frontier frontier_share=0.1")
+    args = sweep.Args(suites=("minigrid-hard",), tasks=("FourRooms",), seeds=(1,))
+    args = replace(args, backups=("graph", "tree"), variants=variants)
     runs = {(run.key.backup, run.key.variant): run for run in sweep.make_grid(args).values()}
     frontier = "exploration=frontier frontier_share=0.1"
-    assert set(runs) == {
-        ("graph", ""), ("graph", "breadth=0"), ("graph", f"breadth=0 {frontier}"),
-        ("tree", ""), ("tree", frontier),
-    }  # fmt: skip
+    graph = [("graph", ""), ("graph", "breadth=0"), ("graph", f"breadth=0 {frontier}")]
+    assert set(runs) == {*graph, ("tree", ""), ("tree", frontier)}
     command = " ".join(runs["tree", frontier].command)
     assert "--exploration frontier --frontier-share 0.1" in command
     assert "--total-timesteps 200000" in command
@@ -330,17 +303,7 @@ def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without
 def test_rows_of_the_repository_finish_runs_and_a_flag_makes_them_all_the_same(
     tmp_path, monkeypatch, capsys
 ):
-    words = (
-        "--suites",
-        "minigrid",
-        "--tasks",
-        "Empty-8x8",
-        "--seeds",
-        1,
-        99,
-        "--run-dir",
-        tmp_path,
-    )
+    words = (*"--suites minigrid --tasks Empty-8x8 --seeds 1 99 --run-dir".split(), tmp_path)
     in_process(monkeypatch, *words, "--backups", "graph", "--dry-run")
     out, err = capsys.readouterr()
     assert out.count("python gb_dqn_minigrid.py") == 1  # seed 99
@@ -375,66 +338,43 @@ def test_rows_of_a_user_stay_out_of_tracked_files(tmp_path, monkeypatch, capsys)
     assert {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")} == before
 
 
-def test_numbers_of_overrides_are_written_as_those_of_flags():
-    flags = sweep.overrides("minigrid", "graph", ("total_timesteps=5e3", "gamma=0.5"), False)
-    assert flags == {"total_timesteps": 5000, "gamma": 0.5}
-
-
 def test_overrides_are_checked_among_the_flags_of_the_runs(tmp_path, monkeypatch, capsys):
     """Of the suite's length, and without the --run-dir that a script has by default."""
     (tmp_path / "runs").touch()
     monkeypatch.chdir(tmp_path)
-    in_process(monkeypatch, "--suites", "minatar-1m", "--overrides", "learning_starts=200000",
-               "--dry-run", "--run-dir", "others")  # fmt: skip
+    words = "--suites minatar-1m --overrides learning_starts=200000 --dry-run --run-dir others"
+    in_process(monkeypatch, *words.split())
     out, err = capsys.readouterr()
     assert "--learning-starts 200000" in out
     assert "--learning-starts" not in err
 
 
-@pytest.mark.parametrize("flag", ["--seeds", "--backups", "--variants"])
-def test_a_sweep_over_nothing_is_refused(flag, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        in_process(monkeypatch, "--suites", "minigrid", "--dry-run", flag)
-    assert flag in capsys.readouterr().err
+BAD_INPUT = {  # words -> what the line names
+    "": "--suites",
+    "--suites minigrid --dry-run --seeds": "--seeds",
+    "--suites minigrid --dry-run --backups": "--backups",
+    "--suites minigrid --dry-run --variants": "--variants",
+    "--suites minigrid --tasks Pong": "'Pong' is none of Empty-8x8",
+    "--suites minigrid --backups softmax": "'softmax' is none that minigrid has: one-step",
+    "--suites minigrid --overrides dept=3": "nearest: --depth",
+    "--suites minigrid --overrides depth=deep": "'deep'",
+    "--suites minigrid --overrides depth": "name=value",
+    "--suites minigrid --overrides exploration=Frontier": "--exploration",
+    "--suites minigrid --overrides seed=9": "seed is no override",
+    "--suites minigrid --overrides save-model=true": "save_model is no override",
+    "--suites minigrid --overrides gamma=2": "--gamma",
+    "--suites minigrid --variants torch_deterministic=2": "--torch-deterministic",
+    "--suites minigrid --seeds -1": "--seeds",
+    "--suites minigrid --threads 0": "--threads",
+    "--suites minigrid --gpus-per-run -1": "--gpus-per-run",
+    "--collect-only --run-dir /no/such/folder": "--run-dir",
+}
 
 
-def test_the_live_table_keeps_its_width_without_a_row(tmp_path):
-    from rich.console import Console
-
-    args = sweep.Args(
-        suites=("minigrid",), tasks=("KeyCorridorS3R1",), seeds=(1,), run_dir=tmp_path
-    )
-    runs = list(sweep.make_grid(args).values())
-    of_sweep, widths = sweep.Sweep(args, None, None, runs, 0), []
-    for of_sweep.running in ({}, {0: max(runs, key=lambda run: len(str(run.key)))}):
-        console = Console(width=200, record=True, file=io.StringIO())
-        console.print(of_sweep.table())
-        widths.append(max(len(line.rstrip()) for line in console.export_text().splitlines()))
-    assert widths[0] == widths[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ((), "--suites"),
-        (("--suites", "minigrid", "--tasks", "Pong"), "'Pong' is none of Empty-8x8"),
-        (("--suites", "minigrid", "--overrides", "dept=3"), "nearest: --depth"),
-        (("--suites", "minigrid", "--overrides", "depth=deep"), "'deep'"),
-        (("--suites", "minigrid", "--overrides", "depth"), "name=value"),
-        (("--suites", "minigrid", "--overrides", "exploration=Frontier"), "--exploration"),
-        (("--suites", "minigrid", "--overrides", "seed=9"), "seed is no override"),
-        (("--suites", "minigrid", "--overrides", "save-model=true"), "save_model is no override"),
-        (("--suites", "minigrid", "--overrides", "gamma=2"), "--gamma must be at least 0"),
-        (("--suites", "minigrid", "--variants", "torch_deterministic=2"), "--torch-deterministic"),
-        (("--suites", "minigrid", "--seeds", "-1"), "--seeds"),
-        (("--suites", "minigrid", "--threads", "0"), "--threads"),
-        (("--suites", "minigrid", "--gpus-per-run", "-1"), "--gpus-per-run"),
-        (("--collect-only", "--run-dir", "/no/such/folder"), "--run-dir"),
-    ],
-)
+@pytest.mark.parametrize(("words", "named"), BAD_INPUT.items())
 def test_bad_input_is_one_line_and_status_2(words, named, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
-        in_process(monkeypatch, *words)
+        in_process(monkeypatch, *words.split())
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line
@@ -479,16 +419,16 @@ class Ray:
 
 
 def one_run(tmp_path):
-    args = sweep.Args(suites=("minigrid",), tasks=("Empty-8x8",), backups=("graph",), seeds=(1,),
-                      run_dir=tmp_path)  # fmt: skip
+    args = sweep.Args(suites=("minigrid",), tasks=("Empty-8x8",), seeds=(1,), run_dir=tmp_path)
+    args.backups = ("graph",)
     return args, *sweep.make_grid(args).values()
 
 
 def test_a_run_is_tried_twice_again_and_then_given_up(tmp_path, capsys):
     args, run = one_run(tmp_path)
     finished = ({"score": 1.0, "steps": 100_000, "wall_seconds": 9.0}, {1000: 1.0}, 7_000)
-    for outcomes, given_up in (([RuntimeError("status 1: Killed")] * 2 + [finished], []),
-                               ([RuntimeError("status 1: Killed")] * 3, [run])):  # fmt: skip
+    killed = RuntimeError("status 1: Killed")
+    for outcomes, given_up in (([killed, killed, finished], []), ([killed] * 3, [run])):
         records = Records(tmp_path / str(len(given_up)))
         of_sweep = sweep.Sweep(args, Ray(outcomes), records, [run], 0)
         of_sweep.run()
@@ -568,17 +508,13 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
     runs = tmp_path / "runs"
     results = runs / "results"  # by default
     # Nothing is learned: 10,000 steps a second. Ray takes seconds to stop: the run must be longer.
-    words = (
-        "--suites", "minigrid", "--tasks", "Empty-8x8", "--backups", "graph", "--seeds", 1,
-        "--overrides", "total_timesteps=200000", "learning_starts=1000000", "eval_frequency=0",
-        "--checkpoint-frequency", 5_000, "--workers", 1, "--run-dir", runs,
-    )  # fmt: skip
+    words = "--suites minigrid --tasks Empty-8x8 --backups graph --seeds 1 --workers 1 --overrides "
+    words += "total_timesteps=200000 learning_starts=1000000 eval_frequency=0"
+    words = (*words.split(), "--checkpoint-frequency", "5000", "--run-dir", str(runs))
 
     def start():
-        return subprocess.Popen(
-            [sys.executable, ROOT / "reproduce" / "sweep.py", *map(str, words)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
+        command, pipe = [sys.executable, ROOT / "reproduce" / "sweep.py", *words], subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
 
     first = start()
     wait_until(lambda: list(runs.glob("*/*/checkpoint.npz")))
