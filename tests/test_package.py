@@ -48,11 +48,8 @@ def wheel(tmp_path_factory):
     shutil.copytree(
         ROOT / "gbcore", source / "gbcore", ignore=shutil.ignore_patterns("__pycache__")
     )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
-         "--no-index", "-w", str(built), str(source)],
-        check=True, timeout=300,
-    )  # fmt: skip
+    words = "-m pip wheel -q --no-deps --no-build-isolation --no-index -w".split()
+    subprocess.run([sys.executable, *words, built, source], check=True, timeout=300)
     (path,) = built.iterdir()
     return path
 
@@ -88,10 +85,9 @@ def test_graph_and_scalar_targets_of_an_installed_package_need_no_torch(wheel, t
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path / "site")
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{GRAPH_ALONE}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env={"NUMBA_DISABLE_JIT": "1"},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    how = {"capture_output": True, "text": True, "check": False, "timeout": 300}
+    command, environment = [sys.executable, "-c", program], {"NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, **how)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "site" / "gbcore" / "__init__.py")
 

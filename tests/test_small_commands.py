@@ -119,12 +119,16 @@ def test_a_copied_script_is_a_setting_of_its_own(tmp_path):
 def test_labels_of_curves_are_the_flags_that_differ():
     one = {"env_id": "Empty", "backup": "graph", "depth": 5}
     settings = [
-        (one, {1: 0, 2: 0}), (one | {"depth": 3}, {1: 0}), (one | {"env_id": "Door"}, {1: 0})
-    ]  # fmt: skip
+        (one, {1: 0, 2: 0}),
+        (one | {"depth": 3}, {1: 0}),
+        (one | {"env_id": "Door"}, {1: 0}),
+    ]
+    single = "(1 seed: error over episodes)"
     assert list(plot_runs.labels(settings)) == [
-        "Empty, graph, depth 5 (2 seeds)", "Empty, graph, depth 3 (1 seed: error over episodes)",
-        "Door, graph, depth 5 (1 seed: error over episodes)",
-    ]  # fmt: skip
+        "Empty, graph, depth 5 (2 seeds)",
+        f"Empty, graph, depth 3 {single}",
+        f"Door, graph, depth 5 {single}",
+    ]
     assert list(plot_runs.labels(settings[:1])) == ["Empty, graph (2 seeds)"]
 
 
@@ -220,10 +224,9 @@ def test_the_released_update_moves_the_last_pair():
         replay.add(ends[0], action, reward, ends[1], node == 4)
         if node == 2:
             replay.end_episode()
-    learner = SimpleNamespace(
-        args=SimpleNamespace(depth=2, gamma=0.5), graph=replay.graph, replay=replay,
-        leaves=SimpleNamespace(values=lambda nodes: np.stack([nodes, 2.0 * nodes], axis=1)),
-    )  # fmt: skip
+    learner = SimpleNamespace(args=SimpleNamespace(depth=2, gamma=0.5), replay=replay)
+    learner.graph, learner.leaves = replay.graph, SimpleNamespace()
+    learner.leaves.values = lambda nodes: np.stack([nodes, 2.0 * nodes], axis=1)
     sampled = replay.batch_of(np.array([0, 1, 3]))
     moved, targets = released_updates.released_n_step(learner, sampled, None, False)
     assert [column.tolist() for column in moved[:3]] == [[1, 2, 4], [1, 2, 4], [1, 0, 0]]

@@ -16,11 +16,9 @@ def test_a_copy_of_a_script_is_timed(tmp_path, capsys):
     copy = shutil.copy(ROOT / "gb_dqn_minigrid.py", tmp_path)
     (tmp_path / "gbcore").symlink_to(ROOT / "gbcore")
     out = tmp_path / "speed.csv"
-    words = (
-        "--scripts", copy, "--env-ids", "Empty-5x5", "--backups", "graph", "--variants",
-        "learning_starts=40", "--turns", "1", "--warm-up-steps", "10", "--steps", "16",
-        "--out", out,
-    )  # fmt: skip
+    words = "--env-ids Empty-5x5 --backups graph --variants learning_starts=40 --turns 1 "
+    words = (words + "--warm-up-steps 10 --steps 16").split()
+    words += ["--scripts", copy, "--out", out]
     assert command(speed, *words) == 0
     (row,) = read_rows(out)
     assert (row["script"], row["backup"], row["turn"]) == (str(copy), "graph", "0")
@@ -44,20 +42,16 @@ def test_scripts_and_backups_take_turns(monkeypatch):
 
 
 def test_rates_count_from_a_step_on(tmp_path):
-    rows = [
-        {"global_step": s, "charts/SPS": r} for s, r in ((10, 1000), (20, 10), (30, 5), (35, 5))
-    ]
+    rates = ((10, 1000), (20, 10), (30, 5), (35, 5))
+    rows = [{"global_step": step, "charts/SPS": rate} for step, rate in rates]
     write_rows(tmp_path / "metrics.csv", rows[0], rows)
     assert speed.rate(tmp_path, 10) == (pytest.approx(25 / 4), 25)
     assert speed.rate(tmp_path, 11) == (pytest.approx(15 / 3), 15)
 
 
 def test_ratios_are_those_within_turns():
-    common = dict.fromkeys(speed.COLUMNS, "x") | {
-        "script": "a",
-        "processes": "1",
-        "variant": "default",
-    }
+    common = dict.fromkeys(speed.COLUMNS, "x")
+    common |= {"script": "a", "processes": "1", "variant": "default"}
     rates = {"one-step": (100, 10, 50), "graph": (50, 9, 40)}
     rows = [
         common | {"backup": backup, "turn": str(turn), "steps_per_second": str(rate)}
