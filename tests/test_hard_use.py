@@ -48,7 +48,7 @@ def changes(sub):
             for value in (-(2**40), 2**40, -2, beyond if name == "outcome_vertex" else 2**62):
                 changed = array.copy()
                 changed[i] = value
-                if name != "pair_count" or value < 0:  # a count only weighs
+                if name != "pair_count":  # a count only weighs
                     yield sub._replace(**{name: changed})
         yield sub._replace(**{name: array[:-1]})
     yield sub._replace(outcome_weight=sub.outcome_weight[1:])
