@@ -14,7 +14,7 @@ from gbcore.kernels import FREED
 from gbcore.leaf_table import UNKNOWN, LeafTable
 
 CHUNK = 128  # states per evaluation, at most
-SWEPT = 2_000  # nodes backed up per update
+SWEPT = 1_000  # nodes backed up per update
 RENEWED = 30_000  # nodes whose leaf values a `renew` evaluates, in turn; of fewer all
 TOLERANCE = 1e-5  # change of a value, relative to the largest one, that is not followed
 BACKUPS = 5_000_000  # of one convergence at most, and 20 per node; updates go on with what is left
@@ -231,9 +231,14 @@ class GraphValues:
         return actions
 
     def _choose(self, nodes):
-        known = nodes >= 0
-        known[known] = self._follows(nodes[known])
-        return self._best(np.where(known, nodes, -1), self._value, self.leaves.q, False)
+        actions = np.full(len(nodes), -1, np.int64)
+        rows = np.flatnonzero(nodes >= 0)  # those of which something is known: often few
+        rows = rows[self.graph.arrays.degree[nodes[rows]] > 0]
+        if len(rows):
+            rows = rows[self._follows(nodes[rows])]
+        if len(rows):
+            actions[rows] = self._best(nodes[rows], self._value, self.leaves.q, tried_only=False)
+        return actions
 
     def _best(self, nodes, value, q, tried_only):
         actions = np.empty(len(nodes), np.int64)
