@@ -51,6 +51,7 @@ MOMENTS = ["start"] * 3 + ["training"] * 9 + ["checkpoint"] * 8
 class Args:
     script: Literal["gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari"] = "gb_dqn_minigrid"
     """the script, without .py"""
+    backup: str = "graph"  # the script's
     kills: int = 20  # how often to kill it
     steps: int = 0  # environment steps; 0 = enough for twenty kills
     seed: int = 0  # of the moments
@@ -170,7 +171,8 @@ def main():
     if args.kills < 1:
         fail(f"--kills must be >= 1, got {args.kills}")
     rng = np.random.default_rng(args.seed)
-    flags = FLAGS[args.script].split() + ["--total-timesteps", str(args.steps)] * (args.steps > 0)
+    flags = [*FLAGS[args.script].split(), "--backup", args.backup]
+    flags += ["--total-timesteps", str(args.steps)] * (args.steps > 0)
     moments = rng.permutation(np.resize(rng.permutation(MOMENTS), args.kills)).tolist()
     kills, differences = Counter(), []
     with tempfile.TemporaryDirectory() as folder:

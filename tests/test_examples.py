@@ -443,7 +443,7 @@ def test_a_replay_without_keys_reads_observations_from_the_graph():
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backup", example.BACKUPS)
+@pytest.mark.parametrize("backup", [*example.BACKUPS, "whole-graph"])
 def test_every_backup_leaves_a_whole_run(backup, tmp_path):
     run = run_example(tmp_path, "--backup", backup, "--train-frequency", "10")
     result = json.loads((run / "result.json").read_text())
@@ -496,8 +496,9 @@ def test_the_replay_holds_the_observations_of_the_run(flags, tmp_path):
     [
         ("--env-id", "CartPole-v1", "--round", "1", "--exploration", "frontier"),
         ("--env-id", "FrozenLake-v1", "--key-last-action", "--buffer-size", "120"),
+        ("--env-id", "CartPole-v1", "--round", "0", "--backup", "whole-graph", "--prior", "0.3"),
     ],
-    ids=["rounded", "last action"],
+    ids=["rounded", "last action", "whole graph"],
 )
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(flags, tmp_path):
     flags = ("--buffer-size", "200", *flags)
