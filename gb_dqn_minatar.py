@@ -72,16 +72,13 @@ class Args(gb.RunFlags):
     eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
     eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
 
+    DEFAULTS: ClassVar = {"act_on": ("network", "graph")}  # the second is whole-graph's
     IDLE: ClassVar = {  # flags -> where they do nothing
         "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
         "depth": ("backup=one-step|whole-graph",),
         "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
         "frontier_share": ("exploration=epsilon-greedy",),
     }
-
-    def __post_init__(self):
-        if self.act_on is None:
-            self.act_on = "graph" if self.backup == "whole-graph" else "network"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -73,25 +73,19 @@ class Args(gb.RunFlags):
     eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
     eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
 
+    DEFAULTS: ClassVar = {  # where none is given: of the paper's backups, of whole-graph
+        "target_network_frequency": (8_000, 2_000),
+        "learning_starts": (5_000, 0),
+        "train_frequency": (1, 4),
+        "frontier_share": (0.5, 0.9),
+        "act_on": ("network", "graph"),
+    }
     IDLE: ClassVar = {  # flags -> where they do nothing
         "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
         "depth": ("backup=one-step|whole-graph",),
         "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
         "frontier_share": ("exploration=epsilon-greedy",),
     }
-
-    def __post_init__(self):
-        is_whole = self.backup == "whole-graph"
-        if self.target_network_frequency is None:
-            self.target_network_frequency = 2_000 if is_whole else 8_000
-        if self.learning_starts is None:
-            self.learning_starts = 0 if is_whole else 5_000
-        if self.train_frequency is None:
-            self.train_frequency = 4 if is_whole else 1
-        if self.frontier_share is None:
-            self.frontier_share = 0.9 if is_whole else 0.5
-        if self.act_on is None:
-            self.act_on = "graph" if is_whole else "network"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -63,20 +63,17 @@ class Args(gb.RunFlags):
     eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
     eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
 
+    DEFAULTS: ClassVar = {  # where none is given: of the paper's backups, of whole-graph
+        "learning_starts": (1_000, 0),  # the graph knows before the network does
+        "exploration_steps": (5_000, 2_000),
+        "act_on": ("network", "graph"),
+    }
     IDLE: ClassVar = {  # flags -> where they do nothing
         "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
         "depth": ("backup=one-step|whole-graph",),
         "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
         "frontier_share": ("exploration=epsilon-greedy",),
     }
-
-    def __post_init__(self):
-        is_whole = self.backup == "whole-graph"  # the graph knows before the network does
-        if self.learning_starts is None:
-            self.learning_starts = 0 if is_whole else 1_000
-        if self.exploration_steps is None:
-            self.exploration_steps = 2_000 if is_whole else 5_000
-        self.act_on = self.act_on or ("graph" if is_whole else "network")
 
 
 class QNetwork(nn.Module):

@@ -63,6 +63,13 @@ class RunFlags:
         "wandb_project_name", "wandb_entity", "capture_video", "save_model",
     )  # fmt: skip
 
+    DEFAULTS: ClassVar = {}  # flag that is None -> its default, and the one with whole-graph
+
+    def __post_init__(self) -> None:
+        for name, pair in self.DEFAULTS.items():
+            if getattr(self, name) is None:
+                setattr(self, name, pair[self.backup == "whole-graph"])
+
     def check(self) -> None:
         """End the program where flags of a script do not fit together."""
 
