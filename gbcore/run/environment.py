@@ -71,7 +71,8 @@ class GymnasiumTask:
             self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
             actions, self.space = self.env.action_space, self.env.observation_space
         except (Exception, SystemExit) as error:  # the environment's own code may raise anything
-            fail(f"cannot make {env_id} with {kwargs}: {str(error) or repr(error)}")
+            told = repr(error) if isinstance(error, SystemExit) else str(error) or repr(error)
+            fail(f"cannot make {env_id} with {kwargs}: {told}")
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
         self.assumed_limit = None if time_limit or self.env.spec.max_episode_steps else 1_000
         if limit := time_limit or self.assumed_limit:
