@@ -125,13 +125,6 @@ def checkpoint_step(folder):
     return None
 
 
-def progress_of(folder):
-    """Last step and its rate, of metrics.csv; zeros before the first row."""
-    with contextlib.suppress(ValueError, IndexError):  # a row may be written just now
-        return read_columns(folder / "metrics.csv", "charts/SPS")[-1]
-    return 0, 0.0
-
-
 def measurements(folder):
     """What a finished run measured: a dict of the columns of ROW after the key, and the curve.
 

@@ -232,18 +232,14 @@ def execute(run, threads, keep_checkpoints):
 
 
 class Sweep:
-    """Runs what is queued; a line per event, on a terminal below them a live table."""
+    """Runs what is queued; a line per event."""
 
     def __init__(self, args, ray, records, todo, num_finished):
-        from rich import live
-
         self.args, self.ray, self.records = args, ray, records
         self.queue, self.running = collections.deque(todo), {}  # running: Ray's reference -> Run
         self.num_finished, self.num_runs = num_finished, num_finished + len(todo)
         self.attempts, self.given_up = collections.Counter(), []
-        self.widest = max(len(str(run.key)) for run in todo)
         self.begin, self.steps_made = time.monotonic(), 0
-        self.live = live.Live(auto_refresh=False, transient=True)
 
     def run(self):
         """Until nothing is queued and nothing runs."""
@@ -251,20 +247,18 @@ class Sweep:
         task = ray.remote(execute).options(
             num_cpus=args.threads, num_gpus=args.gpus_per_run, max_retries=0
         )
-        with self.live:
-            while self.queue or self.running:
-                while self.queue and len(self.running) < self.slots():
-                    run = self.queue.popleft()
-                    self.attempts[run.key] += 1
-                    self.running[task.remote(run, args.threads, args.keep_checkpoints)] = run
-                    self.say(f"start {run.key}")
-                for reference in ray.wait(list(self.running), timeout=1.0)[0]:
-                    run = self.running.pop(reference)
-                    try:
-                        self.keep(run, *ray.get(reference))
-                    except ray.exceptions.RayError as error:  # it failed, or the worker was killed
-                        self.try_again(run, first_line(getattr(error, "cause", None) or error))
-                self.live.update(self.table(), refresh=True)
+        while self.queue or self.running:
+            while self.queue and len(self.running) < self.slots():
+                run = self.queue.popleft()
+                self.attempts[run.key] += 1
+                self.running[task.remote(run, args.threads, args.keep_checkpoints)] = run
+                self.say(f"start {run.key}")
+            for reference in ray.wait(list(self.running), timeout=1.0)[0]:
+                run = self.running.pop(reference)
+                try:
+                    self.keep(run, *ray.get(reference))
+                except ray.exceptions.RayError as error:  # it failed, or the worker was killed
+                    self.try_again(run, first_line(getattr(error, "cause", None) or error))
 
     def keep(self, run, row, curve, resumed_from):
         """Keep the row of a run that finished."""
@@ -272,9 +266,11 @@ class Sweep:
         self.num_finished += 1
         self.steps_made += row["steps"] - (resumed_from or 0)
         since = "" if resumed_from is None else f" (went on from step {resumed_from})"
+        left = sum(other.total_timesteps for other in (*self.queue, *self.running.values()))
+        minutes = (time.monotonic() - self.begin) * left / max(self.steps_made, 1) / 60
         self.say(
             f"done {run.key}{since}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
-            f"({self.num_finished} of {self.num_runs})"
+            f"({self.num_finished} of {self.num_runs}, {minutes:,.0f} min to go)"
         )
 
     def try_again(self, run, reason):
@@ -294,33 +290,7 @@ class Sweep:
         return args.workers or max(1, int(fit + 1e-9))
 
     def say(self, text):
-        line = f"{time.strftime('%H:%M:%S')} {text}"
-        self.live.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def table(self):
-        from rich.table import Table
-
-        rows = []
-        for run in self.running.values():
-            folders = run_records.run_folders(run.folder)
-            rows.append((run, *(run_records.progress_of(folders[-1]) if folders else (0, 0.0))))
-        under_way = sum(step for _, step, _ in rows)
-        left = sum(run.total_timesteps for run in (*self.queue, *self.running.values())) - under_way
-        so_far, done = time.monotonic() - self.begin, self.steps_made + under_way
-        to_go = f"{so_far * left / done / 60:,.0f} min" if done else "?"
-        table = Table(
-            title=f"{self.num_finished} of {self.num_runs} runs done, {len(rows)} run, "
-            f"{len(self.queue)} wait, {len(self.given_up)} given up; "
-            f"{so_far / 60:,.0f} min so far, {to_go} to go",
-            title_justify="left",
-        )
-        table.add_column("run", min_width=self.widest)  # also without a row
-        for name in ("step", "of", "steps/s", "try"):
-            table.add_column(name, justify="right", min_width=9)
-        for run, step, rate in rows:
-            cells = f"{step:,}", f"{run.total_timesteps:,}", f"{rate:.1f}"
-            table.add_row(str(run.key), *cells, str(self.attempts[run.key]))
-        return table
+        print(time.strftime("%H:%M:%S"), text, flush=True)
 
     def wait_for_processes(self):
         """Until every process has written its checkpoint and let go of its lock."""
@@ -342,11 +312,10 @@ def start_ray(args):
     os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "false")  # runs save first
     try:
         import ray
-        import rich  # noqa: F401
-    except ImportError as error:
+    except ImportError:
         fail(
-            f"a sweep needs {error.name}: pip install -r requirements-sweep.txt; "
-            "--dry-run prints the commands without it"
+            "a sweep needs ray: pip install -r requirements-sweep.txt; --dry-run prints the "
+            "commands without it"
         )
     options = {"log_to_driver": False, "logging_level": "warning"}
     if args.address is None:

@@ -437,7 +437,7 @@ def test_a_run_is_tried_twice_again_and_then_given_up(tmp_path, capsys):
         assert records.rows("minigrid").keys() == ({run.key} if not given_up else set())
     out = capsys.readouterr().out
     assert f"try again {run.key}: status 1: Killed" in out
-    assert f"done {run.key} (went on from step 7000): score 1, 9 s (1 of 1)" in out
+    assert f"done {run.key} (went on from step 7000): score 1, 9 s (1 of 1, 0 min to go)" in out
     assert f"given up {run.key}: status 1: Killed; see {run.folder / 'log.txt'}" in out
 
 
