@@ -51,7 +51,7 @@ def test_rates_count_from_a_step_on(tmp_path):
 
 def test_ratios_are_those_within_turns():
     common = dict.fromkeys(speed.COLUMNS, "x")
-    common |= {"script": "a", "processes": "1", "variant": "default"}
+    common |= {"script": "a", "variant": "default"}
     rates = {"one-step": (100, 10, 50), "graph": (50, 9, 40)}
     rows = [
         common | {"backup": backup, "turn": str(turn), "steps_per_second": str(rate)}

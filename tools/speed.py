@@ -13,6 +13,7 @@ import itertools
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -35,9 +36,7 @@ DEFAULTS = {
     "gb_dqn_minatar": ("freeway", 1_000, 8_000),
     "gb_rainbow_atari": ("Freeway", 100, 200),
 }
-COLUMNS = (
-    "hardware torch threads script task backup variant processes turn steps steps_per_second"
-).split()
+COLUMNS = "hardware torch threads script task backup variant turn steps steps_per_second".split()
 LOGGED = 8  # rows of metrics.csv on the clock
 
 
@@ -53,7 +52,6 @@ class Args:
     turns: int = 3  # runs of each
     warm_up_steps: int = 0  # steps of learning before the clock starts; 0 = 1,000, with Atari 100
     steps: int = 0  # steps on the clock; 0 = 8,000 (a period of the target network), with Atari 200
-    parallel: int = 1  # processes side by side, whose rates are added up
     out: Path | None = None  # CSV file of all runs
 
 
@@ -76,7 +74,7 @@ def flags_of(variant):
 
 
 def timed(args, script, env_id, backup, variant):
-    """Run a script, or several at a time: columns of a row."""
+    """Run a script: columns of a row."""
     stem = Path(script).stem
     _, warm_up, steps = DEFAULTS.get(stem, ("", *DEFAULTS["gb_dqn_minigrid"][1:]))
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
@@ -87,23 +85,15 @@ def timed(args, script, env_id, backup, variant):
     length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // LOGGED, 1)}
     words += words_of(length | {"eval_frequency": 0, "eval_episodes": 1, "save_model": False})
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, module.__file__, *words, "--run-dir", folder, "--seed"]
-        started = [
-            subprocess.Popen(
-                [*command, str(seed)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )
-            for seed in range(1, args.parallel + 1)
-        ]
-        for process in started:
-            error = process.communicate()[1]
-            if process.returncode:
-                fail(f"{stem} {' '.join(words)}: {(error.strip() or 'failed').splitlines()[-1]}")
-        rates, counted = zip(
-            *(rate(run, first_step) for run in Path(folder).iterdir()), strict=True
-        )
-    values = [hardware(known.cuda), torch.__version__, known.threads, script]
-    values += [module.task_of(known.env_id), backup, variant, args.parallel]
-    values += [min(counted), sum(rates)]
+        command = [sys.executable, module.__file__, *words, "--run-dir", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip() or "failed").splitlines()[-1]
+            fail(f"{stem} {shlex.join(words)}: {reason}")
+        (run,) = Path(folder).iterdir()
+        found, counted = rate(run, first_step)
+    about = hardware(known.cuda), torch.__version__, known.threads, script
+    values = *about, module.task_of(known.env_id), backup, variant, counted, found
     return dict(zip([name for name in COLUMNS if name != "turn"], values, strict=True))
 
 
@@ -120,10 +110,10 @@ def tables(rows):
     """Markdown of rows of COLUMNS, as a file holds them: a table for each script and task."""
     groups = {}
     for row in rows:
-        about = (str(row[name]) for name in ("task", "hardware", "torch", "processes", "threads"))
+        about = (str(row[name]) for name in ("task", "hardware", "torch", "threads"))
         groups.setdefault((Path(row["script"]).stem, *about), []).append(row)
     found = []
-    for (script, task, where, version, processes, threads), group in groups.items():
+    for (script, task, where, version, threads), group in groups.items():
         rates = {}  # name -> turn -> steps/s
         several = len({row["script"] for row in group}) > 1
         for row in group:
@@ -131,7 +121,6 @@ def tables(rows):
             name += f" ({row['script']})" * several
             rates.setdefault(name, {})[int(row["turn"])] = float(row["steps_per_second"])
         first = next(iter(rates))
-        beside = f"{processes} processes, " if processes != "1" else ""
         lines = []
         for name, turns in rates.items():
             ratios = [turns[t] / rates[first][t] for t in turns if t in rates[first]]
@@ -143,7 +132,7 @@ def tables(rows):
                 [name, f"**{middle}** ({low} to {high})", spread if name != first else "1"]
             )
         found += [
-            f"`{script}.py`, {task}. {where}; {beside}`--threads {threads}`, torch {version}.\n",
+            f"`{script}.py`, {task}. {where}; `--threads {threads}`, torch {version}.\n",
             markdown(["backup", "steps/s (range)", f"of {first} (range)"], lines) + "\n",
         ]
     return "\n".join(found)
@@ -156,8 +145,8 @@ def short(value):
 @lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
-    if min(args.turns, args.parallel, len(args.backups), len(args.variants)) < 1:
-        fail("require --turns and --parallel >= 1, and at least one of --backups and --variants")
+    if min(args.turns, len(args.backups), len(args.variants)) < 1:
+        fail("Require --turns >= 1, and at least one of --backups and --variants")
     if args.steps < 0 or args.warm_up_steps < 0:
         fail("require --steps and --warm-up-steps >= 0")
     rows = []
@@ -166,7 +155,7 @@ def main():
         tasks = args.env_ids or (default,)
         for contestant in itertools.product(tasks, args.backups, args.variants):
             rows.append(timed(args, script, *contestant) | {"turn": turn})
-            print(" ".join(f"{rows[-1][name]}" for name in COLUMNS[3:]), file=sys.stderr)
+            print(*(rows[-1][name] for name in COLUMNS[3:]), file=sys.stderr)
             if args.out:
                 write_rows(args.out, COLUMNS, rows)  # what there is, if it is stopped
     print(tables(rows))
