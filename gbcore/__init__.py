@@ -43,7 +43,9 @@ def __getattr__(name: str) -> object:
     try:
         from gbcore import categorical
     except ImportError as error:
-        raise ImportError(f"Require torch for gbcore.{name}: pip install torch") from error
+        raise ImportError(
+            f"Require torch for gbcore.{name}: pip install torch, or graph-backup[torch]"
+        ) from error
     return getattr(categorical, name)
 
 

@@ -7,6 +7,7 @@ Nor does it notice a new value of EMPTY: after such an edit, delete `__pycache__
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gbcore.jit import jit
 from gbcore.kernels import EMPTY
@@ -33,20 +34,20 @@ CELLS_GIVEN, FREE_CELL, STACK_SIZE, HEAP_SIZE = 0, 1, 2, 3
 class PlanArrays(NamedTuple):
     """The arrays of a `FrontierPlanner`; N node ids, C cells."""
 
-    value: np.ndarray  # float64 [N]
-    first_in: np.ndarray  # int64 [N]
-    first_out: np.ndarray  # int64 [N]
-    cell_source: np.ndarray  # int64 [C]
-    cell_target: np.ndarray  # int64 [C]
-    next_in: np.ndarray  # int64 [C]
-    previous_in: np.ndarray  # int64 [C]
-    next_out: np.ndarray  # int64 [C]
-    stack: np.ndarray  # int64 [N]
-    on_stack: np.ndarray  # bool [N]
-    heap: np.ndarray  # int64 [N]
-    place: np.ndarray  # int64 [N], EMPTY where the node is not in the heap
-    priority: np.ndarray  # float64 [N]
-    totals: np.ndarray  # int64 [4], cells ever given | first free cell | stack size | heap size
+    value: NDArray[np.float64]  # [N]
+    first_in: NDArray[np.int64]  # [N]
+    first_out: NDArray[np.int64]  # [N]
+    cell_source: NDArray[np.int64]  # [C]
+    cell_target: NDArray[np.int64]  # [C]
+    next_in: NDArray[np.int64]  # [C]
+    previous_in: NDArray[np.int64]  # [C]
+    next_out: NDArray[np.int64]  # [C]
+    stack: NDArray[np.int64]  # [N]
+    on_stack: NDArray[np.bool_]  # [N]
+    heap: NDArray[np.int64]  # [N]
+    place: NDArray[np.int64]  # [N], EMPTY where the node is not in the heap
+    priority: NDArray[np.float64]  # [N]
+    totals: NDArray[np.int64]  # [4], cells ever given | first free cell | stack size | heap size
 
 
 # --------------------------------------------------------------------------------------------------

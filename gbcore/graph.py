@@ -904,7 +904,7 @@ class Changes(list[tuple[int, int]]):
         self._graph = graph
         graph._watchers.append(weakref.ref(self))
 
-    def __reduce__(self):  # a copy watches what its graph became
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy watches what its graph became
         return Changes, (self._graph, list(self))
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import config
+from numpy.typing import NDArray
 
 from gbcore.jit import jit
 
@@ -41,12 +42,12 @@ TABLE_SIZE, TABLE_IDS, TABLE_FREE = 0, 1, 2
 class Table(NamedTuple):
     """The arrays of an `Interner`."""
 
-    slots: np.ndarray  # int64 [S], S a power of two
-    hashes: np.ndarray  # uint64 [N]
-    rows: np.ndarray  # uint64 [N, W]
-    links: np.ndarray  # int64 [N]
-    generations: np.ndarray  # int64 [N]
-    totals: np.ndarray  # int64 [3]
+    slots: NDArray[np.int64]  # [S], S a power of two
+    hashes: NDArray[np.uint64]  # [N]
+    rows: NDArray[np.uint64]  # [N, W]
+    links: NDArray[np.int64]  # [N]
+    generations: NDArray[np.int64]  # [N]
+    totals: NDArray[np.int64]  # [3]
 
 
 @jit
@@ -218,19 +219,19 @@ FREED = -1  # in_degree of an id that names no node
 class GraphArrays(NamedTuple):
     """The arrays of a `TransitionGraph`; N node ids, A actions, E edge positions."""
 
-    block_start: np.ndarray  # int64 [N], EMPTY without edges
-    block_log2: np.ndarray  # int64 [N], EMPTY without edges
-    degree: np.ndarray  # int64 [N], distinct outgoing transitions
-    in_degree: np.ndarray  # int64 [N], distinct incoming transitions; FREED for an unused id
-    pair_count: np.ndarray  # int64 [N, A], c(s, a)
-    edge_action: np.ndarray  # int64 [E]
-    edge_next: np.ndarray  # int64 [E]
-    edge_reward: np.ndarray  # float64 [E]
-    edge_terminated: np.ndarray  # bool [E]
-    edge_count: np.ndarray  # int64 [E], f(T)
-    edge_slots: np.ndarray  # int64 [S], S a power of two, at most half full
-    free_blocks: np.ndarray  # int64 [48], first free block of each size
-    totals: np.ndarray  # int64 [4], edges | transitions | nodes with edges | edge positions used
+    block_start: NDArray[np.int64]  # [N], EMPTY without edges
+    block_log2: NDArray[np.int64]  # [N], EMPTY without edges
+    degree: NDArray[np.int64]  # [N], distinct outgoing transitions
+    in_degree: NDArray[np.int64]  # [N], distinct incoming transitions; FREED for an unused id
+    pair_count: NDArray[np.int64]  # [N, A], c(s, a)
+    edge_action: NDArray[np.int64]  # [E]
+    edge_next: NDArray[np.int64]  # [E]
+    edge_reward: NDArray[np.float64]  # [E]
+    edge_terminated: NDArray[np.bool_]  # [E]
+    edge_count: NDArray[np.int64]  # [E], f(T)
+    edge_slots: NDArray[np.int64]  # [S], S a power of two, at most half full
+    free_blocks: NDArray[np.int64]  # [48], first free block of each size
+    totals: NDArray[np.int64]  # [4], edges | transitions | nodes with edges | edge positions used
 
 
 @jit
@@ -519,38 +520,38 @@ def find_bad_pair(in_degree, num_actions, nodes, actions):
 class Subgraphs(NamedTuple):
     """The subgraphs of a batch of B roots, unrolled level by level, with M distinct nodes."""
 
-    nodes: np.ndarray  # int64 [M], node ids whose leaf values are needed
-    root_nodes: np.ndarray  # int64 [B], node of each root pair
-    root_row: np.ndarray  # int64 [B], row in nodes of a root pair never seen, -1 for the others
-    vertex_row: np.ndarray  # int64 [V], row in nodes of an expanded vertex
-    vertex_pairs: np.ndarray  # int64 [V + 1], pairs of vertex v: vertex_pairs[v] .. [v + 1]
-    pair_action: np.ndarray  # int64 [P], the first B are the roots'
-    pair_count: np.ndarray  # int64 [P], c(s, a)
-    outcome_pair: np.ndarray  # int64 [O]
-    outcome_vertex: np.ndarray  # int64 [O], in 0 .. M+V
-    outcome_weight: np.ndarray  # float64 [O], f(T) / c(s, a)
-    outcome_reward: np.ndarray  # float64 [O]
-    level_vertices: np.ndarray  # int64 [D + 1]
-    level_pairs: np.ndarray  # int64 [D + 1]
-    level_outcomes: np.ndarray  # int64 [D + 1]
+    nodes: NDArray[np.int64]  # [M], node ids whose leaf values are needed
+    root_nodes: NDArray[np.int64]  # [B], node of each root pair
+    root_row: NDArray[np.int64]  # [B], row in nodes of a root pair never seen, -1 for the others
+    vertex_row: NDArray[np.int64]  # [V], row in nodes of an expanded vertex
+    vertex_pairs: NDArray[np.int64]  # [V + 1], pairs of vertex v: vertex_pairs[v] .. [v + 1]
+    pair_action: NDArray[np.int64]  # [P], the first B are the roots'
+    pair_count: NDArray[np.int64]  # [P], c(s, a)
+    outcome_pair: NDArray[np.int64]  # [O]
+    outcome_vertex: NDArray[np.int64]  # [O], in 0 .. M+V
+    outcome_weight: NDArray[np.float64]  # [O], f(T) / c(s, a)
+    outcome_reward: NDArray[np.float64]  # [O]
+    level_vertices: NDArray[np.int64]  # [D + 1]
+    level_pairs: NDArray[np.int64]  # [D + 1]
+    level_outcomes: NDArray[np.int64]  # [D + 1]
 
     @property
-    def num_roots(self):
+    def num_roots(self) -> int:
         """B, the number of roots."""
         return len(self.root_row)
 
     @property
-    def pair_vertex(self):
+    def pair_vertex(self) -> NDArray[np.int64]:
         """int64 [P - B], the vertex of every pair that is no root, from 0."""
         return np.repeat(np.arange(len(self.vertex_row)), np.diff(self.vertex_pairs))
 
     @property
-    def pair_nodes(self):
+    def pair_nodes(self) -> NDArray[np.int64]:
         """int64 [P], the node of every pair, roots first; -1 where `prune` has left it out."""
         rows = self.vertex_row[self.pair_vertex]
         return np.append(self.root_nodes, np.append(self.nodes, -1)[rows])
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"Subgraphs({self.num_roots} roots, {len(self.level_pairs) - 1} levels, "
             f"{len(self.pair_action)} pairs, {len(self.outcome_pair)} outcomes, "
@@ -926,12 +927,12 @@ def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamp
 class Trajectory(NamedTuple):
     """A replay ring of N transitions in time order."""
 
-    node: np.ndarray  # int64 [N]
-    action: np.ndarray  # int64 [N]
-    reward: np.ndarray  # float64 [N]
-    next_node: np.ndarray  # int64 [N]
-    terminated: np.ndarray  # bool [N]
-    cut: np.ndarray  # bool [N], row t + 1 does not continue row t
+    node: NDArray[np.int64]  # [N]
+    action: NDArray[np.int64]  # [N]
+    reward: NDArray[np.float64]  # [N]
+    next_node: NDArray[np.int64]  # [N]
+    terminated: NDArray[np.bool_]  # [N]
+    cut: NDArray[np.bool_]  # [N], row t + 1 does not continue row t
 
 
 @jit
