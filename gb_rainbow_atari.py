@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["numba==0.68.1", "numpy==2.2.6", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
+# ///
 """Graph Backup on Atari 100K: Data-Efficient Rainbow with five choices of bootstrap target.
 
     python gb_rainbow_atari.py --env-id Freeway --backup graph
@@ -93,7 +96,7 @@ class Args(RunFlags):
     frontier_share: Share = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
 
-    backup: Literal["one-step", "n-step", "tree", "graph", "graph-mixed"] = "graph"
+    backup: Literal[*BACKUPS] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
     depth: Count = 10

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ pytestmark = jitted
 
 GRAPH_ALONE = """
 import sys
+import tomllib
 for name in ("torch", "gymnasium", "tyro"):
     sys.modules[name] = None  # as if it were not installed
 import numpy as np
@@ -98,3 +100,16 @@ def test_every_public_name_is_there():
         assert name in dir(gbcore)
     with pytest.raises(AttributeError, match="no attribute 'graphs'"):
         _ = gbcore.graphs
+
+
+SCRIPTS = [*sorted(ROOT.glob("gb_*.py")), *sorted((ROOT / "examples").glob("*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_inline_metadata_is_the_pins(script):
+    """`uv run gb_dqn_minigrid.py` (PEP 723)."""
+    block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", script.read_text())
+    metadata = tomllib.loads(re.sub(r"(?m)^# ?", "", block[1]))
+    files = ["requirements.txt", *["requirements-sb3.txt"] * (script.stem == "sb3_dqn")]
+    text = "".join((ROOT / name).read_text() for name in files)
+    assert metadata["dependencies"] == re.findall(r"(?m)^([\w-]+==[\w.]+)", text)
