@@ -174,6 +174,17 @@ def coarsest(by_key):
     return min(passed, key=lambda key: by_key[key]["states"], default=None)
 
 
+def second_best(by_key):
+    """Of the keys that cross and are not Markovian, that of which least is explained, or None."""
+    still = by_key[PLAIN]["self_loops"]
+    crossing = [
+        key
+        for key, found in by_key.items()
+        if objection(found, still) == "not Markovian" and found["targets_read"] >= MANY
+    ]
+    return min(crossing, key=lambda key: by_key[key]["memory_explained"], default=None)
+
+
 def judge(found):
     """Which assumptions fail, and the verdict: sentences."""
     failing = []
@@ -221,31 +232,27 @@ def judge(found):
     return failing, verdict
 
 
-# What won in a suite's tasks where many targets differ: docs/frontier.md, docs/minatar.md.
+# The backup that won in a suite's tasks where many targets differ: docs/whole_graph.md.
 BEST = {
-    "minigrid": "--backup whole-graph --exploration frontier",
-    "minatar": "--backup whole-graph --prior 0.3 --learning-rate 2.5e-4",
-    "gymnasium": "--backup whole-graph",
+    "minigrid": "whole-graph --exploration frontier",
+    "minatar": "whole-graph --prior 0.3 --learning-rate 2.5e-4",
+    "gymnasium": "whole-graph",
 }
 
 
-def command(found, suite, task, more, flag=None):
+def command(found, suite, task, more, flag=None, backup=None):
     """The command that is advised for what was found under a key, of which flag is the flag."""
     changed = found.get("targets_read", 0.0)
-    backup = "tree" if changed < FEW or found["acted_in"] < 2 else "graph"
-    script = play.SUITES[suite][0].removesuffix(".py")
-    words = ["python", f"{script}.py", "--env-id", task]
-    words += [
-        word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", value)
-    ]
-    words += [flag] * (flag is not None and backup == "graph")
-    if backup == "graph" and changed >= MANY and suite in BEST:
-        words += BEST[suite].split()
-        if found["rewarded"] == 0 and suite == "gymnasium":
-            words += ["--exploration", "frontier"]
-    else:
-        words += ["--backup", backup]
-    return shlex.join(words)
+    if backup is None and (changed < FEW or found["acted_in"] < 2):
+        backup, flag = "tree", None
+    elif backup is None:
+        backup = BEST.get(suite, "graph") if changed >= MANY else "graph"
+        if changed >= MANY and found["rewarded"] == 0 and suite == "gymnasium":
+            backup += " --exploration frontier"
+    words = ["python", f"{play.SUITES[suite][0].removesuffix('.py')}.py", "--env-id", task]
+    for name, value in more.items():
+        words += [f"--{name.replace('_', '-')}", value]
+    return shlex.join([*words, *filter(None, [flag]), "--backup", *backup.split()])
 
 
 def percent(value):
@@ -298,6 +305,9 @@ def report(name, by_key, played=None):
             yield f"verdict with that key: {judge(by_key[best])[1]}"
     if played:
         suite, task, more, flags = played
+        near = None if best else second_best(by_key)
+        if near in flags:  # docs/environments.md: in MountainCar such a key wins
+            yield f"compare: {command(by_key[near], suite, task, more, flags[near], 'graph')}"
         best = best if best in flags else PLAIN
         yield f"try: {command(by_key[best], suite, task, more, flags.get(best))}"
 
