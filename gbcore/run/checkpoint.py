@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +24,7 @@ FORMAT_VERSION = 4
 Tree = dict[str, Any]
 
 
-class Part(Protocol):
-    """What a checkpoint can hold."""
-
-    def state(self) -> Tree: ...
-
-    def restore(self, state: Tree, /) -> None: ...
-
-
-def save_checkpoint(run_path: str | Path, parts: Mapping[str, Part]) -> None:
+def save_checkpoint(run_path: str | Path, parts: Mapping[str, Any]) -> None:
     """Write the state of all parts to RUN/checkpoint.npz.
 
     The new checkpoint is complete and on disk before it takes the place of the old one: there is

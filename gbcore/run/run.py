@@ -25,7 +25,7 @@ from gbcore.graph import TransitionGraph
 from gbcore.graph_values import GraphValues
 from gbcore.leaf_table import LeafTable
 from gbcore.replay import PrioritizedReplay
-from gbcore.run.checkpoint import Part, RandomStates, check_like, load_checkpoint, save_checkpoint
+from gbcore.run.checkpoint import RandomStates, check_like, load_checkpoint, save_checkpoint
 from gbcore.run.directory import RunDirectory, lock_folder, replacing, run_name, versions
 from gbcore.run.flags import RunFlags, fail
 from gbcore.run.progress import Progress, lasting_output
@@ -109,7 +109,7 @@ class Run:
     stop: "StopSignal"
 
     def __init__(
-        self, args: RunFlags, script: str, task: str, parts: Mapping[str, Part],
+        self, args: RunFlags, script: str, task: str, parts: Mapping[str, Any],
         rng: np.random.Generator, device: torch.device, packages: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self._args, self.task, self._device = args, task, device
