@@ -217,10 +217,10 @@ def test_a_key_passes_where_it_can_be_judged_and_what_was_found_does_not_speak_a
     assert {name: would_it_help.objection(found) for name, found in bad.items()} == {
         name: name for name in bad
     }
-    near = {f"explained {x}": bad["not Markovian"] | {"memory_explained": x} for x in (0.2, 0.1)}
-    near = {key: found | {"targets_read": 0.9} for key, found in near.items()}
-    near["rare"] = near["explained 0.1"] | {"targets_read": 0.2, "memory_explained": 0.02}
-    assert would_it_help.second_best({would_it_help.PLAIN: plain} | near) == "explained 0.1"
+    near = {f"of {n}": bad["not Markovian"] | {"states": n, "targets_read": 0.9} for n in (50, 40)}
+    near["rare"] = near["of 40"] | {"targets_read": 0.2, "states": 30}
+    near["still"] = near["of 40"] | {"self_loops": 0.6, "states": 30}
+    assert would_it_help.second_best({would_it_help.PLAIN: plain} | near) == "of 40"
     still = {would_it_help.PLAIN: plain | {"self_loops": 0.7}, "coarse": bad["too coarse"]}
     assert would_it_help.coarsest(still) == "coarse"  # states are as still as without a key
 

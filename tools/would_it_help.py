@@ -175,14 +175,14 @@ def coarsest(by_key):
 
 
 def second_best(by_key):
-    """Of the keys that cross and are not Markovian, that of which least is explained, or None."""
+    """The key with the fewest states of those that cross and are only not Markovian, or None."""
     still = by_key[PLAIN]["self_loops"]
     crossing = [
         key
         for key, found in by_key.items()
         if objection(found, still) == "not Markovian" and found["targets_read"] >= MANY
     ]
-    return min(crossing, key=lambda key: by_key[key]["memory_explained"], default=None)
+    return min(crossing, key=lambda key: by_key[key]["states"], default=None)
 
 
 def judge(found):
@@ -306,7 +306,7 @@ def report(name, by_key, played=None):
     if played:
         suite, task, more, flags = played
         near = None if best else second_best(by_key)
-        if near in flags:  # docs/environments.md: in MountainCar such a key wins
+        if near in flags:  # docs/environments.md: in MountainCar and Acrobot it wins
             yield f"compare: {command(by_key[near], suite, task, more, flags[near], 'graph')}"
         best = best if best in flags else PLAIN
         yield f"try: {command(by_key[best], suite, task, more, flags.get(best))}"
