@@ -53,12 +53,13 @@ class Args(gb.RunFlags):
     batch_size: gb.Count = 32  # transitions per update
     learning_starts: gb.Amount | None = None  # steps before the first update: 1,000, whole-graph 0
     train_frequency: gb.Count = 2  # steps between updates
-    exploration_steps: gb.Count | None = None  # of epsilon's fall from 1: 5,000, whole-graph 2,000
+    exploration_steps: gb.Count | None = None  # of epsilon's fall from 1: 5,000, whole-graph 500
     end_e: gb.Share = 0.05  # epsilon in the end
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
     frontier_share: gb.Share = 0.5  # share of frontier episodes, at most
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
-    act_on: Literal["graph", "network"] | None = None  # what is greedy; whole-graph: graph
+    act_on: Literal["graph", "network"] | None = None
+    """what is greedy: by default the network; with whole-graph and no --round its values"""
     depth: gb.Count = 5  # nested backups per target; one-step always takes 1
     breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all
     prior: Annotated[float, (0, 1e9)] = 0.0  # observations that the network's value counts as
@@ -68,7 +69,7 @@ class Args(gb.RunFlags):
 
     DEFAULTS: ClassVar = {  # where none is given: of the paper's backups, of whole-graph
         "learning_starts": (1_000, 0),  # the graph knows before the network does
-        "exploration_steps": (5_000, 2_000),
+        "exploration_steps": (5_000, 500),
         "act_on": ("network", "graph"),
     }
     IDLE: ClassVar = {  # flags -> where they do nothing
@@ -77,6 +78,11 @@ class Args(gb.RunFlags):
         "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
         "frontier_share": ("exploration=epsilon-greedy",),
     }
+
+    def __post_init__(self):
+        if self.round is not None and self.act_on is None:
+            self.act_on = "network"  # it tells states apart that rounding merges
+        super().__post_init__()
 
 
 class QNetwork(nn.Module):
