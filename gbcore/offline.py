@@ -1,8 +1,10 @@
 """Logged transitions: read, solved and followed without a network. Only tried actions count."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gbcore.graph import TransitionGraph
 
@@ -11,7 +13,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def read_transitions(path: str | Path) -> dict[str, np.ndarray]:
+def read_transitions(path: str | Path) -> dict[str, NDArray[Any]]:
     """COLUMNS -> arrays [N, ...], one row a transition, in order of time.
 
     Args:
@@ -85,7 +87,9 @@ def _flat(tree):
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
-def solve_tried(graph: TransitionGraph, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def solve_tried(
+    graph: TransitionGraph, gamma: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Value iteration over the actions that were tried.
 
     With c(s, a) the count of a pair and f(T) those of its transitions:
@@ -130,8 +134,8 @@ def solve_tried(graph: TransitionGraph, gamma: float) -> tuple[np.ndarray, np.nd
 
 
 def follow(
-    graph: TransitionGraph, actions: np.ndarray, starts: np.ndarray, steps: int
-) -> tuple[float, float, float, np.ndarray]:
+    graph: TransitionGraph, actions: NDArray[np.int64], starts: NDArray[np.int64], steps: int
+) -> tuple[float, float, float, NDArray[np.float64]]:
     """What a policy's episodes would be if the transitions seen were all there are.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer, ReplayBufferSamples
 from stable_baselines3.common.preprocessing import maybe_transpose
@@ -24,7 +25,7 @@ from gbcore.graph_values import GraphValues
 from gbcore.leaf_table import LeafTable
 from gbcore.targets import q_targets
 
-Key = Callable[[np.ndarray], np.ndarray]
+Key = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class GraphReplayBuffer(ReplayBuffer):
@@ -46,8 +47,12 @@ class GraphReplayBuffer(ReplayBuffer):
     """
 
     graph: TransitionGraph
-    nodes: np.ndarray
-    targets: Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray] | None
+    nodes: NDArray[np.int64]
+    rng: np.random.Generator
+    key: Key | None
+    targets: (
+        Callable[[NDArray[np.int64], NDArray[np.int64], np.random.Generator], NDArray[Any]] | None
+    )
 
     def __init__(self, *args: Any, key: Key | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -64,7 +69,7 @@ class GraphReplayBuffer(ReplayBuffer):
         self.nodes = np.zeros((2, self.buffer_size, self.n_envs), np.int64)
         self.rng = np.random.default_rng(torch.randint(2**31, ()).item())  # DQN's seed decides
 
-    def add(self, obs, next_obs, action, reward, done, infos) -> None:
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """As ReplayBuffer.add."""
         row, overwritten = self.pos, self._transitions(self.pos) if self.full else None
         super().add(obs, next_obs, action, reward, done, infos)
@@ -74,7 +79,7 @@ class GraphReplayBuffer(ReplayBuffer):
         if overwritten is not None:  # last: this may free nodes, and their ids
             self.graph.remove(*overwritten)
 
-    def keys_of(self, obs: np.ndarray) -> np.ndarray | None:
+    def keys_of(self, obs: NDArray[Any]) -> NDArray[Any] | None:
         """Keys [n, ...] of observations [n, *obs_shape], if states have any."""
         return None if self.key is None else np.asarray(self.key(obs))
 
@@ -113,6 +118,13 @@ class GraphDQN(DQN):
             observations, and for another replay buffer than GraphReplayBuffer.
     """
 
+    backup: Literal["graph", "whole-graph"]
+    depth: int
+    breadth: int
+    prior: float
+    key: Key | None
+    replay_buffer_class: type[ReplayBuffer] | None
+    replay_buffer_kwargs: dict[str, Any]
     leaves: LeafTable | None = None  # what the target network gives the states of the graph
     graph_values: GraphValues | None = None  # with whole-graph
     _seen: tuple[int, Any] | None = None  # number of steps, and the policy on what was then seen
@@ -217,9 +229,9 @@ class GraphDQN(DQN):
         self,
         observation: Any,
         state: Any = None,
-        episode_start: np.ndarray | None = None,
+        episode_start: NDArray[Any] | None = None,
         deterministic: bool = False,
-    ) -> tuple[np.ndarray, Any]:
+    ) -> tuple[NDArray[Any], Any]:
         """As DQN.predict; with whole-graph on its values, where the state is known."""
         if self.backup != "whole-graph" or self.replay_buffer is None:
             return super().predict(observation, state, episode_start, deterministic)

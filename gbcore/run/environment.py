@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from gbcore.run.flags import fail, warn
 
@@ -26,7 +27,7 @@ RETURNS = {
 }
 PACKAGES = {"ale": "ale_py", "minigrid": "minigrid", "babyai": "minigrid"}  # prefix -> module
 LONG = 10_000  # numbers in an observation that was no array; more are slow
-warn_once = functools.cache(warn)  # an evaluation makes an environment for each of its episodes
+_warn_once = functools.cache(warn)  # an evaluation makes an environment for each of its episodes
 
 
 class GymnasiumTask:
@@ -46,13 +47,21 @@ class GymnasiumTask:
         render_mode: Gymnasium's.
 
     Attributes:
+        env: Gymnasium's environment.
         obs: the observation that the environment is in, of one shape and dtype.
         key: what makes it the same state as another one, uint8 [n]; None where obs itself does.
         scale: the largest magnitude of each number of obs; 1 where its space does not tell.
     """
 
-    obs: np.ndarray
-    key: np.ndarray | None
+    env: gymnasium.Env[Any, Any]
+    obs: NDArray[Any]
+    key: NDArray[np.uint8] | None
+    scale: NDArray[np.float32]
+    num_actions: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    seed: int
+    actions: list[int]
 
     def __init__(
         self,
@@ -64,64 +73,64 @@ class GymnasiumTask:
         key_last_action: bool = False,
         render_mode: str | None = None,
     ):
-        self.env_id, self.rng = env_id, rng
-        self.decimals, self.key_last_action = decimals, key_last_action
+        self._env_id, self._rng = env_id, rng
+        self._decimals, self._key_last_action = decimals, key_last_action
         try:
             kwargs = json.loads(kwargs) | ({"render_mode": render_mode} if render_mode else {})
             self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-            actions, self.space = self.env.action_space, self.env.observation_space
+            actions, self._space = self.env.action_space, self.env.observation_space
         except (Exception, SystemExit) as error:  # the environment's own code may raise anything
             told = repr(error) if isinstance(error, SystemExit) else str(error) or repr(error)
             fail(f"cannot make {env_id} with {kwargs}: {told}")
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
-        self.assumed_limit = None if time_limit or self.env.spec.max_episode_steps else 1_000
-        if limit := time_limit or self.assumed_limit:
+        self._assumed_limit = None if time_limit or self.env.spec.max_episode_steps else 1_000
+        if limit := time_limit or self._assumed_limit:
             self.env = gymnasium.wrappers.TimeLimit(self.env, limit)
         if not (isinstance(actions, spaces.Discrete) and actions.n > 0):
             fail(f"{env_id} has actions {actions}; a graph needs Discrete ones, at least one")
-        self.num_actions, self.first_action = int(actions.n), int(actions.start)
-        self.is_flat = isinstance(self.space, spaces.Box) and self.space.shape != ()
+        self.num_actions, self._first_action = int(actions.n), int(actions.start)
+        self._is_flat = isinstance(self._space, spaces.Box) and self._space.shape != ()
         try:
-            self.box = self.space if self.is_flat else spaces.flatten_space(self.space)
+            self._box = self._space if self._is_flat else spaces.flatten_space(self._space)
         except (NotImplementedError, ValueError):  # a kind of space that Gymnasium does not know
-            self.box = None
-        if not isinstance(self.box, spaces.Box) or self.box.dtype.kind not in "biuf":
+            self._box = None
+        if not isinstance(self._box, spaces.Box) or self._box.dtype.kind not in "biuf":
             fail(
-                f"{env_id} has observations {self.space}, which Gymnasium cannot flatten to one "
+                f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one "
                 "array of numbers; leave out or encode in a wrapper what is none"
             )
-        self.shape, self.dtype = self.box.shape, self.box.dtype
+        self.shape, self.dtype = self._box.shape, self._box.dtype
         size = int(np.prod(self.shape))
         if size == 0:
-            fail(f"{env_id} has observations {self.space}, which hold no number")
-        if size > LONG and not self.is_flat:
-            warn_once(
-                f"{env_id}: an observation in {self.space} becomes {size:,} numbers, one-hot, "
+            fail(f"{env_id} has observations {self._space}, which hold no number")
+        if size > LONG and not self._is_flat:
+            _warn_once(
+                f"{env_id}: an observation in {self._space} becomes {size:,} numbers, one-hot, "
                 "which is slow; a wrapper that observes a Box, such as the digits of a state's "
                 "number or its coordinates, is quicker"
             )
-        low, high = self.box.low.astype(np.float64), self.box.high.astype(np.float64)
+        low, high = self._box.low.astype(np.float64), self._box.high.astype(np.float64)
         most = np.maximum(np.abs(low), np.abs(high))
         self.scale = np.where((most > 0) & (most < 1e6), most, 1.0).astype(np.float32)
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> NDArray[Any]:
         """The first observation of an episode with a seed of its own."""
-        return self._begin(int(self.rng.integers(2**31)))
+        return self._begin(int(self._rng.integers(2**31)))
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool]:
         """Observation, reward, terminated, truncated."""
         self.actions.append(action)
-        obs, *numbers, _ = self._call("step", action + self.first_action)
+        obs, *numbers, _ = self._call("step", action + self._first_action)
         for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
             if not _is_number(value, among=None if name == "reward" else (0, 1)):
                 wanted = "a finite number" if name == "reward" else "True or False"
-                fail(f"{self.env_id}: require {name} to be {wanted}, got {_shown(value)}")
+                fail(f"{self._env_id}: require {name} to be {wanted}, got {_shown(value)}")
         reward, terminated = float(numbers[0]), bool(numbers[1])
         truncated = bool(numbers[2]) and not terminated
-        if truncated and len(self.actions) == self.assumed_limit:
-            warn_once(
-                f"{self.env_id} is registered without a time limit: its episodes are cut after "
-                f"{self.assumed_limit:,} steps; --time-limit sets another one"
+        if truncated and len(self.actions) == self._assumed_limit:
+            _warn_once(
+                f"{self._env_id} is registered without a time limit: its episodes are cut after "
+                f"{self._assumed_limit:,} steps; --time-limit sets another one"
             )
         return self._observe(obs), reward, terminated, truncated
 
@@ -162,35 +171,35 @@ class GymnasiumTask:
                 return found
             wrong = _shown(found)
         wanted = f"to return ({', '.join(parts)})" if parts else "to return a picture"
-        fail(f"{self.env_id}: require {method} {wanted}, got {wrong}")
+        fail(f"{self._env_id}: require {method} {wanted}, got {wrong}")
 
-    def flatten(self, obs: Any) -> np.ndarray:
+    def flatten(self, obs: Any) -> NDArray[Any]:
         """An observation of the environment's own as the array that a run observes."""
-        wrong = misfit(self.space, obs)
-        if wrong is None and not self.is_flat:
-            obs = spaces.flatten(self.space, obs)
-            wrong = misfit(self.box, obs)
+        wrong = misfit(self._space, obs)
+        if wrong is None and not self._is_flat:
+            obs = spaces.flatten(self._space, obs)
+            wrong = misfit(self._box, obs)
         if wrong is not None:
-            fail(f"{self.env_id}: require an observation in {self.space}, got {wrong}")
+            fail(f"{self._env_id}: require an observation in {self._space}, got {wrong}")
         return np.array(obs, self.dtype)  # environments may go on writing into theirs
 
     def _observe(self, obs):
         self.obs = obs = self.flatten(obs)
         self.key = None
-        if self.decimals is not None or self.key_last_action:
-            key = obs if self.decimals is None else rounded(obs, self.decimals)
-            last = (self.actions or [-1])[-1] if self.key_last_action else -1
+        if self._decimals is not None or self._key_last_action:
+            key = obs if self._decimals is None else rounded(obs, self._decimals)
+            last = (self.actions or [-1])[-1] if self._key_last_action else -1
             self.key = np.frombuffer(key.tobytes() + np.int64(last).tobytes(), np.uint8)
         return self.obs
 
 
-def rounded(obs: np.ndarray, decimals: int) -> np.ndarray:
+def rounded(obs: NDArray[Any], decimals: int) -> NDArray[Any]:
     """An observation as the key of --round: int64, or reals without -0.0, whose bytes differ."""
     wide = obs if obs.dtype.kind == "f" else obs.astype(np.int64)  # 255 to tens is 260
     return np.round(wide, decimals) + wide.dtype.type(0)
 
 
-def misfit(space: gymnasium.Space, obs: Any) -> str | None:
+def misfit(space: gymnasium.Space[Any], obs: Any) -> str | None:
     """Why an observation cannot be taken as one of a space: its value, or None where it can.
 
     A number that the dtype of a Box would change is not taken, but for reals that it rounds. The

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gbcore.run.flags import fail
 
 ELSEWHERE = "for another environment see examples/ and the README's 'Your own environment'"
 # Observations [n, *obs_shape] -> actions int64 [n]; with keys= [n, *key_shape] if states have any.
-Policy = Callable[..., np.ndarray]
+Policy = Callable[..., NDArray[Any]]
 
 
 def play_episodes(
-    policy: Policy, envs: list, rng: np.random.Generator, epsilon: float, stop: Any = None
+    policy: Policy, envs: list[Any], rng: np.random.Generator, epsilon: float, stop: Any = None
 ) -> tuple[list[float], list[int]] | None:
     """Returns and lengths of one episode in each environment, played in lockstep.
 
@@ -50,7 +51,9 @@ def _ask(policy, envs):
     return policy(obs, keys=np.stack([env.key for env in envs]))
 
 
-def film_episode(policy: Policy, env: Any, rng: np.random.Generator, epsilon: float) -> Iterator:
+def film_episode(
+    policy: Policy, env: Any, rng: np.random.Generator, epsilon: float
+) -> Iterator[Any]:
     """Yields the frames of one episode, as the environment renders them."""
     env.reset()
     done = False
@@ -64,7 +67,7 @@ def film_episode(policy: Policy, env: Any, rng: np.random.Generator, epsilon: fl
         yield env.render()
 
 
-def as_rgb(frame: Any) -> np.ndarray:
+def as_rgb(frame: Any) -> NDArray[Any]:
     """A rendered frame as uint8 [height, width, 3].
 
     Args:
@@ -92,7 +95,7 @@ def as_rgb(frame: Any) -> np.ndarray:
     return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
-def write_video(path: str | Path, frames: Iterable, fps: int, zoom: int = 1) -> None:
+def write_video(path: str | Path, frames: Iterable[Any], fps: int, zoom: int = 1) -> None:
     """Write frames, each as `as_rgb` takes it, as mp4, each pixel zoom x zoom.
 
     A full disk, a frame that is none or of another size, or whatever an environment raises when it
