@@ -308,17 +308,17 @@ class Learner(LearnerState):
         depth = 1 if args.backup == "one-step" else args.depth
         subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
 
-        def learn(states, obs, actions, weights):  # a GPU captures it: nothing here may wait for it
+        def learn(states, obs, actions, weights):  # a GPU captures it: wait for nothing in here
             noise, target_noise = online.noise(2)
             heads = online.heads(noise, dtype)
-            with torch.no_grad():
+            with torch.no_grad():  # the online network selects, the target network values leaves
                 target_heads = target.heads(target_noise, dtype)
 
-                def select(obs):
+                def values(obs):
                     features = online.features(obs, dtype)
                     return features, online.log_pmf(features, heads).exp() @ self.support
 
-                features, selector_q = states.select(select)  # [L, 3136], [M, num_actions]
+                features, selector_q = states.select(values)  # [L, 3136], [M, num_actions]
                 if not self.shared:
                     features = target.features(states.leaf_obs(), dtype)
                 leaf_pmf = target.log_pmf(features, target_heads).exp()  # [L, num_actions, n_atoms]

@@ -4,17 +4,19 @@
     python benchmark/on_a_gpu.py --before ../before --out gpu
     python benchmark/on_a_gpu.py --out try --tiny --seconds 3000      # try all of it, on a CPU
 
-Each part is a command with a time limit. What it prints goes to a file of its own as it comes, and
-how it ended to OUT/parts.md. A second call with the same --out goes on with the run of Freeway.
+Each part is a command with a time limit. What it prints goes to a file of its own as it comes. A
+second call with the same --out goes on with the run of Freeway.
 
 check      tools/check_gpu.py: does the GPU compute what a CPU computes?
 speed      steps per second of one-step and graph, before and after, in turns
 compiled   the same update of graph, with its functions under torch.compile
-parallel   2, 4 and 8 runs on the card: the total rate
+parallel   2, 4 and 8 runs on the card: the rate of each
 freeway    a run of 100,000 steps, as far as the time goes
 """
 
+import functools
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -48,12 +50,14 @@ def commands(args):
     for turn in range(1 if tiny else 2):
         for name, root in (("before", args.before), ("after", ROOT)):
             if root is not None:
-                speed = [python, root.resolve() / "tools/speed.py", *rates]
-                yield f"speed_{name}_{turn}", 90, [*speed, "--backups", "one-step", "graph"]
+                words = [python, root.resolve() / "tools/speed.py", *rates]
+                yield f"speed_{name}_{turn}", 90, [*words, "--backups", "one-step", "graph"]
     yield "compiled", 90, [python, __file__, "--trial", *(["--tiny"] if tiny else [])]
     for number in (2,) if tiny else (2, 4, 8):
-        words = [python, ROOT / "tools/speed.py", *rates, "--backups", "graph"]
-        yield f"parallel_{number}", 60, [*words, "--parallel", number]
+        speed = shlex.join(
+            map(str, [python, ROOT / "tools/speed.py", *rates, "--backups", "graph"])
+        )
+        yield f"parallel_{number}", 60, ["bash", "-c", f"{speed} & " * number + "wait"]
     runs = args.out.resolve() / "runs"
     words = ["--env-id", "Freeway", "--bf16", "--run-dir", runs]
     few = ["--total-timesteps", 60, "--learning-starts", 40, "--eval-episodes", 1]
@@ -67,13 +71,11 @@ def run(words, seconds, path):
         process = subprocess.Popen(
             list(map(str, words)), stdout=file, stderr=file, cwd=path.parent, start_new_session=True
         )
-        for limit, number in ((seconds, signal.SIGTERM), (15, signal.SIGKILL)):
+        for limit, number in ((seconds, signal.SIGTERM), (15, signal.SIGKILL), (None, 0)):
             try:
                 return f"status {process.wait(limit)}"
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, number)
-        process.wait()
-        return "killed"
 
 
 def trial(tiny):
@@ -92,10 +94,10 @@ def trial(tiny):
     for backend in (None, "eager" if tiny else "inductor"):
         args = check_gpu.Args(device, states=40 if tiny else 2_000)
         learner = check_gpu.make_learner(args, device, backup="graph", bf16=True)
-        online = learner.online
-        for of, name in ((online, "features"), (online, "log_pmf"), (updates, "back_up")):
-            if backend:
-                setattr(of, name, torch.compile(getattr(of, name), backend=backend, dynamic=False))
+        if backend:
+            compiled = functools.partial(torch.compile, backend=backend, dynamic=False)
+            updates.back_up, online = compiled(updates.back_up), learner.online
+            online.features, online.log_pmf = compiled(online.features), compiled(online.log_pmf)
         for what in ("first", "then"):
             begin = time.perf_counter()
             check_gpu.some_steps(learner, number)
@@ -115,10 +117,7 @@ def main():
         if left > 0:
             begin, file = time.monotonic(), args.out.resolve() / f"{name}.txt"
             ended = run(words, min(seconds * (4 if args.tiny else 1), left), file)
-            row = f"{name}: {ended} after {time.monotonic() - begin:.0f} s, see {file.name}"
-            with (args.out / "parts.md").open("a") as table:
-                print(row, file=table)
-            print(row, flush=True)
+            print(f"{name}: {ended} after {time.monotonic() - begin:.0f} s, see {file}", flush=True)
 
 
 if __name__ == "__main__":

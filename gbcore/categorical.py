@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gbcore.kernels import Subgraphs
 from gbcore.targets import (
@@ -137,7 +138,7 @@ class SubgraphTensors(NamedTuple):
     outcome_reward: torch.Tensor  # float [O]
 
 
-def pack(subgraphs: Subgraphs) -> tuple[np.ndarray, np.ndarray]:
+def pack(subgraphs: Subgraphs) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Two flat arrays, int64 and float64, so that two transfers take all to a device."""
     sub = subgraphs
     integers = (sub.vertex_row, sub.pair_action, sub.pair_count, sub.pair_vertex)

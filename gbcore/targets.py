@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from gbcore import kernels
 from gbcore.arrays import as_indices
@@ -56,7 +56,7 @@ class PrunedSubgraphs(Subgraphs):
         pruned.rule, pruned.prior = rule, prior
         return pruned
 
-    def _replace(self, **arrays: np.ndarray) -> "PrunedSubgraphs":
+    def _replace(self, **arrays: NDArray[Any]) -> "PrunedSubgraphs":
         return self.of(Subgraphs(*self)._replace(**arrays), self.rule, self.prior)
 
 
@@ -68,7 +68,7 @@ def q_targets(
     selector_q: ArrayLike | None = None,
     policy: ArrayLike | None = None,
     prior: float = 0.0,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Scalar targets of the roots.
 
     Args:
@@ -103,7 +103,7 @@ def pair_q_values(
     selector_q: ArrayLike | None = None,
     policy: ArrayLike | None = None,
     prior: float = 0.0,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """As `q_targets`, for every expanded pair [P]: roots first, then level by level, the latter
     with the prior.
 
@@ -137,9 +137,9 @@ def pair_q_values(
 def prune(
     subgraphs: Subgraphs,
     rule: str,
-    best_actions: Callable[[np.ndarray], ArrayLike] | None = None,
+    best_actions: Callable[[NDArray[np.int64]], ArrayLike] | None = None,
     prior: float = 0.0,
-) -> tuple[PrunedSubgraphs, np.ndarray]:
+) -> tuple[PrunedSubgraphs, NDArray[np.bool_]]:
     """The part of the subgraphs that a "double" or "behaviour" target reads.
 
     With "double" the action at a state is the online network's, whatever the nested values are: of
@@ -310,7 +310,7 @@ def require_fit(misfit: int, subgraphs: Subgraphs, num_actions: int) -> None:
         raise ValueError("Require subgraphs as they were made, got an index out of place")
 
 
-def check_policy(policy: np.ndarray) -> None:
+def check_policy(policy: NDArray[Any]) -> None:
     sums = policy.sum(axis=1)
     wrong = np.flatnonzero(~((policy >= 0).all(axis=1) & (np.abs(sums - 1) <= 1e-3)))
     if len(wrong):

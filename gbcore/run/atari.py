@@ -7,11 +7,12 @@ from typing import Any
 import ale_py.roms
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
+from numpy.typing import NDArray
 
 from gbcore.run.episodes import ELSEWHERE, nearest, write_video
 from gbcore.run.flags import fail
 
-Policy = Callable[[np.ndarray], np.ndarray]  # uint8 [n, 4, 84, 84] -> actions [n]
+Policy = Callable[[NDArray[np.uint8]], NDArray[np.int64]]  # uint8 [n, 4, 84, 84] -> actions [n]
 
 # Random and human scores of the 26 games of Atari 100K (Mnih et al. 2015; van Hasselt et al. 2016).
 REFERENCE_SCORES = {

@@ -32,7 +32,8 @@ class CapturedCalls:
     """
 
     def __init__(self, device: torch.device, use_graphs: bool) -> None:
-        self.device, self.use_graphs = device, use_graphs
+        self.device: torch.device = device
+        self.use_graphs: bool = use_graphs
         self.plans: dict[Hashable, Plan] = {}
         self._have_run: set[str] = set()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gbcore.categorical import (
@@ -47,7 +48,7 @@ class OnCPU:
     """Updates that evaluate states where the greedy paths lead, and no others."""
 
     def __init__(self, graph: TransitionGraph) -> None:
-        self.graph = graph
+        self.graph: TransitionGraph = graph
 
     def update(
         self,
@@ -71,7 +72,9 @@ class OnCPU:
         weights = torch.from_numpy(batch.weights)
         return learn(states, obs, torch.from_numpy(batch.actions), weights), states.num_evaluated
 
-    def act(self, policy: Callable[..., Tensor], obs: np.ndarray, noisy: bool) -> np.ndarray:
+    def act(
+        self, policy: Callable[..., Tensor], obs: NDArray[np.uint8], noisy: bool
+    ) -> NDArray[np.int64]:
         """policy(obs, noisy), of observations [n, *obs_shape]; as learn, it must not wait."""
         return policy(torch.from_numpy(obs), noisy).numpy()
 
@@ -82,9 +85,10 @@ class PathStates:
     def __init__(
         self, graph: TransitionGraph, subgraphs: Subgraphs, rule: str, prior: float
     ) -> None:
-        self.graph, self.subgraphs, self.rule, self.prior = graph, subgraphs, rule, prior
-        self.leaves = np.empty(0, np.int64)  # rows of the nodes, known once selected
-        self.num_evaluated = 0
+        self._graph, self._rule, self._prior = graph, rule, prior
+        self._subgraphs: Subgraphs = subgraphs
+        self._leaves = np.empty(0, np.int64)  # rows of the nodes, known once selected
+        self.num_evaluated: int = 0
 
     def select(self, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
         """What the online network selects actions by.
@@ -100,28 +104,28 @@ class PathStates:
 
         def choose(nodes):
             self.num_evaluated += len(nodes)
-            found.append(evaluate(torch.from_numpy(self.graph.observations_of(nodes))))
+            found.append(evaluate(torch.from_numpy(self._graph.observations_of(nodes))))
             return found[-1][1].argmax(dim=1).numpy()
 
-        self.subgraphs, leaf_read = prune(self.subgraphs, self.rule, choose, self.prior)
+        self._subgraphs, leaf_read = prune(self._subgraphs, self._rule, choose, self._prior)
         if not found:  # nothing is chosen: by behaviour, or since all that follows has ended
-            choose(self.subgraphs.nodes)
-        self.leaves = np.flatnonzero(leaf_read)
+            choose(self._subgraphs.nodes)
+        self._leaves = np.flatnonzero(leaf_read)
         features, selector_q = map(torch.cat, zip(*found, strict=True))
-        return features[torch.from_numpy(self.leaves)], selector_q
+        return features[torch.from_numpy(self._leaves)], selector_q
 
     def leaf_obs(self) -> Tensor:
         """Observations of the leaves [L, *obs_shape], once actions are selected."""
-        return torch.from_numpy(self.graph.observations_of(self.subgraphs.nodes[self.leaves]))
+        return torch.from_numpy(self._graph.observations_of(self._subgraphs.nodes[self._leaves]))
 
     def targets(
         self, leaf_pmf: Tensor, selector_q: Tensor, support: Tensor, gamma: float
     ) -> Tensor:
         """`categorical_targets` [B, n_atoms] from the pmfs of the leaves [L, A, n_atoms]."""
         pmf = leaf_pmf.new_zeros(len(selector_q), *leaf_pmf.shape[1:])
-        pmf[torch.from_numpy(self.leaves)] = leaf_pmf
+        pmf[torch.from_numpy(self._leaves)] = leaf_pmf
         return categorical_targets(
-            self.subgraphs, pmf, support, gamma, self.rule, selector_q, prior=self.prior
+            self._subgraphs, pmf, support, gamma, self._rule, selector_q, prior=self._prior
         )
 
 
@@ -143,10 +147,11 @@ class OnGPU:
     def __init__(
         self, graph: TransitionGraph, device: torch.device, num_frames: int, cuda_graphs: bool
     ) -> None:
-        self.graph, self.device, self.num_frames = graph, device, num_frames
-        self.captured = CapturedCalls(device, cuda_graphs)
-        self.frames = torch.empty(0)  # the graph's: uint8 [capacity, *frame_shape]
-        self.sent = np.empty(0, np.int64)  # generation of each when it was sent, [capacity]
+        self.graph: TransitionGraph = graph
+        self.captured: CapturedCalls = CapturedCalls(device, cuda_graphs)
+        self.frames: Tensor = torch.empty(0)  # the graph's: uint8 [capacity, *frame_shape]
+        self._device, self._num_frames = device, num_frames
+        self._sent = np.empty(0, np.int64)  # generation of each when it was sent, [capacity]
 
     def update(
         self,
@@ -178,7 +183,9 @@ class OnGPU:
         tensors = torch.from_numpy(integers), torch.from_numpy(floats)
         return self.captured(update, (num_nodes, levels, rule, prior), *tensors), num_nodes
 
-    def act(self, policy: Callable[..., Tensor], obs: np.ndarray, noisy: bool) -> np.ndarray:
+    def act(
+        self, policy: Callable[..., Tensor], obs: NDArray[np.uint8], noisy: bool
+    ) -> NDArray[np.int64]:
         """As of `OnCPU`."""
 
         def act(obs):
@@ -186,21 +193,21 @@ class OnGPU:
 
         return self.captured(act, noisy, torch.from_numpy(obs)).cpu().numpy()
 
-    def send(self, frame_ids: np.ndarray) -> None:
+    def send(self, frame_ids: NDArray[np.int64]) -> None:
         """Have these frames of the graph on the GPU, distinct ids int64 [n]."""
-        if self.graph.num_frame_ids > len(self.sent):
-            capacity = max(self.num_frames, 5 * self.graph.num_frame_ids // 4)
+        if self.graph.num_frame_ids > len(self._sent):
+            capacity = max(self._num_frames, 5 * self.graph.num_frame_ids // 4)
             shape = (capacity, *self.graph.frames.shape[1:])
-            self.frames = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-            self.sent = np.full(capacity, -1)
+            self.frames = torch.zeros(shape, dtype=torch.uint8, device=self._device)
+            self._sent = np.full(capacity, -1)
             self.captured.plans.clear()  # they name the old place
         generations = self.graph.frame_generations[frame_ids]
-        missing = frame_ids[self.sent[frame_ids] != generations]
+        missing = frame_ids[self._sent[frame_ids] != generations]
         if len(missing):
-            new = torch.from_numpy(self.graph.frames[missing]).to(self.device)
+            new = torch.from_numpy(self.graph.frames[missing]).to(self._device)
             for i, frame in zip(missing.tolist(), new, strict=True):  # at once: a sort
                 self.frames[i] = frame
-            self.sent[frame_ids] = generations
+            self._sent[frame_ids] = generations
 
 
 class PaddedStates:
@@ -209,19 +216,19 @@ class PaddedStates:
     def __init__(
         self, sub: SubgraphTensors, levels: Levels, obs: Tensor, rule: str, prior: float
     ) -> None:
-        self.sub, self.levels, self.obs, self.rule, self.prior = sub, levels, obs, rule, prior
+        self._sub, self._levels, self._obs, self._rule, self._prior = sub, levels, obs, rule, prior
 
     def select(self, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
         """As of `PathStates`."""
-        return evaluate(self.obs)
+        return evaluate(self._obs)
 
     def leaf_obs(self) -> Tensor:
         """As of `PathStates`."""
-        return self.obs
+        return self._obs
 
     def targets(
         self, leaf_pmf: Tensor, selector_q: Tensor, support: Tensor, gamma: float
     ) -> Tensor:
         """As of `PathStates`."""
-        of_batch = self.sub, self.levels, leaf_pmf, support, gamma, self.rule, selector_q
-        return back_up(*of_batch, prior=self.prior, dense=True)
+        of_batch = self._sub, self._levels, leaf_pmf, support, gamma, self._rule, selector_q
+        return back_up(*of_batch, prior=self._prior, dense=True)
