@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from gbcore.graph import TransitionGraph
+from gbcore.run.flags import fail
 
 LEFT_AT_THE_END = ("result.json", "model.pt", "graph.npz", "episode.mp4")
 OF_EVALUATIONS = ("global_step", "episode", "episodic_return", "episodic_length")
@@ -29,16 +30,9 @@ EPISODE_METRICS = ("charts/episodic_return", "charts/episodic_length")  # charte
 class RunDirectory:
     """A folder per run: config, TensorBoard events, metrics.csv, evaluations.csv, result.json.
 
-    Args:
-        path: the folder; a number is appended if it exists, unless the run is resumed.
-        config: a dict of flags, written to config.json; with track, W&B gets the run, too.
-        metric_names: columns of metrics.csv, after global_step.
-        resume_step: step to go on after, in a folder that exists; rows after it are dropped.
-        evaluated_step: step of the last evaluation before that; later ones are dropped.
-        lock: what `lock_folder` gave, where the folder is locked already.
-
-    Every method raises OSError where the folder cannot be written to. So does the constructor, and
-    also while another process has the folder, or where its tables have other columns.
+    It is a new one, with a number appended if the name is taken; or that of a resumed run, locked
+    already, whose tables keep rows up to a step, and evaluations up to another. With track, W&B
+    gets the run, too. OSError where the folder cannot be written to, or has other columns.
     """
 
     path: Path
@@ -63,9 +57,8 @@ class RunDirectory:
         self.write_json("config.json", config)
         # TensorBoard's thread raises what stopped it in our next call, and need not print it.
         self._excepthook, threading.excepthook = threading.excepthook, _print_unless_os_error
-        self._writer = SummaryWriter(
-            self.path, purge_step=None if resume_step is None else resume_step + 1
-        )
+        purge_step = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(self.path, purge_step=purge_step)
         rows = "".join(f"|{key}|{value}|\n" for key, value in config.items())
         rows = f"|param|value|\n|-|-|\n{rows}".encode(errors="replace").decode()
         self._writer.add_text("hyperparameters", rows)
@@ -125,11 +118,8 @@ class RunDirectory:
 def lock_folder(path: str | Path) -> int:
     """Take a run's folder, before its checkpoint is read: another process may still write there.
 
-    Returns a descriptor that is closed to give the folder back.
-
-    Raises:
-        OSError: if there is no such folder, another process has it, or there are links in it,
-            which would lead what a run writes elsewhere.
+    Returns a descriptor that is closed to give the folder back. OSError if there is no such folder,
+    another process has it, or links in it would lead what a run writes elsewhere.
     """
     links = sorted(entry.name for entry in os.scandir(path) if entry.is_symlink())
     if links:
@@ -158,15 +148,15 @@ def _make_folder(path):
 def _begin_tracking(path, config):
     import wandb
 
+    of_run = {"project": config["wandb_project_name"], "entity": config["wandb_entity"]}
     try:
         return wandb.init(
-            project=config["wandb_project_name"], entity=config["wandb_entity"], id=path.name,
-            resume="allow", config=config, sync_tensorboard=True,
-        )  # fmt: skip
+            **of_run, id=path.name, resume="allow", config=config, sync_tensorboard=True
+        )
     except Exception as error:  # no login, no network
         with contextlib.suppress(OSError):
             path.rmdir()  # of a new run
-        raise OSError(errno.EIO, f"wandb cannot begin: {error}") from error
+        fail(f"wandb cannot begin: {error}")
 
 
 def _kept_rows(path, columns, last_step):

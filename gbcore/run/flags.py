@@ -219,11 +219,6 @@ def check_flags(args: RunFlags) -> None:
             fail(f"this needs another package: pip install {package.replace('_', '-')}")
 
 
-# --------------------------------------------------------------------------------------------------
-# Of a run to go on with
-# --------------------------------------------------------------------------------------------------
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """What a JSON file of a run holds. OSError where it cannot be read, ValueError for others."""
     try:

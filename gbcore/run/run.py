@@ -64,35 +64,19 @@ class Counters:
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
-        for name, value in saved.items():
-            setattr(self, name, value)
+        vars(self).update(saved)
 
 
 class Run:
-    """Logs and saves between the steps of a training loop, and goes on exactly. The loop is yours:
-
-        run = Run(...)
-        with run:
-            for step in run.steps():
-                if run.evaluation_is_due():  # of the step before
-                    run.log_evaluation(evaluate(..., run.stop))
-                ...  # act, and add to the replay
-                run.count(reward)
-                if terminated or truncated:
-                    run.end_episode()  # also tells the replay and the frontier
-                ...  # learn
-            if run.evaluation_is_due():  # after training
-                run.log_evaluation(evaluate(..., run.stop))
-            run.finish(score_of)
+    """Logs and saves between the steps of a script's own loop, and goes on exactly.
 
     Args:
         args: the script's flags.
         script: the script's __file__.
         task: the task's own name.
-        parts: what a checkpoint holds: at least "graph", "replay", "learner" (with num_updates and
-            num_evaluated, and online, its network), "env" (with num_actions, and obs, the
-            observation that it is in) and, where training explores with the graph, "frontier". Each
-            has `state()` and `restore(state)`.
+        parts: what a checkpoint holds, each with `state()` and `restore(state)`: "graph", "replay",
+            "learner" (with num_updates, num_evaluated and its network, online), "env" (with
+            num_actions, and obs, the observation that it is in), and "frontier", if any.
         rng: the np.random.Generator of all sampling.
         device: torch's device.
         packages: names of packages whose versions the result tells.
@@ -139,18 +123,10 @@ class Run:
         with contextlib.suppress(OSError):
             self._directory.close()
         path = str(self._directory.path)
-        if isinstance(error, OSError) and (  # others are the environment's own
-            error.errno in OF_A_DISK or path in str(error.filename)
-        ):
-            fail(
-                f"cannot write to {path!r}: {error.strerror}; mend that, and go on with --resume "
-                "from its last checkpoint, if there is one",
-                status=1,
-            )
-
-    # ----------------------------------------------------------------------------------------------
-    # In the loop
-    # ----------------------------------------------------------------------------------------------
+        of_folder = isinstance(error, OSError) and path in str(error.filename)
+        if of_folder or (isinstance(error, OSError) and error.errno in OF_A_DISK):
+            told = f"cannot write to {path!r}: {error.strerror}; mend that, and go on with --resume"
+            fail(f"{told} from its last checkpoint, if there is one", 1)  # else: the environment's
 
     @property
     def step(self) -> int:
@@ -249,10 +225,6 @@ class Run:
         with contextlib.suppress(KeyboardInterrupt), replacing(self._directory.path / name) as path:
             yield path
 
-    # ----------------------------------------------------------------------------------------------
-    # Between two steps
-    # ----------------------------------------------------------------------------------------------
-
     def _is_due(self, frequency):
         return frequency > 0 and self.step % frequency == 0
 
@@ -287,12 +259,9 @@ class Run:
         for name, value in self.charts.items():
             self.charts[name] = None if value is None else float(value)
             if value is not None and not math.isfinite(self.charts[name]):
-                fail(
-                    f"{name} is {self.charts[name]} after {self.step} steps: nothing more "
-                    "can be learned; its last checkpoint, if there is one, is from before. Try a "
-                    "smaller --learning-rate",
-                    status=1,
-                )
+                told = f"{name} is {self.charts[name]} after {self.step} steps: nothing more can be"
+                told += " learned; its last checkpoint, if there is one, is from before."
+                fail(f"{told} Try a smaller --learning-rate", 1)
 
     def _end_interrupted(self):
         path = shlex.quote(str(self._directory.path))
@@ -347,10 +316,6 @@ class Run:
             f"seen before; {several / len(rows):.1%} of the targets of depth {depth} "
             "have more than one path (docs/graphs.md says what that is worth)"
         )
-
-    # ----------------------------------------------------------------------------------------------
-    # Start, checkpoint, resume
-    # ----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """The loop's own part of a checkpoint."""
