@@ -461,6 +461,16 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys, monkeypatch):
     run, obs = recorded.read(folder), learner.graph.observations_of(np.unique(learner.replay.node))
     np.testing.assert_array_equal(run.policy()(obs), learner.policy()(obs))
     assert (learner.policy()(obs) != run.network()(obs).argmax(axis=1)).any()
+    row = learner.replay.node[:1], learner.replay.action[:1]
+    monkeypatch.setattr(sys, "argv", ["draw_subgraph.py", str(folder), "--state", str(row[0][0])])
+    draw_subgraph.main()
+    first, second, *_ = capsys.readouterr().out.partition("the whole graph's")[2].splitlines()
+    state, action, target = re.search(r"of \((\d+), (.+)\): (.*); its way", first).groups()
+    assert second.startswith(f"{state}: {action} ")
+    known = run.action_names().index(action)
+    assert float(target) == pytest.approx(
+        learner.graph_values.targets(row[0], [known])[0], abs=1e-4
+    )
     del run.learner["graph_values"]["rows"]["valued"]
     refused(capsys, run.policy, "cannot restore the learner", "valued")
     (folder / "checkpoint.npz").unlink()

@@ -7,6 +7,7 @@ For one pair (s, a) `expand` is asked for the subgraph and `pair_q_values` for i
 with the run's depth, breadth, discount and target network, without its prior. Unless it is given,
 the pair is that of the transition whose target differs most from tree backup's, of 2,000 that are
 sampled (Atari: 256). What the target reads is printed as sums, so that it can be checked by hand.
+Of a run of whole-graph, whose targets are nested without end, it is the way that its values choose.
 Atari runs learn distributions; here their expectations are nested, without noise and clipping.
 """
 
@@ -180,6 +181,37 @@ def root_of(run, args, rng):
     return args.state, names.index(args.action), None
 
 
+def way_of(run, state, action):
+    """The likeliest way on from a pair, as the values of the whole graph choose: lines."""
+    values, edges, names = (
+        run.restored_learner().graph_values,
+        run.graph.edges(),
+        run.action_names(),
+    )
+    target = values.targets([state], [action])[0]
+    yield f"the whole graph's target of ({state}, {names[action]}): {target:.4f}; its way"
+    met = set()
+    while (state, action) not in met and len(met) < LINES:
+        met.add((state, action))
+        here = np.flatnonzero((edges["source"] == state) & (edges["action"] == action))
+        if len(here) == 0:
+            yield f"{state}: {names[action]}, never tried"
+            return
+        most = here[edges["count"][here].argmax()]
+        share, after = edges["count"][most] / edges["count"][here].sum(), edges["next"][most]
+        step = f"{state}: {names[action]} {edges['reward'][most]:+g}"
+        step += f" x{share:.2g}" if share < 1 else ""
+        if edges["terminated"][most]:
+            yield f"{step}, the end"
+            return
+        yield f"{step}, to {after}: V = {values.values([after])[0]:.4f}"
+        state, action = after, values.actions([after])[0]
+        if action < 0:
+            yield f"{state}: nothing was tried"
+            return
+    yield "and so on"
+
+
 @lasting_output()
 def main():
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of | head
@@ -210,8 +242,11 @@ def main():
     if args.out is not None:
         draw(nested, f"{run.task or run.name}\n{found}\n{about}", args.out)
     sub, lines = nested.sub, list(nested.sums())
-    size = f"{len(sub.outcome_pair)} transitions, {len(sub.nodes)} states"
-    print(f"{found}; {about}; {size}; it reads")
+    if flags.get("backup") == "whole-graph" and run.learner is not None:
+        lines = list(way_of(run, state, action))
+    else:
+        size = f"{len(sub.outcome_pair)} transitions, {len(sub.nodes)} states"
+        print(f"{found}; {about}; {size}; it reads")
     print("\n".join(lines[:LINES]))
     if len(lines) > LINES:
         print(f"and {len(lines) - LINES} more")

@@ -121,6 +121,12 @@ class Recorded:
         network = self.network()
         if self.config["backup"] != "whole-graph" or self.config["act_on"] != "graph":
             return lambda obs, keys=None: network(obs).argmax(axis=1)
+        return self.restored_learner().policy()
+
+    def restored_learner(self):
+        """The learner of a run of whole-graph, as its checkpoint left it."""
+        if self.missing:
+            fail(self.missing)
         if self.learner is None:
             fail(f"{self.name} acts on values of its graph, which a checkpoint has: there is none")
         args = args_of(self.module, self.config)
@@ -133,7 +139,7 @@ class Recorded:
             learner.restore(self.learner)
         except (ValueError, KeyError) as error:
             fail(f"{self.script} as it is now cannot restore the learner of {self.name}: {error!r}")
-        return learner.policy()
+        return learner
 
     def q_values(self, nodes, which="online"):
         """Values float32 [n, A] of states."""
