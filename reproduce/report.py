@@ -18,7 +18,6 @@ import report_figures
 import tyro
 from folders import RESULTS, ROOT
 from output import fail, lasting_output, markdown
-from run_records import script_of
 from tables import (
     ATARI,
     FRONTIER,
@@ -33,6 +32,8 @@ from tables import (
     short,
     short_task,
 )
+
+from gbcore.run.atari import REFERENCE_SCORES
 
 LINES = "bands: its standard error. Dashed: one seed. Dotted: a backup with other flags."
 
@@ -57,7 +58,7 @@ def claims(protocol):
 
 def of_the_paper(protocol, setting, game):
     """The paper's score of an Atari game, which is so many percent of human."""
-    low, high = script_of(ATARI).REFERENCE_SCORES[game]
+    low, high = REFERENCE_SCORES[game]
     return low + protocol.paper[setting][game][0] / 100 * (high - low)
 
 
