@@ -178,7 +178,7 @@ def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
     check_flags(args)
     assert (python, args.env_id) == ("python", "Task v0")
     assert (ROOT / script).is_file()
-    whole = changed == 0.9 and suite != "atari"
+    whole = changed == 0.9 and suite in ("minigrid", "minatar")  # gymnasium: flag is a --round
     assert args.backup == ("whole-graph" if whole else "graph" if changed else "tree")
     explores = args.exploration == "frontier"
     assert explores == (suite in ("minigrid", "gymnasium") and changed == 0.9)

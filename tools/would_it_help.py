@@ -246,7 +246,8 @@ def command(found, suite, task, more, flag=None, backup=None):
     if backup is None and (changed < FEW or found["acted_in"] < 2):
         backup, flag = "tree", None
     elif backup is None:
-        backup = BEST.get(suite, "graph") if changed >= MANY else "graph"
+        merges = flag is not None and "--round" in flag  # a short nesting trusts such states less
+        backup = BEST.get(suite, "graph") if changed >= MANY and not merges else "graph"
         if changed >= MANY and found["rewarded"] == 0 and suite == "gymnasium":
             backup += " --exploration frontier"
     words = ["python", f"{play.SUITES[suite][0].removesuffix('.py')}.py", "--env-id", task]
