@@ -516,7 +516,9 @@ BAD = {
 
 
 @pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_one_line(flags, message, tmp_path, capsys):
+def test_bad_input_is_one_line(flags, message, tmp_path, capsys, monkeypatch):
+    for name in [name for name in gymnasium.registry if name.startswith("ALE/")]:
+        monkeypatch.delitem(gymnasium.registry, name)  # which another test's ale_py registered
     assert command(example, *SHORT, "--run-dir", tmp_path, *flags) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")
