@@ -314,7 +314,7 @@ class Run:
         print(
             f"The graph: {1 - self._graph.novel_state_ratio:.1%} of the steps acted in a state "
             f"seen before; {several / len(rows):.1%} of the targets of depth {depth} "
-            "have more than one path (docs/graphs.md says what that is worth)"
+            "have more than one path (docs/states.md)"
         )
 
     def state(self) -> dict[str, Any]:
