@@ -163,7 +163,7 @@ class Actor:
         self.graph, self.rng, self.seed = graph, np.random.default_rng(seed), seed
         self.replay = PrioritizedReplay(graph, 2_000, 0.5)
         self.planner, self.episodes = FrontierPlanner(graph), FrontierEpisodes(graph)
-        self.leaves = LeafTable(graph, lambda obs: obs.reshape(len(obs), -1)[:, :NUM_ACTIONS] * 1.0)
+        self.leaves = LeafTable(graph, lambda obs: obs.reshape(-1, 16)[:, :NUM_ACTIONS] * 1.0)
         self.num_operations = 0
 
     def run(self, end, errors):
@@ -197,7 +197,7 @@ class Actor:
                 seen = graph.observations_of(sub.nodes)
                 one = replay.subgraphs(batch, "graph", 1)
             assert len(set(sub.nodes.tolist())) == len(sub.nodes), "a node twice"
-            assert (leaf_q == seen.reshape(len(seen), -1)[:, :NUM_ACTIONS]).all(), "other values"
+            assert (leaf_q == seen.reshape(-1, 16)[:, :NUM_ACTIONS]).all(), "other values"
             q_targets(sub, leaf_q, 0.9)
             q_targets(chain, np.zeros((len(chain.nodes), NUM_ACTIONS)), 0.9)
             zeros = np.zeros((len(one.nodes), NUM_ACTIONS))

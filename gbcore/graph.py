@@ -570,6 +570,7 @@ class TransitionGraph:
             ValueError: for a depth, breadth or action out of range, a missing rng, shapes that
                 differ.
             KeyError: for a root that is no node.
+            MemoryError: for subgraphs of more than 2**28 outcomes or pairs.
         """
         depth, breadth = operator.index(depth), operator.index(breadth)
         if not 1 <= depth <= MAX_DEPTH:

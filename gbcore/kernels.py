@@ -725,6 +725,7 @@ def number_of(marks, column, stamp, node, values, value, size):
 
 ROOM_NODES, ROOM_PAIRS, ROOM_OUTCOMES, ROOM_LEVEL = 0, 1, 2, 3
 MAX_STAMP = 2**31 - 2  # a mark keeps its stamp in 31 bits
+MAX_ROOM = 2**28  # of what a batch of subgraphs lists, 10 GB: before the system ends the process
 
 
 @jit
@@ -770,6 +771,9 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, s
         )
         if num_rows >= 0:
             break
+        if room.max() > MAX_ROOM:
+            room[:] = 256
+            raise MemoryError("Require a smaller depth, breadth or batch for subgraphs that fit")
     num_pairs, num_outcomes = level_pairs[depth], level_outcomes[depth]
     return Subgraphs(
         sub.nodes[:num_rows],

@@ -26,7 +26,7 @@ class LeafTable:
     freed since names another state, whose value is then unknown.
 
     Threads wait for each other, and for an evaluation, as those of the graph. `copy.deepcopy`
-    copies the graph, too, and pickle asks for an `evaluate` that can be pickled.
+    copies the graph, too, and keeps `evaluate`; pickle asks for one that can be pickled.
 
     Args:
         graph: the TransitionGraph.
@@ -73,6 +73,8 @@ class LeafTable:
     def renew(self, nodes: ArrayLike, chunk: int = CHUNK) -> None:
         """Evaluate distinct node ids int64 [n] anew, `chunk` at a time."""
         nodes = as_indices("nodes", nodes)
+        if chunk < 1:
+            raise ValueError(f"Require chunk >= 1, got {chunk}")
         with self.graph.lock:
             self.graph.require_nodes(nodes)
             self._make_room()
