@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gbcore import kernels
-from gbcore.arrays import Rows, check_array, copy_rows, grown, refuse_shallow_copy  # noqa: F401
+from gbcore.arrays import copy_rows, grown, refuse_shallow_copy
 from gbcore.kernels import EMPTY, TABLE_FREE, TABLE_IDS, TABLE_SIZE, Table
 
 

@@ -25,7 +25,7 @@ import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore import Replay, TransitionGraph, frontier
-from gbcore.interner import Rows
+from gbcore.arrays import Rows
 from gbcore.run import checkpoint, directory
 from gbcore.run import run as run_module
 

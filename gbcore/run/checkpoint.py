@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gbcore.interner import Rows, check_array
+from gbcore.arrays import Rows, check_array
 from gbcore.run.directory import replacing
 
 NAME, TREE = "checkpoint.npz", "tree"  # the file; its entry that has all but the arrays, as JSON
