@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gbcore.categorical import (
     Levels,
@@ -29,7 +28,7 @@ from gbcore.replay import Batch
 from gbcore.run.captured import CapturedCalls
 from gbcore.targets import prune
 
-Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
+Evaluate = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def updates_on(
@@ -52,18 +51,18 @@ class OnCPU:
 
     def update(
         self,
-        learn: Callable[..., Tensor],
+        learn: Callable[..., torch.Tensor],
         subgraphs: Subgraphs,
         batch: Batch,
         rule: str,
         prior: float,
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[torch.Tensor, int]:
         """What learn returns, and how many states were evaluated for the targets.
 
         Args:
             learn: function of the subgraphs' states (`PathStates`, `PaddedStates`) and of the
                 batch's observations [B, *obs_shape], actions int64 [B] and weights float32 [B]. It
-                makes an update and returns one Tensor. It must not wait for a GPU.
+                makes an update and returns one torch.Tensor. It must not wait for a GPU.
             subgraphs: of the batch.
             rule, prior: as in `categorical_targets`.
         """
@@ -73,7 +72,7 @@ class OnCPU:
         return learn(states, obs, torch.from_numpy(batch.actions), weights), states.num_evaluated
 
     def act(
-        self, policy: Callable[..., Tensor], obs: NDArray[np.uint8], noisy: bool
+        self, policy: Callable[..., torch.Tensor], obs: NDArray[np.uint8], noisy: bool
     ) -> NDArray[np.int64]:
         """policy(obs, noisy), of observations [n, *obs_shape]; as learn, it must not wait."""
         return policy(torch.from_numpy(obs), noisy).numpy()
@@ -90,7 +89,7 @@ class PathStates:
         self._leaves = np.empty(0, np.int64)  # rows of the nodes, known once selected
         self.num_evaluated: int = 0
 
-    def select(self, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
+    def select(self, evaluate: Evaluate) -> tuple[torch.Tensor, torch.Tensor]:
         """What the online network selects actions by.
 
         Args:
@@ -114,13 +113,13 @@ class PathStates:
         features, selector_q = map(torch.cat, zip(*found, strict=True))
         return features[torch.from_numpy(self._leaves)], selector_q
 
-    def leaf_obs(self) -> Tensor:
+    def leaf_obs(self) -> torch.Tensor:
         """Observations of the leaves [L, *obs_shape], once actions are selected."""
         return torch.from_numpy(self._graph.observations_of(self._subgraphs.nodes[self._leaves]))
 
     def targets(
-        self, leaf_pmf: Tensor, selector_q: Tensor, support: Tensor, gamma: float
-    ) -> Tensor:
+        self, leaf_pmf: torch.Tensor, selector_q: torch.Tensor, support: torch.Tensor, gamma: float
+    ) -> torch.Tensor:
         """`categorical_targets` [B, n_atoms] from the pmfs of the leaves [L, A, n_atoms]."""
         pmf = leaf_pmf.new_zeros(len(selector_q), *leaf_pmf.shape[1:])
         pmf[torch.from_numpy(self._leaves)] = leaf_pmf
@@ -149,18 +148,18 @@ class OnGPU:
     ) -> None:
         self.graph: TransitionGraph = graph
         self.captured: CapturedCalls = CapturedCalls(device, cuda_graphs)
-        self.frames: Tensor = torch.empty(0)  # the graph's: uint8 [capacity, *frame_shape]
+        self.frames: torch.Tensor = torch.empty(0)  # the graph's: uint8 [capacity, *frame_shape]
         self._device, self._num_frames = device, num_frames
         self._sent = np.empty(0, np.int64)  # generation of each when it was sent, [capacity]
 
     def update(
         self,
-        learn: Callable[..., Tensor],
+        learn: Callable[..., torch.Tensor],
         subgraphs: Subgraphs,
         batch: Batch,
         rule: str,
         prior: float,
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[torch.Tensor, int]:
         """As of `OnCPU`."""
         subgraphs, batch_size = pad(subgraphs), len(batch.nodes)
         num_nodes, levels = len(subgraphs.nodes), level_bounds(subgraphs)
@@ -184,7 +183,7 @@ class OnGPU:
         return self.captured(update, (num_nodes, levels, rule, prior), *tensors), num_nodes
 
     def act(
-        self, policy: Callable[..., Tensor], obs: NDArray[np.uint8], noisy: bool
+        self, policy: Callable[..., torch.Tensor], obs: NDArray[np.uint8], noisy: bool
     ) -> NDArray[np.int64]:
         """As of `OnCPU`."""
 
@@ -214,21 +213,21 @@ class PaddedStates:
     """As `PathStates`, of padded subgraphs on a device: all states are leaves."""
 
     def __init__(
-        self, sub: SubgraphTensors, levels: Levels, obs: Tensor, rule: str, prior: float
+        self, sub: SubgraphTensors, levels: Levels, obs: torch.Tensor, rule: str, prior: float
     ) -> None:
         self._sub, self._levels, self._obs, self._rule, self._prior = sub, levels, obs, rule, prior
 
-    def select(self, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
+    def select(self, evaluate: Evaluate) -> tuple[torch.Tensor, torch.Tensor]:
         """As of `PathStates`."""
         return evaluate(self._obs)
 
-    def leaf_obs(self) -> Tensor:
+    def leaf_obs(self) -> torch.Tensor:
         """As of `PathStates`."""
         return self._obs
 
     def targets(
-        self, leaf_pmf: Tensor, selector_q: Tensor, support: Tensor, gamma: float
-    ) -> Tensor:
+        self, leaf_pmf: torch.Tensor, selector_q: torch.Tensor, support: torch.Tensor, gamma: float
+    ) -> torch.Tensor:
         """As of `PathStates`."""
         of_batch = self._sub, self._levels, leaf_pmf, support, gamma, self._rule, selector_q
         return back_up(*of_batch, prior=self._prior, dense=True)
