@@ -79,6 +79,10 @@ class GraphReplayBuffer(ReplayBuffer):
         if overwritten is not None:  # last: this may free nodes, and their ids
             self.graph.remove(*overwritten)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is the model's: pickle takes no function that was written in place."""
+        return self.__dict__ | {"key": None, "targets": None}
+
     def keys_of(self, obs: NDArray[Any]) -> NDArray[Any] | None:
         """Keys [n, ...] of observations [n, *obs_shape], if states have any."""
         return None if self.key is None else np.asarray(self.key(obs))
@@ -182,6 +186,12 @@ class GraphDQN(DQN):
             if not issubclass(kind, GraphReplayBuffer):
                 raise ValueError(f"Require a GraphReplayBuffer, got {kind.__name__}")
 
+    def load_replay_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """As DQN.load_replay_buffer."""
+        super().load_replay_buffer(*args, **kwargs)
+        self._require_usable()
+        self.replay_buffer.key = self.key
+
     def set_random_seed(self, seed: int | None = None) -> None:
         """As DQN's, but environments of neighbouring seeds have no stream in common.
 
@@ -197,7 +207,6 @@ class GraphDQN(DQN):
         self._follow_replay()
         self.replay_buffer.targets = self._targets
         super().train(gradient_steps, batch_size)
-        self.replay_buffer.targets = None  # it is pickled without the model
 
     def _follow_replay(self):
         """Leaf values and, with whole-graph, values of the graph of the replay that is there."""
@@ -250,7 +259,7 @@ class GraphDQN(DQN):
             explore = self.replay_buffer.rng.random(len(obs)) < self.exploration_rate
             actions[explore] = [self.action_space.sample() for _ in range(explore.sum())]
         is_one = not self.policy.is_vectorized_observation(observation)
-        return (actions[0] if is_one else actions), state
+        return (actions.squeeze(axis=0) if is_one else actions), state
 
     def _on_step(self) -> None:
         super()._on_step()
