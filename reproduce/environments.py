@@ -33,7 +33,9 @@ TASKS = {
     "Acrobot-v1": (-100, 10_000, "--round=0"),
     "MountainCar-v0": (-150, 20_000, "--round=2"),
 }
-COLOURS = {"one-step": "tab:gray", "tree": "tab:blue", "graph": "tab:orange"}
+COLOURS = {
+    "one-step": "tab:gray", "tree": "tab:blue", "graph": "tab:orange", "whole-graph": "tab:purple",
+}  # fmt: skip
 WAYS = list(itertools.product(("", "key"), COLOURS))
 
 
@@ -67,8 +69,8 @@ def measure(env_id, backup, key, seed):
 def report(rows):
     """The table of docs/environments.md, and its picture."""
     titles = [", ".join(filter(None, (backup, key))) for key, backup in WAYS]
-    lines = [f"| environment: score | key | {' | '.join(titles)} |", "|---" * 8 + "|"]
-    figure, axes = plt.subplots(2, 3, figsize=(11, 5), layout="constrained", sharey=True)
+    lines = [f"| environment: score | key | {' | '.join(titles)} |", "|---" * (2 + len(WAYS)) + "|"]
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharey=True)
     for plot, (env_id, (score, most, flag)) in zip(axes.flat, TASKS.items(), strict=True):
         cells = []
         for at, (key, backup) in enumerate(WAYS):
@@ -79,7 +81,7 @@ def report(rows):
                 mark = "o" if step < np.inf else "x"
                 plot.plot(min(step, most), at, mark, color=COLOURS[backup], alpha=0.6)
         lines.append(f"| {env_id}: {score} | `{flag}` | {' | '.join(cells)} |")
-        plot.set(title=f"{env_id}: {score}", yticks=range(6), yticklabels=titles, xlim=(0, None))
+        plot.set(title=f"{env_id}: {score}", yticks=range(len(WAYS)), yticklabels=titles, xlim=(0, None))
     axes[0, 0].invert_yaxis()
     figure.supxlabel("steps to the score; a cross: not reached in so many")
     figure.savefig(ROOT / "docs" / "environments.png", dpi=100)
