@@ -294,10 +294,11 @@ class Run:
         self._directory.write_json("result.json", result)
         if self._replay.size:
             self._print_worth_of_graph()
-        if not counters.rewarded:
+        if score is not None and not counters.rewarded:
+            frontier = "" if self.frontier else "--exploration frontier (docs/frontier.md), "
             print(
                 f"No reward was seen in {counters.step} steps: is there one? What may find it: "
-                "--exploration frontier (docs/frontier.md), and more --total-timesteps"
+                f"{frontier}more --total-timesteps"
             )
         print(
             f"{self.task} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
@@ -353,7 +354,7 @@ class Run:
             if isinstance(error, MemoryError) or not isinstance(error, Exception):
                 raise
             told = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
-            fail(f"cannot resume {path!r}: {told}")
+            fail(f"cannot resume {path!r}: {getattr(error, 'strerror', None) or told}")
         return lock
 
     def _open_directory(self, lock):
