@@ -25,7 +25,7 @@ FLAGS = {
     "gb_dqn_minatar": "--env-id asterix --total-timesteps 3000 --learning-starts 500",
     "gb_rainbow_atari": "--env-id Breakout --total-timesteps 600 --learning-starts 400 "
     "--curve-episodes 1 --eval-episodes 2 --exploration-steps 300 --no-cuda",
-    "examples/gb_dqn_gymnasium": "--env-id Taxi-v3 --total-timesteps 3000 --learning-starts 500",
+    "examples/gb_dqn_gymnasium": "--env-id Taxi-v4 --total-timesteps 3000 --learning-starts 500",
 }
 SMALL = "--target-network-frequency 700 --eval-frequency 290 --log-frequency 100 --threads 1"
 

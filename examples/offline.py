@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it
 
 from gbcore import TransitionGraph
 from gbcore.offline import COLUMNS, follow, read_transitions, solve_tried
-from gbcore.run import fail, lasting_output, play_episodes
+from gbcore.run import fail, flush_denormals, lasting_output, play_episodes
 
 
 @dataclass
@@ -78,6 +78,7 @@ def read(args, env):
 @lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
+    flush_denormals()  # as in the runs that may have recorded the data
     rng = np.random.default_rng(args.seed)
     env = None
     if args.env_id:

@@ -19,9 +19,11 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
+from gbcore.run import lasting_output
 from gbcore.sb3 import GraphDQN
 
 
+@lasting_output()
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--env-id", default="FrozenLake-v1")
