@@ -16,7 +16,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 import folders  # noqa: F401  (the tools)
 from output import read_rows, warn, write_rows
@@ -86,6 +86,11 @@ def tasks_of(suite):
     return tuple(map(script_of(suite).task_of, SUITES[suite].tasks))
 
 
+def backups_of(suite):
+    """What --backup of the suite's script takes."""
+    return get_args(get_type_hints(script_of(suite).Args)["backup"])
+
+
 def flags_of(suite, **changed):
     """All flags of a run of a suite, as config.json holds them; others at the backup's defaults.
 
@@ -101,6 +106,8 @@ def flags_of(suite, **changed):
 
 def key_of(suite, config):
     """Key of a run with these flags; a flag that is missing is at its default."""
+    if config["backup"] not in backups_of(suite):
+        raise ValueError(f"Require a backup of {suite}, got {config['backup']!r}")
     script = script_of(suite)
     normal, config = flags_of(suite, backup=config["backup"]), flags_of(suite, **config)
     config.pop("script", None)
@@ -154,10 +161,7 @@ def first_reward_step(folder):
 
     # metrics.csv holds one episode per 500 steps, the events hold all of them.
     events = event_accumulator.EventAccumulator(str(folder), {event_accumulator.SCALARS: 0})
-    try:
-        events.Reload()
-    except Exception as error:  # whatever a damaged file makes TensorBoard raise
-        raise ValueError(f"the events of {folder} are damaged: {error!r}") from None
+    events.Reload()
     if "charts/episodic_return" not in events.Tags()["scalars"]:
         return ""
     episodes = events.Scalars("charts/episodic_return")
@@ -182,8 +186,8 @@ def finished_runs(run_dir, suites, wanted=(), known=()):
                 is_asked_for = (same_steps and key.task in tasks_of(suite)) or key in wanted
                 if is_asked_for and key not in found:
                     found[key] = None if key in known else measurements(folder)
-        except (KeyError, TypeError, ValueError, SystemExit) as error:  # of a flag, or of the task
-            reason = error if isinstance(error, ValueError) else f"config.json: {error!r}"
+        except (Exception, SystemExit) as error:  # whatever a damaged run raises, by name
+            reason = error if isinstance(error, ValueError) else repr(error)
             print(f"left out: {folder}: {reason}", file=sys.stderr)
     return found
 

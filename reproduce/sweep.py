@@ -28,7 +28,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args, get_type_hints
+from typing import Literal, NamedTuple
 
 import run_records
 import tyro
@@ -107,8 +107,7 @@ def check_args(args):
             "--seeds >= 0"
         )
     for suite, backup in itertools.product(args.suites, args.backups):
-        known = get_args(get_type_hints(run_records.script_of(suite).Args)["backup"])
-        if backup not in known:
+        if backup not in (known := run_records.backups_of(suite)):
             fail(f"--backups {backup!r} is none that {suite} has: {', '.join(known)}")
     if args.collect_only and not args.run_dir.is_dir():
         fail(f"--run-dir {str(args.run_dir)!r} is no folder")

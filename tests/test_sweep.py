@@ -147,6 +147,8 @@ LONG = b"global_step,episode,episodic_return,episodic_length\n1," + b"0" * 200_0
         *(("config.json", text) for text in (b'{"env_id": ', b"{}", b"[1]", b"\xff\xfe", DEEP)),
         *(("config.json", {"env_id": env_id}) for env_id in ("MyOwnGrid-v0", None)),
         *(("config.json", flag) for flag in ({"no_such": 1}, {"seed": "1"}, {"gamma": "high"})),
+        ("config.json", {"backup": "nothing"}),
+        *(("result.json", flag) for flag in ({"steps": 10**400}, {"versions": None})),
         *(("result.json", {"score": score}) for score in ("1.0", None, float("nan"), [1], True)),
         *(("result.json", text) for text in (b"", b'{"interrupted": false}', DEEP)),
         *(("evaluations.csv", text) for text in (LONG, b"\xff", b"step\n1\n", None)),
