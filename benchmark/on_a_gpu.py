@@ -29,6 +29,8 @@ import tyro
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from output import lasting_output
+
 
 @dataclass
 class Args:
@@ -106,6 +108,7 @@ def trial(tiny):
             print(f"{backend or 'not compiled'}, {what}: {rate}", flush=True)
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if args.trial:

@@ -154,7 +154,6 @@ class Twins:
         self.largest = max(self.largest, self.graph.num_edges)
 
 
-@lasting_output()
 class Actor:
     """What one thread does to a graph that others use, too."""
 
@@ -250,6 +249,7 @@ def run_threads(args):
     )
 
 
+@lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if min(args.states, args.wave, args.check_frequency) < 1:
