@@ -282,10 +282,8 @@ class Learner(LearnerState):
         self.target = self.online
         if not self.shared:
             self.target = copy.deepcopy(self.online).requires_grad_(False)
-        self.optimizer = torch.optim.Adam(
-            self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True,
-            capturable=device.type != "cpu",
-        )  # fmt: skip
+        adam = {"lr": args.learning_rate, "eps": args.adam_eps, "capturable": device.type != "cpu"}
+        self.optimizer = torch.optim.Adam(self.online.parameters(), fused=True, **adam)
         self.num_updates = self.num_evaluated = 0  # states that targets had evaluated
         self.updates = updates_on(device, graph, replay.capacity + 1024, args.cuda_graphs)
 

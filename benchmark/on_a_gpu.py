@@ -46,7 +46,7 @@ def commands(args):
     tiny, python = args.tiny, sys.executable
     device = ["--device", "cpu", "--states", "40"] if tiny else []
     yield "check", 120, [python, ROOT / "tools/check_gpu.py", *device, "--steps", 3 if tiny else 60]
-    flags = "bf16=true" + " learning_starts=40 batch_size=4" * tiny
+    flags = "bf16=true threads=1" + " learning_starts=40 batch_size=4" * tiny
     sizes = ["--warm-up-steps", 8 if tiny else 300, "--steps", 8 if tiny else 1_000]
     rates = ["--scripts", "gb_rainbow_atari", "--variants", flags, "--turns", 1, *sizes]
     for turn in range(1 if tiny else 2):
