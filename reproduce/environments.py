@@ -81,7 +81,9 @@ def report(rows):
                 mark = "o" if step < np.inf else "x"
                 plot.plot(min(step, most), at, mark, color=COLOURS[backup], alpha=0.6)
         lines.append(f"| {env_id}: {score} | `{flag}` | {' | '.join(cells)} |")
-        plot.set(title=f"{env_id}: {score}", yticks=range(len(WAYS)), yticklabels=titles, xlim=(0, None))
+        plot.set(
+            title=f"{env_id}: {score}", yticks=range(len(WAYS)), yticklabels=titles, xlim=(0, None)
+        )
     axes[0, 0].invert_yaxis()
     figure.supxlabel("steps to the score; a cross: not reached in so many")
     figure.savefig(ROOT / "docs" / "environments.png", dpi=100)
