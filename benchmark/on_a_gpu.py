@@ -29,7 +29,7 @@ import tyro
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from output import lasting_output
+from output import lasting_output  # noqa: E402
 
 
 @dataclass
