@@ -63,9 +63,8 @@ class RunFlags:
         "wandb_project_name", "wandb_entity", "capture_video", "save_model",
     )  # fmt: skip
 
-    DEFAULTS: ClassVar[
-        dict[str, tuple[Any, Any]]
-    ] = {}  # flag that is None -> its default, and the one with whole-graph
+    # flag that is None -> its default, and the one with whole-graph
+    DEFAULTS: ClassVar[dict[str, tuple[Any, Any]]] = {}
 
     def __post_init__(self) -> None:
         for name, pair in self.DEFAULTS.items():
