@@ -4,14 +4,9 @@
     python benchmark/on_a_gpu.py --before ../before --out gpu
     python benchmark/on_a_gpu.py --out try --tiny --seconds 3000      # try all of it, on a CPU
 
-Each part is a command with a time limit. What it prints goes to a file of its own as it comes. A
-second call with the same --out goes on with the run of Freeway.
-
-check      tools/check_gpu.py: does the GPU compute what a CPU computes?
-speed      steps per second of one-step and graph, before and after, in turns
-compiled   the same update of graph, with its functions under torch.compile
-parallel   2, 4 and 8 runs on the card: the rate of each
-freeway    a run of 100,000 steps, as far as the time goes
+Does it compute what a CPU computes? Steps per second before and after; the update of graph under
+torch.compile; 2, 4 and 8 runs side by side; Freeway as far as the time goes, and on with it in a
+second call. Each part has a time limit, and prints to a file of its own in --out.
 """
 
 import functools
