@@ -375,7 +375,6 @@ def test_a_frame_of_every_kind_is_written_in_its_colour(frame, colour, tmp_path)
         ([], "require at least one frame"),
         (map([RGB].__getitem__, (0, 1)), "IndexError: list index out of range"),
     ],
-    ids=str,
 )
 def test_what_is_no_frame_is_one_line_and_leaves_no_file(frames, named, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
