@@ -82,7 +82,8 @@ def summary(protocols):
         for i, paper in enumerate(map(protocol.paper_mean, names)):
             cells[i] += "" if np.isnan(paper) else f" ({short(paper)})"
         seeds = sorted({of.seeds for of in found if of})
-        title = protocol.title + f", {len(protocol.tasks)} games" * (protocol.suite == ATARI)
+        of_human = f", {len(protocol.tasks)} games, % of human"
+        title = protocol.title + of_human * (protocol.suite == ATARI)
         rows.append([title, *cells, " to ".join(map(str, {seeds[0]: 0, seeds[-1]: 0}))])
     return markdown(["mean score (the paper's)", *names, "seeds"], rows)
 

@@ -18,7 +18,6 @@ SETTINGS = {  # backup, variant -> name
     ("whole-graph", OWN): "graph, whole",
 }
 
-
 LABELS = {"graph, whole": "whole-graph, frontier"}
 
 
@@ -28,7 +27,8 @@ def main():
     )
     own = {key: curve for key, curve in curves.items() if key.backup == "whole-graph"}
     tasks = list(dict.fromkeys(key.task for key in own))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(14, 3.4), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(2, 3, figsize=(8, 5), layout="constrained", sharey=True)
+    *axes, last = axes.flat  # five tasks; the last place is the legend's
     for axis, task in zip(axes, tasks, strict=True):
         for (backup, variant), name in SETTINGS.items():
             colour = COLOURS[name]
@@ -38,9 +38,10 @@ def main():
             axis.plot(steps, means.mean(axis=0), color=colour, label=LABELS.get(name, name))
             axis.fill_between(steps, means.min(axis=0), means.max(axis=0), color=colour, alpha=0.1)
         axis.set(xscale="log", title=task.removeprefix("MiniGrid-").removesuffix("-v0"))
-    axes[0].set_ylabel("mean return of an evaluation")
-    figure.supxlabel("steps (band: least to most of the seeds)", fontsize=9)
-    figure.legend(*axes[0].get_legend_handles_labels(), ncols=5, loc="outside upper center")
+    figure.supylabel("mean return of an evaluation")
+    figure.supxlabel("steps (band: least to most of the seeds)")
+    last.axis("off")
+    last.legend(*axes[0].get_legend_handles_labels(), loc="center", frameon=False)
     save(figure, ROOT / "docs" / "whole_graph_curves.png")
     print("| | seeds | first evaluation of 0.9 or more | least after it | at the end |")
     print("|---|---|---|---|---|")
