@@ -57,7 +57,7 @@ class OnCPU:
         rule: str,
         prior: float,
     ) -> tuple[torch.Tensor, int]:
-        """What learn returns, and how many states were evaluated for the targets.
+        """What learn returns, and how many states were evaluated for the targets, padding included.
 
         Args:
             learn: function of the subgraphs' states (`PathStates`, `PaddedStates`) and of the
@@ -68,8 +68,9 @@ class OnCPU:
         """
         states = PathStates(self.graph, subgraphs, rule, prior)
         obs = torch.from_numpy(self.graph.observations_of(batch.nodes))
-        weights = torch.from_numpy(batch.weights)
-        return learn(states, obs, torch.from_numpy(batch.actions), weights), states.num_evaluated
+        actions, weights = torch.from_numpy(batch.actions), torch.from_numpy(batch.weights)
+        result = learn(states, obs, actions, weights)
+        return result, states.num_evaluated
 
     def act(
         self, policy: Callable[..., torch.Tensor], obs: NDArray[np.uint8], noisy: bool
@@ -160,19 +161,17 @@ class OnGPU:
         rule: str,
         prior: float,
     ) -> tuple[torch.Tensor, int]:
-        """As of `OnCPU`."""
+        """As `OnCPU.update`."""
         subgraphs, batch_size = pad(subgraphs), len(batch.nodes)
         num_nodes, levels = len(subgraphs.nodes), level_bounds(subgraphs)
         ids = self.graph.frame_ids_of(np.concatenate([subgraphs.nodes, batch.nodes]))
         self.send(np.unique(ids))
 
         def update(integers, floats):
-            integers, actions, frames = integers.tensor_split(
-                [-ids.size - len(ids) + num_nodes, -ids.size]
-            )
-            floats, weights = floats.tensor_split([-batch_size])
+            of_graph, actions, frames = integers.tensor_split([-ids.size - batch_size, -ids.size])
+            weighted, weights = floats.tensor_split([-batch_size])
             obs = self.frames[frames].view(*ids.shape, *self.frames.shape[1:])
-            sub = unpack(levels, integers, floats)
+            sub = unpack(levels, of_graph, weighted)
             states = PaddedStates(sub, levels, obs[:num_nodes], rule, prior)
             return learn(states, obs[num_nodes:], actions, weights)
 
@@ -185,7 +184,7 @@ class OnGPU:
     def act(
         self, policy: Callable[..., torch.Tensor], obs: NDArray[np.uint8], noisy: bool
     ) -> NDArray[np.int64]:
-        """As of `OnCPU`."""
+        """As `OnCPU.act`."""
 
         def act(obs):
             return policy(obs, noisy)
@@ -218,16 +217,16 @@ class PaddedStates:
         self._sub, self._levels, self._obs, self._rule, self._prior = sub, levels, obs, rule, prior
 
     def select(self, evaluate: Evaluate) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of `PathStates`."""
+        """As `PathStates.select`."""
         return evaluate(self._obs)
 
     def leaf_obs(self) -> torch.Tensor:
-        """As of `PathStates`."""
+        """As `PathStates.leaf_obs`."""
         return self._obs
 
     def targets(
         self, leaf_pmf: torch.Tensor, selector_q: torch.Tensor, support: torch.Tensor, gamma: float
     ) -> torch.Tensor:
-        """As of `PathStates`."""
+        """As `PathStates.targets`."""
         of_batch = self._sub, self._levels, leaf_pmf, support, gamma, self._rule, selector_q
         return back_up(*of_batch, prior=self._prior, dense=True)
