@@ -138,6 +138,8 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
     for words, named in (
         ((empty, "--out", tmp_path / "x.png"), f"no run with an evaluation in {empty}"),
         ((run, "--out", tmp_path / "x.bmp"), "supported formats: "),
+        ((run, "--out", tmp_path / "mine"), "require the name of a picture"),
+        ((run, "--out", empty), "require the name of a picture"),
     ):
         with pytest.raises(SystemExit) as stopped:
             type_command(plot_runs, *words)

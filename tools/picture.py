@@ -2,6 +2,7 @@
 
 import os
 import textwrap
+from pathlib import Path
 
 from output import fail
 
@@ -19,6 +20,8 @@ def draw_arrow(axis, start, end, colour, width, **style):
 
 def write_figure(figure, path, dpi=110):
     """Write a matplotlib figure; the suffix of path says in which format."""
+    if not Path(path).suffix or Path(path).is_dir():  # matplotlib would append .png to it
+        fail(f"require the name of a picture, as in curves.png, got {path}")
     try:
         figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
