@@ -14,7 +14,9 @@ worth the least that the data's rewards allow.
 """
 
 import importlib
+import os
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it
 from gbcore import TransitionGraph
 from gbcore.offline import COLUMNS, follow, read_transitions, solve_tried
 from gbcore.run import fail, flush_denormals, lasting_output, play_episodes
+from gbcore.run.environment import misfit
+from gbcore.run.flags import read_flags
+
+RANGES = {"gamma": (0, 1 - 1e-9), "round": (-9, 9), "seed": (0, 2**30 - 1)}
+RANGES |= {"collect": (0, 2**31), "episodes": (1, 2**31), "max_steps": (1, 2**31)}
 
 
 @dataclass
@@ -44,6 +51,16 @@ class Args:
     def key_of(self, obs):
         return None if self.round is None else np.round(obs.astype(np.float64), self.round) + 0.0
 
+    def check(self):
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                fail(f"require --{name.replace('_', '-')} from {least} to {most}, got {value}")
+        folder, place = self.data.parent, self.data if self.data.is_file() else self.data.parent
+        is_file = self.data.suffix == ".npz" and not self.data.is_dir() and folder.is_dir()
+        if self.collect and not (is_file and self.env_id and os.access(place, os.W_OK)):
+            fail(f"--collect requires --env-id and an .npz that can be written, got {self.data}")
+
 
 def collect(env, number, rng):
     """Columns of random transitions."""
@@ -58,7 +75,7 @@ def collect(env, number, rng):
 
 def read(args, env):
     """The graph of the data, the states that trajectories start in, their rewards or None."""
-    if args.data.is_file() and "edge_count" in np.load(args.data):
+    if zipfile.is_zipfile(args.data) and "edge_count" in np.load(args.data):
         graph = TransitionGraph.load(args.data)
         edges = graph.edges()
         starts = np.setdiff1d(edges["source"], edges["next"])
@@ -66,6 +83,9 @@ def read(args, env):
     obs, actions, rewards, next_obs, terminated, truncated = read_transitions(args.data).values()
     rewards = np.sign(rewards) if args.sign else rewards
     if env and obs.shape[1:] != env.obs.shape:  # a Discrete state that env observes as one-hot
+        space = getattr(getattr(env, "env", None), "observation_space", None)
+        if space is None or any(misfit(space, one) for one in (*obs, *next_obs)):
+            raise ValueError(f"Require data of {args.env_id}, got observations {obs.shape[1:]}")
         obs, next_obs = (np.stack(list(map(env.flatten, column))) for column in (obs, next_obs))
     kind = {} if args.round is None else {"key_shape": obs.shape[1:], "key_dtype": np.float64}
     graph = TransitionGraph(int(actions.max()) + 1, obs.shape[1:], obs.dtype, **kind)
@@ -77,22 +97,29 @@ def read(args, env):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
+    args.check()
     flush_denormals()  # as in the runs that may have recorded the data
     rng = np.random.default_rng(args.seed)
     env = None
     if args.env_id:
-        script = importlib.import_module(args.script)
-        about = script.Args(seed=args.seed), script.task_of(args.env_id), rng
-        env = script.make_env(*about)
+        try:
+            script = importlib.import_module(args.script)
+            make, args_of, task_of = script.make_env, script.Args, script.task_of
+        except Exception as error:  # whatever is wrong with it
+            fail(f"--script requires a module with Args, task_of and make_env: {error!r}")
+        if script.__name__ == "gb_rainbow_atari":
+            fail("--script gb_rainbow_atari: require one whose rewards are the task's own")
+        about = args_of(seed=args.seed), task_of(args.env_id), rng
+        env = make(*about)
         env.reset()
-    elif args.collect:
-        fail("--collect requires --env-id")
-    if args.collect:
-        np.savez_compressed(args.data, **collect(env, args.collect, rng))
     try:
+        if args.collect:
+            np.savez_compressed(args.data, **collect(env, args.collect, rng))
         graph, starts, parts = read(args, env)
         values, actions, counts = solve_tried(graph, args.gamma)
+        if env and graph.num_actions > env.num_actions:
+            raise ValueError(f"Require actions below {env.num_actions}, as in {args.env_id}")
         _ = env and graph.find(env.obs, args.key_of(env.obs))  # is it a task of the data?
     except Exception as error:  # whatever a damaged file raises
         fail(f"cannot use {args.data}: {error}")
@@ -116,7 +143,7 @@ def main():
             chosen = np.append(actions, -1)[[graph.find(one, args.key_of(one)) for one in obs]]
             return np.where(chosen < 0, rng.integers(graph.num_actions, size=len(obs)), chosen)
 
-        envs = [script.make_env(*about) for _ in range(args.episodes)]
+        envs = [make(*about) for _ in range(args.episodes)]
         returns, lengths = play_episodes(act, envs, rng, 0.0)
         print(f"played there: return {np.mean(returns):.3f}, {np.mean(lengths):.1f} steps")
 

@@ -5,12 +5,13 @@
 
 pip install -r requirements-sb3.txt
 python examples/sb3_dqn.py --env-id FrozenLake-v1
-python examples/sb3_dqn.py --env-id FrozenLake-v1 --depth 0    # as it was, to compare
+python examples/sb3_dqn.py --env-id FrozenLake-v1 --backup one-step    # as it was, to compare
 """
 
-import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from stable_baselines3 import DQN
@@ -19,20 +20,31 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
-from gbcore.run import lasting_output
+from gbcore.run import fail, lasting_output
+from gbcore.run.environment import gymnasium_id
+from gbcore.run.flags import read_flags
 from gbcore.sb3 import GraphDQN
+
+
+@dataclass
+class Args:
+    env_id: str = "FrozenLake-v1"
+    backup: Literal["graph", "whole-graph", "one-step"] = "graph"
+    total_timesteps: int = 20_000
+    seed: int = 1
+    num_envs: int = 1
 
 
 @lasting_output()
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--env-id", default="FrozenLake-v1")
-    parser.add_argument("--backup", default="graph", choices=["graph", "whole-graph", "one-step"])
-    for name, default in {"total-timesteps": 20_000, "seed": 1, "num-envs": 1}.items():
-        parser.add_argument(f"--{name}", default=default, type=int)
-    args = parser.parse_args()
+    args = read_flags(Args, sys.argv[1:], description=__doc__.partition("\n")[0])
+    if min(args.total_timesteps, args.num_envs) < 1 or not 0 <= args.seed < 2**31:
+        fail("require --total-timesteps and --num-envs >= 1, and --seed >= 0 and below 2**31")
     torch.set_num_threads(1)
-    env = make_vec_env(args.env_id, args.num_envs)
+    try:
+        env = make_vec_env(gymnasium_id(args.env_id), args.num_envs)
+    except Exception as error:  # the environment's own code may raise anything
+        fail(f"cannot make {args.env_id}: {error}")
     settings = {"learning_rate": 1e-3, "learning_starts": 1_000, "target_update_interval": 500}
     if args.backup == "one-step":
         model = DQN("MlpPolicy", env, seed=args.seed, **settings)

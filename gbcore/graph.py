@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import weakref
+import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
 
@@ -661,6 +662,9 @@ class TransitionGraph:
             MemoryError: for more room than there is.
         """
         try:
+            with open(path, "rb") as file:
+                if not zipfile.is_zipfile(file):
+                    raise ValueError("it is no .npz")
             with np.load(path, allow_pickle=False) as file:
                 return cls.from_state(dict(file))
         except (OSError, MemoryError):

@@ -1,5 +1,6 @@
 """Logged transitions: read, solved and followed without a network. Only tried actions count."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,19 @@ def read_transitions(path: str | Path) -> dict[str, NDArray[Any]]:
     """
     path = Path(path)
     if path.is_dir():
+        if (path / "config.json").is_file():
+            raise ValueError(
+                "Require a Minari dataset, got the folder of a run: give its graph.npz"
+            )
         parts = [_columns_of(one) for one in _episodes_of_minari(path)]
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     else:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError(f"Require an .npz with {', '.join(COLUMNS)}, got another file")
         with np.load(path) as file:
             if missing := [name for name in COLUMNS if name not in file]:
-                raise ValueError(f"Require arrays {', '.join(COLUMNS)}, got no {missing[0]}")
+                raise ValueError(f"Require an .npz with {', '.join(COLUMNS)}, got no {missing[0]}")
             columns = [file[name] for name in COLUMNS]
     obs, actions, rewards, next_obs, *ends = columns
     if obs.dtype.kind not in "biuf":

@@ -9,6 +9,7 @@ from there. Policies, callbacks, logging and vector environments are those of St
 """
 
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from stable_baselines3.common.buffers import ReplayBuffer, ReplayBufferSamples
 from stable_baselines3.common.preprocessing import maybe_transpose
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
-from gbcore.graph import TransitionGraph
+from gbcore.graph import MAX_DEPTH, TransitionGraph
 from gbcore.graph_values import GraphValues
 from gbcore.leaf_table import LeafTable
 from gbcore.targets import q_targets
@@ -119,7 +120,8 @@ class GraphDQN(DQN):
 
     Raises:
         ValueError: for VecNormalize, since what it makes of an observation changes, for Dict
-            observations, and for another replay buffer than GraphReplayBuffer.
+            observations, for another replay buffer than GraphReplayBuffer, and for numbers out of
+            their range.
     """
 
     backup: Literal["graph", "whole-graph"]
@@ -158,19 +160,34 @@ class GraphDQN(DQN):
         super()._setup_model()
 
     def _setup_learn(self, *args, **kwargs):
-        self._require_usable()  # the environment or the replay may have been set since
+        self._require_usable()  # the replay may have been set since
         return super()._setup_learn(*args, **kwargs)
 
-    def _require_usable(self):
-        if unwrap_vec_normalize(self.env) is not None:
+    @staticmethod
+    def _wrap_env(env, *args, **kwargs):  # of the constructor, set_env and load
+        env = DQN._wrap_env(env, *args, **kwargs)
+        if unwrap_vec_normalize(env) is not None:
             raise ValueError(
                 "Require an environment without VecNormalize: one state, one observation"
             )
-        if isinstance(self.observation_space, spaces.Dict):
+        if isinstance(env.observation_space, spaces.Dict):
             raise ValueError(
-                f"Require observations that are arrays, got {self.observation_space}: wrap the "
+                f"Require observations that are arrays, got {env.observation_space}: wrap the "
                 "environment in gymnasium.wrappers.FlattenObservation"
             )
+        return env
+
+    def _require_usable(self):
+        for name, least, most in (("depth", 1, MAX_DEPTH), ("breadth", 0, np.inf)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or not least <= value <= most:
+                raise ValueError(f"Require an integer {name} from {least} to {most}, got {value!r}")
+        if not (isinstance(self.prior, Real) and 0 <= self.prior < np.inf):
+            raise ValueError(f"Require a finite prior >= 0, got {self.prior!r}")
+        if not (isinstance(self.gamma, Real) and 0 <= self.gamma <= 1):
+            raise ValueError(f"Require 0 <= gamma <= 1, got {self.gamma!r}")
+        if not (self.key is None or callable(self.key)):
+            raise ValueError(f"Require a key that is a function, got {self.key!r}")
         if self.optimize_memory_usage:
             raise ValueError(
                 "Require optimize_memory_usage=False: a graph has both states of a row"
@@ -179,7 +196,7 @@ class GraphDQN(DQN):
             raise ValueError(f"Require n_steps=1, got {self.n_steps}: depth says how far it looks")
         if self.backup not in ("graph", "whole-graph"):
             raise ValueError(f"Require backup graph or whole-graph, got {self.backup!r}")
-        if self.backup == "whole-graph" and not 0 <= self.gamma < 1:
+        if self.backup == "whole-graph" and self.gamma == 1:
             raise ValueError(f"Require 0 <= gamma < 1 for whole-graph, got {self.gamma}")
         kinds = self.replay_buffer_class, type(self.replay_buffer)
         for kind in set(kinds) - {None, type(None)}:

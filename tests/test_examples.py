@@ -228,6 +228,7 @@ def raises(error):
         ({"step": returns(ZEROS, 0.0, False, {})}, "reward, terminated, truncated, info)"),
         ({"step": returns(ZEROS)}, "reward, terminated, truncated, info)"),
         ({"step": raises(SystemExit(0))}, "SystemExit(0)"),
+        ({"step": raises(GeneratorExit())}, "GeneratorExit()"),
         ({"step": raises(KeyError("door"))}, "KeyError('door') (" + __file__),
         (
             {"step": returns(ZEROS, None, False, False, {})},
@@ -503,6 +504,11 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(flags, tmp_path):
 BAD = {
     "continuous actions": (("--env-id", "Pendulum-v1"), "a graph needs Discrete ones"),
     "unknown id": (("--env-id", "FrozenLke-v1"), "nearest: FrozenLake"),
+    "list of arguments": (
+        ("--env-id", "CartPole", "--env-kwargs", "[1]"),
+        "with [1]: require a JSON object",
+    ),
+    "path": (("--env-id", "no/such.py:Grid-v0"), "type no.such:Grid-v0"),
     "unknown module": (("--env-id", "no_such_module:Grid-v0"), "cannot import 'no_such_module'"),
     "unknown argument": (sampled(colour=3), "unexpected keyword argument 'colour'"),
     "no JSON": (("--env-kwargs", "{is_slippery}"), "cannot make FrozenLake-v1 with {is_slippery}"),

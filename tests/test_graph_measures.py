@@ -187,6 +187,13 @@ def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
         assert args.round == (-1 if changed else None)  # of no use to tree
 
 
+def test_a_rare_reward_is_still_to_be_found():
+    found = CROSSES | {"rewarded": 0.00005}
+    assert "--exploration frontier" in would_it_help.command(found, "gymnasium", "Lock-v0", {})
+    found["rewarded"] = 0.01
+    assert "frontier" not in would_it_help.command(found, "gymnasium", "Lock-v0", {})
+
+
 def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path, monkeypatch):
     (tmp_path / "my_module.py").write_text(
         "import gymnasium\n"
@@ -314,6 +321,9 @@ def test_what_never_changes_gets_no_advice_to_try(capsys, monkeypatch):
         assert text.endswith(f"{last}\n")
         assert ("\nkey: " in text) == (task == "CartPole")
         assert "Worth trying" not in text
+    monkeypatch.setattr(sys, "argv", ["would_it_help.py", "CartPole", "--steps", "3"])
+    would_it_help.main()
+    assert capsys.readouterr().out.endswith("verdict: No verdict: require 200 steps, got 3.\n")
     monkeypatch.setattr(sys, "argv", ["would_it_help.py", "MinAtar/freeway", "--env-kwargs", "{}"])
     refused(capsys, would_it_help.main, "--env-kwargs is for")
 
@@ -539,10 +549,13 @@ def test_tools_look_at_a_run_of_the_whole_graph_at_depth_5(run_of_a_copy, capsys
     run = run_of_a_copy[0]
     config = json.loads((run / "config.json").read_text()) | {"backup": "whole-graph"}
     (run / "config.json").write_text(json.dumps(config))
-    for tool, *words in ((would_it_help, "--sampled", "20"), (draw_subgraph, "--leaves", "zero")):
+    flags = ("--sampled", "20", "--steps", "7", "--env-kwargs", "{}")
+    for tool, *words in ((would_it_help, *flags), (draw_subgraph, "--leaves", "zero")):
         monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", str(run), *words])
         tool.main()
-        out = capsys.readouterr().out
+        out, err = capsys.readouterr()
+        named = "warning: --env-kwargs and --steps do nothing with a run" in err
+        assert named == (tool is would_it_help)
         assert re.search(r"\bdepth 5\b", out)
         assert ("; the run learned from other targets" in out) == (tool is draw_subgraph)
 

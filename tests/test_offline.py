@@ -127,12 +127,45 @@ def test_a_damaged_file_and_another_task_are_one_line(tmp_path, capsys):
     path = tmp_path / "data.npz"
     np.savez(path, **GOOD)
     assert command(offline, path, "--env-id", "CartPole-v1") == 2
-    assert is_one_line(
-        capsys, "CartPole-v1: require an observation in Box", "got one of shape (1,)"
-    )
+    assert is_one_line(capsys, f"cannot use {path}: Require data of CartPole-v1", "(1,)")
     path.write_bytes(path.read_bytes()[:200])
     assert command(offline, path) == 2
     assert is_one_line(capsys, "cannot use ")
+
+
+LAKE_ID = ("--env-id", "FrozenLake-v1")
+
+
+@pytest.mark.parametrize(
+    ("data", "flags", "named"),
+    [
+        ("none/data.npz", (*LAKE_ID, "--collect", 9), ".npz that can be written"),
+        ("data", (*LAKE_ID, "--collect", 9), ".npz that can be written"),
+        ("data.npz", ("--collect", 9), "--collect requires --env-id"),
+        ("data.npz", (*LAKE_ID, "--script", "nope"), "--script requires a module with Args"),
+        ("data.npz", (*LAKE_ID, "--script", "json"), "--script requires a module with Args"),
+        ("data.npz", ("--env-id", "Pong", "--script", "gb_rainbow_atari"), "gb_rainbow_atari"),
+        ("data.npz", ("--gamma", 1), "require --gamma from 0"),
+        ("data.npz", ("--seed", -1), "require --seed from 0"),
+        ("data.npz", ("--collect", -1), "require --collect from 0"),
+        ("data.npz", ("--episodes", 0), "require --episodes from 1"),
+        ("data.npz", ("--max-steps", 0), "require --max-steps from 1"),
+        ("data.npz", ("--round", 99), "require --round from -9 to 9, got 99"),
+        ("run", (), "got the folder of a run: give its graph.npz"),
+        ("text.npz", (), "Require an .npz with observations"),
+        ("array.npy", (), "Require an .npz with observations"),
+        ("more.npz", LAKE_ID, "Require actions below 4"),
+    ],
+)
+def test_bad_flags_and_other_files_are_one_line(data, flags, named, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "text.npz").write_text("a text")
+    np.save(tmp_path / "array.npy", np.ones(2))
+    columns = {name: GOOD[name][:, 0] for name in COLUMNS if "obs" in name}
+    np.savez(tmp_path / "more.npz", **GOOD | columns | {"actions": np.full(6, 7)})
+    assert command(offline, tmp_path / data, *flags) == 2
+    assert is_one_line(capsys, "error: ", named)
 
 
 def printed(capsys, *flags):

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import command, jitted
+from conftest import command, is_one_line, jitted
 
 pytest.importorskip("stable_baselines3", reason="pip install -r requirements-sb3.txt")
 
@@ -149,6 +149,14 @@ class DictObservation(gymnasium.ObservationWrapper):
     [
         ("MlpPolicy", lambda: VecNormalize(cart_pole()), {}, "without VecNormalize"),
         ("MultiInputPolicy", DictObservation, {}, "FlattenObservation"),
+        ("MlpPolicy", DictObservation, {}, "FlattenObservation"),
+        ("CnnPolicy", DictObservation, {}, "FlattenObservation"),
+        ("MlpPolicy", cart_pole, {"depth": 0}, "integer depth from 1 to 65536, got 0"),
+        ("MlpPolicy", cart_pole, {"depth": 1.5}, "integer depth .*got 1.5"),
+        ("MlpPolicy", cart_pole, {"breadth": -1}, "integer breadth from 0 .*got -1"),
+        ("MlpPolicy", cart_pole, {"prior": -0.5}, "finite prior >= 0, got -0.5"),
+        ("MlpPolicy", cart_pole, {"gamma": 1.5}, "0 <= gamma <= 1, got 1.5"),
+        ("MlpPolicy", cart_pole, {"key": 2}, "a key that is a function, got 2"),
         ("MlpPolicy", cart_pole, {"optimize_memory_usage": True}, "optimize_memory_usage"),
         ("MlpPolicy", cart_pole, {"n_steps": 3}, "n_steps=1, got 3"),
         ("MlpPolicy", cart_pole, {"backup": "tree"}, "got 'tree'"),
@@ -163,10 +171,8 @@ def test_what_a_graph_cannot_learn_from_is_refused(policy, env, flags, named):
 
 def test_what_is_set_later_is_refused(tmp_path):
     model = make_model(num_envs=1)
-    model.set_env(VecNormalize(cart_pole()))
     with pytest.raises(ValueError, match="without VecNormalize"):
-        model.learn(100)
-    model.set_env(cart_pole())
+        model.set_env(VecNormalize(cart_pole()))
     DQN("MlpPolicy", "CartPole-v1", buffer_size=80).save_replay_buffer(tmp_path / "plain.pkl")
     with pytest.raises(ValueError, match="Require a GraphReplayBuffer, got ReplayBuffer"):
         model.load_replay_buffer(tmp_path / "plain.pkl")
@@ -184,3 +190,16 @@ def test_the_example_runs(capsys):
         flags = ("--total-timesteps", 1200, "--num-envs", 2, "--backup", backup)
         assert command(sb3_dqn, *flags) == 0
         assert f"FrozenLake-v1, {backup}: return" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--env-id", "Frozen Lakes"), "unknown environment"),
+        (("--num-envs", 0), "--num-envs >= 1"),
+        (("--depth", 0), "Unrecognized options: --depth"),
+    ],
+)
+def test_bad_flags_of_the_example_are_one_line(flags, named, capsys):
+    assert command(sb3_dqn, *flags) == 2
+    assert is_one_line(capsys, "error: ", named)

@@ -153,7 +153,7 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
 def test_commands_outlive_their_output(folder):
     for path in (ROOT / folder).glob("*.py"):
         text = path.read_text()
-        if "tyro.cli(Args" in text:
+        if "tyro.cli(Args" in text or "read_flags(Args" in text:
             assert "\n@lasting_output()\ndef main():\n" in text, path
     command = f"({sys.executable} {ROOT}/tools/evaluate.py --help; echo $? >&2) | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

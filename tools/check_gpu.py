@@ -16,12 +16,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-import tyro
 from output import fail, lasting_output
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
 from gbcore.run import seed_everything
+from gbcore.run.flags import read_flags
 from gbcore.run.updates import OnGPU
 
 TOLERANCE = 2e-3  # of errors and losses: TF32 is off, sums are taken in another order
@@ -113,7 +113,7 @@ def check(args):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if args.device == "cuda" and not torch.cuda.is_available():
         fail(f"torch {torch.__version__} finds no CUDA device")
     seed_everything(script.Args(cuda=args.device == "cuda", threads=torch.get_num_threads()))

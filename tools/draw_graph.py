@@ -16,7 +16,8 @@ import io
 import json
 import os
 import re
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,8 @@ import tyro
 from output import fail, lasting_output
 from picture import cm, collections, colors, plt, wrapped, write_figure
 from PIL import Image
+
+from gbcore.run.flags import read_flags
 
 try:
     import pygraphviz
@@ -50,7 +53,7 @@ PAGE = Path(__file__).with_name("graph_page.html")
 class Args:
     run: tyro.conf.Positional[Path]
     """a run's folder, finished or running (with a checkpoint), or a graph file"""
-    out: tuple[Path, ...] = ()
+    out: list[Path] = field(default_factory=list)
     """pictures (.png, .svg) and pages (.html); default: graph.png and graph.html in the run"""
     color_by: Literal["visits", "value", "reward"] = "visits"
     """what an edge's colour tells; a value is that of the state it leaves"""
@@ -251,7 +254,7 @@ def describe(run):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if args.max_states < 1:
         fail(f"--max-states must be >= 1, got {args.max_states}")
     for path in args.out:

@@ -12,6 +12,7 @@ Atari runs learn distributions; here their expectations are nested, without nois
 """
 
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,7 @@ from output import fail, lasting_output
 from picture import draw_arrow, plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
+from gbcore.run.flags import read_flags
 
 SAMPLED, OF_ATARI = 2_000, 256  # rows of the replay that are compared
 LINES = 36  # of sums: with the rest at most 39
@@ -215,7 +217,7 @@ def way_of(run, state, action):
 @lasting_output()
 def main():
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of | head
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         fail(f"--out must end in .png or .svg, got {args.out}")
     if args.action and args.state is None:

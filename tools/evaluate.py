@@ -10,6 +10,7 @@ actions, no-ops, the exploration of epsilon) is drawn from --seed. A run that is
 was interrupted, plays what its checkpoint has.
 """
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import recorded
 import tyro
 from output import fail, lasting_output
 from scipy import stats
+
+from gbcore.run.flags import read_flags
 
 
 @dataclass
@@ -41,7 +44,7 @@ def play(run, episodes, epsilon, seed):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if args.episodes < 1 or args.seed < 0:
         fail("require --episodes >= 1 and --seed >= 0")
     if args.epsilon is not None and not 0 <= args.epsilon <= 1:

@@ -17,13 +17,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
-import tyro
 from output import fail, lasting_output, markdown, read_rows, write_rows
 from recorded import load_script
 from runs import words_of
@@ -42,13 +41,17 @@ LOGGED = 8  # rows of metrics.csv on the clock
 
 @dataclass
 class Args:
-    scripts: tuple[str, ...] = tuple(DEFAULTS)
+    scripts: list[str] = field(default_factory=lambda: list(DEFAULTS))
     """names or paths; of two with the same name, the first is what the other is compared with"""
-    env_ids: tuple[str, ...] = ()
+    env_ids: list[str] = field(default_factory=list)
     """tasks, of each script; none: Empty-8x8, MinAtar's freeway or Freeway"""
-    backups: tuple[str, ...] = ("one-step", "n-step", "tree", "graph", "graph-mixed")
+    backups: list[str] = field(
+        default_factory=lambda: ["one-step", "n-step", "tree", "graph", "graph-mixed"]
+    )
     """the first is what the others are compared with"""
-    variants: tuple[str, ...] = ("default",)  # flags of each backup in turn: default bf16=true
+    variants: list[str] = field(
+        default_factory=lambda: ["default"]
+    )  # flags of each backup in turn: default bf16=true
     turns: int = 3  # runs of each
     warm_up_steps: int = 0  # steps of learning before the clock starts; 0 = 1,000, with Atari 100
     steps: int = 0  # steps on the clock; 0 = 8,000 (a period of the target network), with Atari 200
@@ -144,7 +147,7 @@ def short(value):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if min(args.turns, len(args.backups), len(args.variants)) < 1:
         fail("Require --turns >= 1, and at least one of --backups and --variants")
     if args.steps < 0 or args.warm_up_steps < 0:

@@ -13,6 +13,7 @@ What is played is looked at under other keys, too: what else could make two obse
 
 import itertools
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +22,10 @@ import numpy as np
 import play
 import recorded
 import tyro
-from output import fail, lasting_output
+from output import fail, lasting_output, warn
 
 from gbcore.run.environment import rounded
+from gbcore.run.flags import read_flags
 
 
 @dataclass
@@ -40,6 +42,9 @@ class Args:
 
 
 PLAIN = "the observation"
+PLAYED = "env_kwargs", "steps"  # flags of what is played
+LEAST = 200  # transitions, for a verdict
+RARE = 0.001  # share of rewarded steps below which exploration comes first
 FIRST = 500  # rows that are looked at for the keys to try
 SHADES = 8  # of a shrunk image
 FEW = 0.05  # share of targets unlike tree backup's below which there is nothing to gain
@@ -118,6 +123,9 @@ def collect(args, rng):
     of what was played."""
     path = Path(args.task)
     if path.exists() or path.parts[:1] == ("runs",) or path.suffix == ".npz":
+        idle = [f"--{n.replace('_', '-')}" for n in PLAYED if getattr(args, n) != getattr(Args, n)]
+        if idle:
+            warn(f"{' and '.join(idle)} do nothing with a run: its own transitions are looked at")
         run = recorded.read(path)
         return {PLAIN: run}, run.config or {}, None
     suite, task = play.suite_of(args.task)
@@ -188,6 +196,8 @@ def second_best(by_key):
 def judge(found):
     """Which assumptions fail, and the verdict: sentences."""
     failing = []
+    if found["transitions"] < LEAST:
+        return failing, f"No verdict: require {LEAST} steps, got {found['transitions']:,}."
     ratio, changed = found["novel_state_ratio"], found.get("targets_read")
     if found["acted_in"] < 2:
         failing.append("States: all that was done was done in one state.")
@@ -200,6 +210,7 @@ def judge(found):
     elif changed is not None and changed < FEW:
         failing.append(
             f"Crossovers: {changed:.1%} of the targets differ from tree backup's at all."
+            + " Nearly all states are new: is a clock in what is observed?" * (ratio > 0.9)
         )
     if hides_something(found):
         failing.append(
@@ -227,8 +238,11 @@ def judge(found):
         verdict += " But states that hide something are averaged over: compare with tree backup."
     elif not is_judged(found):
         verdict += " Too few steps came again to tell whether states hide something."
-    if found["rewarded"] == 0:
-        verdict += " First of all, exploration has to find a reward: none was met."
+    if found["rewarded"] < RARE:
+        met = (
+            f"{found['rewarded']:.3%} of the steps had one" if found["rewarded"] else "none was met"
+        )
+        verdict += f" First of all, exploration has to find a reward: {met}."
     return failing, verdict
 
 
@@ -248,7 +262,7 @@ def command(found, suite, task, more, flag=None, backup=None):
     elif backup is None:
         merges = flag is not None and "--round" in flag  # a short nesting trusts such states less
         backup = BEST.get(suite, "graph") if changed >= MANY and not merges else "graph"
-        if changed >= MANY and found["rewarded"] == 0 and suite == "gymnasium":
+        if changed >= MANY and found["rewarded"] < RARE and suite == "gymnasium":
             backup += " --exploration frontier"
     words = ["python", f"{play.SUITES[suite][0].removesuffix('.py')}.py", "--env-id", task]
     for name, value in more.items():
@@ -272,7 +286,8 @@ def report(name, by_key, played=None):
         "novel state ratio": f"{found['novel_state_ratio']:.3f}   (paper's averages: MiniGrid "
         "0.006, MinAtar 0.298, Atari 0.927)",
         "states with several predecessors": percent(found["crossed"]),
-        "self-loops, rewarded transitions": f"{found['self_loops']:.1%}, {found['rewarded']:.1%}",
+        "self-loops, rewarded transitions": f"{found['self_loops']:.1%}, "
+        f"{100 * found['rewarded']:.3g}%",
     }
     if "targets_read" in found:
         read, value, zero = (percent(found[f"targets_{n}"]) for n in ("read", "value", "zero"))
@@ -288,6 +303,8 @@ def report(name, by_key, played=None):
     yield from (f"  {label:<46} {value}" for label, value in rows.items())
     yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
     yield f"verdict: {verdict}"
+    if found["transitions"] < LEAST:
+        return
     if found["acted_in"] < 2:
         by_key = {PLAIN: found}  # no key tells apart what looks the same
     best = PLAIN
@@ -315,7 +332,7 @@ def report(name, by_key, played=None):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
         fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
     rng = np.random.default_rng(args.seed)

@@ -75,13 +75,19 @@ class GymnasiumTask:
     ):
         self._env_id, self._rng = env_id, rng
         self._decimals, self._key_last_action = decimals, key_last_action
+        with contextlib.suppress(ValueError, RecursionError):
+            kwargs = json.loads(kwargs)
+        if not isinstance(kwargs, dict):
+            fail(f"cannot make {env_id} with {kwargs}: require a JSON object")
+        kwargs |= {"render_mode": render_mode} if render_mode else {}
         try:
-            kwargs = json.loads(kwargs) | ({"render_mode": render_mode} if render_mode else {})
             self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
             actions, self._space = self.env.action_space, self.env.observation_space
-        except (Exception, SystemExit) as error:  # the environment's own code may raise anything
-            told = repr(error) if isinstance(error, SystemExit) else str(error) or repr(error)
-            fail(f"cannot make {env_id} with {kwargs}: {told}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the environment's own code may raise anything
+            told = str(error) if isinstance(error, Exception) else ""
+            fail(f"cannot make {env_id} with {kwargs}: {told or repr(error)}")
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
         self._assumed_limit = None if time_limit or self.env.spec.max_episode_steps else 1_000
         if limit := time_limit or self._assumed_limit:
@@ -157,9 +163,9 @@ class GymnasiumTask:
         parts = RETURNS.get(method)
         try:
             found = getattr(self.env, method)(*args, **kwargs)
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # its own code may raise anything
+        except BaseException as error:  # its own code may raise anything
             place = traceback.extract_tb(error.__traceback__)[-1]
             wrong = f"an error: {error!r} ({place.filename}, line {place.lineno})"
         else:
@@ -259,7 +265,7 @@ def _shown(value):
 
 
 def _close(env):
-    with contextlib.suppress(Exception, SystemExit):  # nothing is wanted of it any more
+    with contextlib.suppress(BaseException):  # nothing is wanted of it any more
         env.close()
 
 
@@ -274,7 +280,12 @@ def gymnasium_id(env_id: str) -> str:
         sys.path.append(os.getcwd())
         try:
             importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # whatever is wrong with it
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever is wrong with it
+            if os.sep in module or module.endswith(".py"):
+                dotted = os.path.relpath(module.removesuffix(".py")).replace(os.sep, ".")
+                fail(f"require module:Id-v0, got {env_id!r}; type {dotted.lstrip('.')}:{name}")
             fail(f"cannot import {module!r}, of {env_id}, from {os.getcwd()}: {error!r}")
     if name in gymnasium.registry:
         return f"{module}{colon}{name}"
@@ -292,7 +303,9 @@ def gymnasium_id(env_id: str) -> str:
     if package and not module:
         hint = f"the module that registers it is imported first: {package}:{name}"
     elif close:
-        hint = "nearest: " + ", ".join(dict.fromkeys(known[key] for key in close))
+        hint = "nearest: " + ", ".join(
+            dict.fromkeys(f"{module}{colon}{known[key]}" for key in close)
+        )
     else:
         hint = "one that a module registers is typed module:Id-v0"
     fail(f"unknown environment {env_id!r}; {hint}")
