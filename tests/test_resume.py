@@ -460,7 +460,7 @@ def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT_VERSION", 2)
         write_checkpoint(run, tree)
-    is_refused(script, run, capsys, "format 4, got 2")
+    is_refused(script, run, capsys, "format 5, got 2")
 
 
 def put(tree, place, value):
@@ -542,6 +542,37 @@ def test_a_refused_table_leaves_a_finished_run_as_it_is(table, finished, capsys)
     assert command(script, "--resume", run, "--total-timesteps", "260") == 2
     assert f"{table} has other columns" in capsys.readouterr().err
     assert files_in(run) == before
+
+
+@pytest.mark.parametrize("table", ["metrics.csv", "evaluations.csv"])
+def test_a_table_without_rows_that_the_checkpoint_knows_is_refused(table, finished, capsys):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    header, first, *rest = (run / table).read_text().splitlines(keepends=True)
+    damaged = header + first.replace(",", ",x", 1) + "".join(rest)
+    for content in (None, "", header, damaged, header + "".join(rest)):
+        (run / table).unlink(missing_ok=True)
+        if content is not None:
+            (run / table).write_text(content)
+        is_refused(script, run, capsys, table)
+
+
+def test_a_config_that_is_not_the_checkpoint_s_is_refused(finished, capsys):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    config = json.loads((run / "config.json").read_text())
+    for name, value, words in (("seed", 2, "seed 1"), ("gamma", 0.5, "gamma 0.95")):
+        (run / "config.json").write_text(json.dumps(config | {name: value}))
+        is_refused(script, run, capsys, "config.json", words, f"got {value}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.csv", checkpoint.NAME])
+def test_a_pipe_in_place_of_a_file_is_refused(name, finished, capsys):
+    script, run = finished("minigrid")
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    assert command(script, "--resume", run, "--total-timesteps", "260") == 2
+    assert name in capsys.readouterr().err
 
 
 def test_a_game_that_ends_before_its_actions_is_refused(finished, capsys, monkeypatch):

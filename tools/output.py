@@ -17,6 +17,8 @@ def read_rows(path):
         OSError: where it cannot be read.
         ValueError: where it is no CSV file.
     """
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would wait for a writer
+        raise ValueError(f"{path} is damaged: Require a regular file")
     try:
         with open(path, newline="", encoding="utf-8") as file:
             # The last row may be cut, by a full disk or for now.

@@ -31,6 +31,8 @@ def words_of(flags):
 
 def read_json(path):
     """The object in a JSON file, a dict."""
+    if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
+        raise ValueError(f"{path} is damaged: Require a regular file")
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:

@@ -19,7 +19,7 @@ from gbcore.arrays import Rows, check_array
 from gbcore.run.directory import replacing
 
 NAME, TREE = "checkpoint.npz", "tree"  # the file; its entry that has all but the arrays, as JSON
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 Tree = dict[str, Any]
 

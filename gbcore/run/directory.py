@@ -31,15 +31,17 @@ class RunDirectory:
     """A folder per run: config, TensorBoard events, metrics.csv, evaluations.csv, result.json.
 
     It is a new one, with a number appended if the name is taken; or that of a resumed run, locked
-    already, whose tables keep rows up to a step, and evaluations up to another. With track, W&B
-    gets the run, too. OSError where the folder cannot be written to, or has other columns.
+    already, whose tables keep the rows that its checkpoint knows: of each, the last step and the
+    number of rows. With track, W&B gets the run, too. OSError where the folder cannot be written
+    to, or a table has other columns or lacks rows.
     """
 
     path: Path
 
     def __init__(
         self, path: str | Path, config: dict[str, Any], metric_names: Sequence[str],
-        resume_step: int | None = None, evaluated_step: int | None = None, lock: int | None = None,
+        resume_step: int | None = None, kept_metrics: tuple[int, int] | None = None,
+        kept_evaluations: tuple[int, int] | None = None, lock: int | None = None,
     ) -> None:  # fmt: skip
         from torch.utils.tensorboard import SummaryWriter  # 1 s that bad flags need not wait for
 
@@ -49,8 +51,8 @@ class RunDirectory:
         self._lock = lock_folder(self.path) if lock is None else lock  # ours until we end
         # What may be refused comes before anything in the folder is changed.
         of_metrics = ("global_step", *metric_names)
-        metrics = _kept_rows(self.path / "metrics.csv", of_metrics, resume_step)
-        evaluations = _kept_rows(self.path / "evaluations.csv", OF_EVALUATIONS, evaluated_step)
+        metrics = _kept_rows(self.path / "metrics.csv", of_metrics, kept_metrics)
+        evaluations = _kept_rows(self.path / "evaluations.csv", OF_EVALUATIONS, kept_evaluations)
         self._wandb = _begin_tracking(self.path, config) if config.get("track") else None
         for name in LEFT_AT_THE_END:  # those of an end before this one
             (self.path / name).unlink(missing_ok=True)
@@ -99,8 +101,10 @@ class RunDirectory:
             graph.save(new)
 
     def flush(self) -> None:
-        """Write out what is held back: TensorBoard's events; rows of tables never are."""
+        """Write out what is held back: TensorBoard's events; rows of tables, to the disk itself."""
         self._writer.flush()
+        self._metrics.sync()
+        self._evaluations.sync()
 
     def close(self) -> None:
         """Flush and close every file."""
@@ -119,11 +123,12 @@ def lock_folder(path: str | Path) -> int:
     """Take a run's folder, before its checkpoint is read: another process may still write there.
 
     Returns a descriptor that is closed to give the folder back. OSError if there is no such folder,
-    another process has it, or links in it would lead what a run writes elsewhere.
+    another process has it, or links or pipes in it would lead what a run writes elsewhere.
     """
-    links = sorted(entry.name for entry in os.scandir(path) if entry.is_symlink())
-    if links:
-        raise OSError(errno.ELOOP, f"{links[0]} in it is a link, and a run writes through none")
+    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+        if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+            kind = "a link" if entry.is_symlink() else "a pipe or device"
+            raise OSError(errno.ELOOP, f"{entry.name} in it is {kind}: a run writes through none")
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,19 +164,35 @@ def _begin_tracking(path, config):
         fail(f"wandb cannot begin: {error}")
 
 
-def _kept_rows(path, columns, last_step):
-    """Rows of a table up to a step, as texts; none of a new run. OSError for other columns."""
-    if last_step is None or not path.exists():
+def _kept_rows(path, columns, known):
+    """Rows of a table up to a step, as texts; none of a new run.
+
+    known: that step, and the number of rows. OSError for other columns or fewer rows.
+    """
+    if known is None:
         return []
-    whole = path.read_text(errors="replace").rpartition("\n")[0]  # a full disk may cut the last
+    last_step, num_rows = known
+    text = path.read_text(errors="replace") if path.exists() else ""
+    whole = text.rpartition("\n")[0]  # a full disk may cut the last
     header, *rows = (whole or ",".join(columns)).split("\n")
     if header != ",".join(columns):
         raise OSError(errno.EINVAL, f"{path.name} has other columns than this version's")
     cells = [row.split(",") for row in rows]  # of numbers: none is quoted
-    return [
+    kept = [
         row for row in cells
         if len(row) == len(columns) and row[0].isdecimal() and float(row[0]) <= last_step
+        and all(map(_is_number_or_empty, row))
     ]  # fmt: skip
+    if len(kept) < num_rows:
+        told = f"Require the {num_rows} rows up to step {last_step} in {path.name}, got {len(kept)}"
+        raise OSError(errno.EINVAL, told)
+    return kept
+
+
+def _is_number_or_empty(text):
+    with contextlib.suppress(ValueError):
+        return text == "" or float(text) is not None
+    return False
 
 
 class _Table:
@@ -191,6 +212,9 @@ class _Table:
         rest = f"{','.join(texts)}\n".encode()
         while rest:  # a disk that fills up takes a part first, and then raises
             rest = rest[self._file.write(rest) :]
+
+    def sync(self):
+        os.fsync(self._file.fileno())
 
     def close(self):
         self._file.close()

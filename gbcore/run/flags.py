@@ -164,6 +164,12 @@ def _kind(hint):
     return sum(kinds, ()), next(filter(None, spans), None)
 
 
+def fixed_flags(args: RunFlags) -> str:
+    """JSON of the flags that a run keeps for good: all but FREE, and those of its folder."""
+    kept = {n: v for n, v in asdict(args).items() if n not in (*args.FREE, "run_dir", "resume")}
+    return json.dumps(kept)
+
+
 def idle_flags(args: RunFlags) -> dict[str, str]:
     """Flags that do nothing, given the others: name -> where, as in "with --backup tree"."""
     found = {}
@@ -222,6 +228,8 @@ def check_flags(args: RunFlags) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """What a JSON file of a run holds. OSError where it cannot be read, ValueError for others."""
+    if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
+        raise ValueError(f"{path.name} is of no run: require a regular file")
     try:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:

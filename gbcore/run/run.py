@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import itertools
+import json
 import math
 import os
 import random
@@ -27,7 +28,7 @@ from gbcore.leaf_table import LeafTable
 from gbcore.replay import PrioritizedReplay
 from gbcore.run.checkpoint import RandomStates, check_like, load_checkpoint, save_checkpoint
 from gbcore.run.directory import RunDirectory, lock_folder, replacing, run_name, versions
-from gbcore.run.flags import RunFlags, fail
+from gbcore.run.flags import RunFlags, fail, fixed_flags
 from gbcore.run.progress import Progress, lasting_output
 from gbcore.targets import pair_q_values
 
@@ -57,6 +58,8 @@ class Counters:
     # steps, updates, evaluated states, seconds
     evaluations: list[float] = field(default_factory=list)  # mean return of each
     evaluated_step: int = 0  # of the last evaluation
+    num_metrics_rows: int = 0
+    num_evaluations_rows: int = 0
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
@@ -196,6 +199,7 @@ class Run:
         self._directory.log_evaluation(self._counters.step, returns, lengths)
         self._counters.evaluations.append(float(np.mean(returns)))
         self._counters.evaluated_step = self._counters.step
+        self._counters.num_evaluations_rows += len(returns)
         self._clock += time.perf_counter() - self._paused_at
 
     def finish(
@@ -253,6 +257,7 @@ class Run:
         self._directory.log(
             counters.step, row if self.frontier is None else row | self.frontier.metrics()
         )
+        counters.num_metrics_rows += 1
 
     def require_finite(self) -> None:
         """A network that learned NaN ends the run; its last checkpoint is from before."""
@@ -261,6 +266,9 @@ class Run:
             if value is not None and not math.isfinite(self.charts[name]):
                 told = f"{name} is {self.charts[name]} after {self.step} steps: nothing more can be"
                 told += " learned; its last checkpoint, if there is one, is from before."
+                largest = np.abs(self._replay.reward[: self._replay.size]).max(initial=0)
+                if not largest < 1e6:
+                    fail(f"{told} Rewards are up to {largest:g}: scale them", 1)
                 fail(f"{told} Try a smaller --learning-rate", 1)
 
     def _end_interrupted(self):
@@ -321,7 +329,11 @@ class Run:
     def state(self) -> dict[str, Any]:
         """The loop's own part of a checkpoint."""
         self.require_finite()
-        return {"charts": dict(self.charts), "obs": np.ascontiguousarray(self._env.obs)}
+        return {
+            "charts": dict(self.charts),
+            "obs": np.ascontiguousarray(self._env.obs),
+            "flags": fixed_flags(self._args),
+        }
 
     def _save(self):
         self._directory.flush()
@@ -334,6 +346,7 @@ class Run:
             lock = lock_folder(path)
             found = load_checkpoint(path)
             parts = self._parts | {"run": self}
+            self._require_flags_of(found)
             check_like(found, {name: part.state() for name, part in parts.items()})
             actions = found["env"].get("actions", ())
             if not all(type(a) is int and 0 <= a < self._env.num_actions for a in actions):
@@ -357,21 +370,37 @@ class Run:
             fail(f"cannot resume {path!r}: {getattr(error, 'strerror', None) or told}")
         return lock
 
+    def _require_flags_of(self, found):
+        of_config = json.loads(fixed_flags(self._args))
+        for name, value in json.loads(found["run"]["flags"]).items():
+            if of_config[name] != value:
+                raise ValueError(
+                    f"config.json is not the run's own: Require {name} {value!r}, as in its "
+                    f"checkpoint, got {of_config[name]!r}"
+                )
+
     def _open_directory(self, lock):
-        args = self._args
+        args, counters = self._args, self._counters
         name = run_name(self.task, self._script.stem, args.backup, args.seed)
         extra = () if self.frontier is None else FrontierEpisodes.METRICS
+        kept = {
+            "resume_step": counters.step,
+            "kept_metrics": (counters.step, counters.num_metrics_rows),
+            "kept_evaluations": (counters.evaluated_step, counters.num_evaluations_rows),
+            "lock": lock,
+        }
         try:
             return RunDirectory(
                 args.resume or Path(args.run_dir) / name,
                 {"script": str(self._script)} | asdict(args) | {"resume": None},
                 METRICS + extra,
-                resume_step=self._counters.step if args.resume else None,
-                evaluated_step=self._counters.evaluated_step if args.resume else None,
-                lock=lock,
+                **(kept if args.resume else {}),
             )
         except OSError as error:
-            fail(f"cannot write to {args.resume or args.run_dir!r}: {error.strerror}")
+            if lock is not None:
+                os.close(lock)
+            told = f"resume {args.resume!r}" if args.resume else f"write to {args.run_dir!r}"
+            fail(f"cannot {told}: {error.strerror}")
 
 
 class StopSignal:
@@ -504,7 +533,8 @@ def errors_in_one_line() -> Iterator[None]:
             if isinstance(error, RuntimeError) and not of_torch:
                 raise
             flags = "--batch-size, --buffer-size, --total-timesteps, --depth or --breadth (0: all)"
-            fail(f"no memory: {error}; give a smaller {flags}", 1)
+            told = f"no memory: {error}" if str(error) else "no memory"
+            fail(f"{told}; give a smaller {flags}", 1)
         except KeyboardInterrupt:
             fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
         finally:
