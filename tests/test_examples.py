@@ -597,7 +597,7 @@ def test_each_step_of_the_page_is_typed_and_the_advice_is_its_next_command(
     assert "exploration has to find a reward: none was met" in printed[0]
     assert printed[0].splitlines()[-1] == f"try: {typed[2]}"
     runs = sorted((tmp_path / "runs").iterdir(), key=lambda run: run.stat().st_ctime)
-    assert [run.name.split("__")[0] for run in runs] == ["my_world-Lock-v0"] * 3
+    assert [run.name.split("__")[0] for run in runs] == ["my_world-Lock-v0"] * 4
     assert "score 1 after 900 steps" in printed[2]
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 

@@ -296,7 +296,7 @@ def test_atari_runs_in_bfloat16_stand_for_their_backup_beside_the_paper(tmp_path
     graph = "graph | bfloat16 | 21.3 | 19.0 | 71.96 (1), inside | 64.16 ± 46.23"
     rows = [f"{row} | 0.900 | 20.1 | 1.4".split(" | ") for row in (one_step, graph)]
     assert rows_of(text, "freeway") == rows
-    assert rows_of(text, "Atari 100K, 1 games")[0][3] == "71.96 (64.16)"
+    assert rows_of(text, "Atari 100K, 1 games, % of human")[0][3] == "71.96 (64.16)"
     assert rows_of(text, "graph > one-step")[0][:2] == ["64.16, 53.29", "71.96, 50.68 (1)"]
     assert rows_of(text, "graph > tree") == rows_of(text, "qbert") == []
     assert (tmp_path / "report_atari100k_curves.png").stat().st_size > 5_000
