@@ -11,7 +11,6 @@ Of a run of whole-graph, whose targets are nested without end, it is the way tha
 Atari runs learn distributions; here their expectations are nested, without noise and clipping.
 """
 
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,7 +215,6 @@ def way_of(run, state, action):
 
 @lasting_output()
 def main():
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of | head
     args = read_flags(Args, sys.argv[1:], description=__doc__)
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         fail(f"--out must end in .png or .svg, got {args.out}")
