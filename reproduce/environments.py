@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 from folders import RESULTS, ROOT
+from output import markdown
 from picture import plt
 from runs import read_returns
 
@@ -69,7 +70,7 @@ def measure(env_id, backup, key, seed):
 def report(rows):
     """The table of docs/environments.md, and its picture."""
     titles = [", ".join(filter(None, (backup, key))) for key, backup in WAYS]
-    lines = [f"| environment: score | key | {' | '.join(titles)} |", "|---" * (2 + len(WAYS)) + "|"]
+    header, lines = ["environment: score", "key", *titles], []
     figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharey=True)
     for plot, (env_id, (score, most, flag)) in zip(axes.flat, TASKS.items(), strict=True):
         cells = []
@@ -80,15 +81,15 @@ def report(rows):
             for step in steps:
                 mark = "o" if step < np.inf else "x"
                 plot.plot(min(step, most), at, mark, color=COLOURS[backup], alpha=0.6)
-        lines.append(f"| {env_id}: {score} | `{flag}` | {' | '.join(cells)} |")
+        lines.append([f"{env_id}: {score}", f"`{flag}`", *cells])
         plot.set(
             title=f"{env_id}: {score}", yticks=range(len(WAYS)), yticklabels=titles, xlim=(0, None)
         )
     axes[0, 0].invert_yaxis()
     figure.supxlabel("steps to the score; a cross: not reached in so many")
     figure.savefig(ROOT / "docs" / "environments.png", dpi=100)
-    page, table = ROOT / "docs" / "environments.md", "\n".join([*lines, ""])
-    page.write_text(re.sub(r"(?m)^\| environment(.*\n)+?(?!\|)", table, page.read_text()))
+    page, table = ROOT / "docs" / "environments.md", markdown(header, lines)
+    page.write_text(re.sub(r"(?m)^\| environment(.*\n)+?(?!\|)", table + "\n", page.read_text()))
 
 
 def main(seeds: tyro.conf.Positional[tuple[int, ...]]):

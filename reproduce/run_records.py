@@ -13,7 +13,6 @@ import importlib
 import json
 import math
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, get_args, get_type_hints
@@ -188,7 +187,7 @@ def finished_runs(run_dir, suites, wanted=(), known=()):
                     found[key] = None if key in known else measurements(folder)
         except (Exception, SystemExit) as error:  # whatever a damaged run raises, by name
             reason = error if isinstance(error, ValueError) else repr(error)
-            print(f"left out: {folder}: {reason}", file=sys.stderr)
+            warn(f"left out: {folder}: {reason}")
     return found
 
 

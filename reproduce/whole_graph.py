@@ -5,6 +5,7 @@ python reproduce/whole_graph.py
 
 import numpy as np
 from folders import RESULTS, ROOT
+from output import markdown
 from picture import plt
 from report_figures import COLOURS, save
 from run_records import Records
@@ -43,8 +44,7 @@ def main():
     last.axis("off")
     last.legend(*axes[0].get_legend_handles_labels(), loc="center", frameon=False)
     save(figure, ROOT / "docs" / "whole_graph_curves.png")
-    print("| | seeds | first evaluation of 0.9 or more | least after it | at the end |")
-    print("|---|---|---|---|---|")
+    rows = []
     for task in tasks:
         found = [curve for key, curve in own.items() if key.task == task]
         runs = [np.array([curve[step] for step in sorted(curve)]) for curve in found]
@@ -53,10 +53,11 @@ def main():
         steps = sorted(1000 * (k + 1) for k in first)
         least = min(run[k:].min() for run, k in zip(runs, first, strict=True))
         last = [run[-2:].mean() for run in runs]
-        print(
-            f"| {task} | {len(runs)} | {steps[0]:,} to {steps[-1]:,}, median "
-            f"{np.median(steps):,.0f} | {least:.2f} | {min(last):.2f} to {max(last):.2f} |"
-        )
+        found = f"{steps[0]:,} to {steps[-1]:,}, median {np.median(steps):,.0f}"
+        rows.append([task, str(len(runs)), found, f"{least:.2f}"])
+        rows[-1].append(f"{min(last):.2f} to {max(last):.2f}")
+    header = ["", "seeds", "first evaluation of 0.9 or more", "least after it", "at the end"]
+    print(markdown(header, rows))
 
 
 if __name__ == "__main__":
