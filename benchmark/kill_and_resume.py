@@ -26,7 +26,8 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import ROOT, fail, lasting_output, read_rows
+from output import ROOT, fail, lasting_output
+from runs import read_metrics
 
 from gbcore.run import load_checkpoint
 
@@ -59,9 +60,6 @@ class Args:
 
 def left_behind(run):
     """All that a finished run leaves, times aside: what must not depend on interruptions."""
-    metrics = read_rows(run / "metrics.csv")
-    for row in metrics:
-        row.pop("charts/SPS")
     tree = load_checkpoint(run)
     tree["counters"]["logged"].pop()
     tree["counters"].pop("training_seconds")
@@ -71,7 +69,7 @@ def left_behind(run):
     with np.load(run / "graph.npz") as file:
         graph = dict(file)
     found = {
-        "metrics": metrics,
+        "metrics": read_metrics(run),
         "evaluations": (run / "evaluations.csv").read_text(),
         "result": result,
         "weights": torch.load(run / "model.pt", weights_only=True),

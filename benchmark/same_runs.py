@@ -19,6 +19,7 @@ import torch
 import tyro
 from kill_and_resume import as_bytes
 from output import ROOT, lasting_output, read_rows
+from runs import read_metrics
 
 FLAGS = {
     "gb_dqn_minigrid": "--env-id DoorKey-5x5 --total-timesteps 3000 --learning-starts 500",
@@ -46,12 +47,9 @@ def run_of(root, script, flags, folder):
         cwd=root, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(root)},
     )  # fmt: skip
     (run,) = Path(folder).iterdir()
-    metrics = read_rows(run / "metrics.csv")
-    for row in metrics:
-        row.pop("charts/SPS")
     with np.load(run / "graph.npz") as graph:
         return {
-            "metrics": metrics,
+            "metrics": read_metrics(run),
             "evaluations": read_rows(run / "evaluations.csv"),
             "weights": as_bytes(torch.load(run / "model.pt", weights_only=True)),
             "graph": as_bytes(dict(graph)),

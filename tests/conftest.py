@@ -20,7 +20,6 @@ sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "benchmark"))
 sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "reproduce"))
 
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
-from output import read_rows
 from runs import words_of
 
 from gbcore.run import checkpoint, errors_in_one_line
@@ -335,14 +334,6 @@ def run_process(script, *flags, **environment):
 def only_run(folder):
     (run,) = folder.iterdir()
     return run
-
-
-def read_metrics(folder):
-    """Rows of a run's metrics.csv, but for the one column that is a time."""
-    rows = read_rows(folder / "metrics.csv")
-    for row in rows:
-        row.pop("charts/SPS")
-    return rows
 
 
 def write_checkpoint(run, tree):

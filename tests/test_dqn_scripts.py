@@ -7,8 +7,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import JIT, command, is_one_line, jitted, only_run, play, read_metrics, scaled
+from conftest import JIT, command, is_one_line, jitted, only_run, play, scaled
 from minigrid.wrappers import FullyObsWrapper
+from runs import read_metrics
 
 import gb_dqn_minatar as minatar_script
 import gb_dqn_minigrid as minigrid_script

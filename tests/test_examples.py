@@ -14,9 +14,10 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
-from conftest import command, is_one_line, jitted, only_run, read_metrics
+from conftest import command, is_one_line, jitted, only_run
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
+from runs import read_metrics
 
 import gbcore
 from examples import gb_dqn_gymnasium as example

@@ -5,7 +5,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from conftest import jitted, play, read_metrics, spy
+from conftest import jitted, play, spy
+from runs import read_metrics
 from test_dqn_scripts import make_learner
 
 import gb_dqn_minatar

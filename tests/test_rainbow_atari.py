@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import command, is_one_line, jitted, only_run, play, read_metrics, run_process, spy
+from conftest import command, is_one_line, jitted, only_run, play, run_process, spy
+from runs import read_metrics
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph, categorical_targets

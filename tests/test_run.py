@@ -22,7 +22,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import command, interpreted, is_one_line, jitted, only_run, read_metrics, run_process
+from conftest import command, interpreted, is_one_line, jitted, only_run, run_process
+from runs import read_metrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gb_dqn_minatar

@@ -3,12 +3,13 @@
 All tools read them here. A file that is damaged, or of no run, is a ValueError that names it.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
 from output import read_rows
 from scipy import stats
+
+import gbcore.run
 
 # Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = set(
@@ -31,17 +32,10 @@ def words_of(flags):
 
 def read_json(path):
     """The object in a JSON file, a dict."""
-    if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
-        raise ValueError(f"{path} is damaged: Require a regular file")
     try:
-        content = json.loads(path.read_bytes())
+        return gbcore.run.read_json(path)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: Require an object, got {type(content).__name__}")
-    return content
 
 
 def read_config(folder):
@@ -84,6 +78,14 @@ def read_columns(path, name):
         return [(int(row["global_step"]), float(row[name])) for row in rows]
     except (KeyError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from None
+
+
+def read_metrics(folder):
+    """Rows of a run's metrics.csv, but for the one column that is a time."""
+    rows = read_rows(Path(folder) / "metrics.csv")
+    for row in rows:
+        row.pop("charts/SPS")
+    return rows
 
 
 def read_returns(folder):

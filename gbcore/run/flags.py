@@ -229,13 +229,13 @@ def check_flags(args: RunFlags) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """What a JSON file of a run holds. OSError where it cannot be read, ValueError for others."""
     if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
-        raise ValueError(f"{path.name} is of no run: require a regular file")
+        raise ValueError(f"{path} is of no run: require a regular file")
     try:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is of no run: {error!r}") from error
+        raise ValueError(f"{path} is of no run: {error!r}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is of no run: require a dict")
+        raise ValueError(f"{path} is of no run: require a dict")
     return content
 
 
