@@ -19,7 +19,6 @@ pytestmark = jitted
 
 GRAPH_ALONE = """
 import sys
-import tomllib
 for name in ("torch", "gymnasium", "tyro"):
     sys.modules[name] = None  # as if it were not installed
 import numpy as np
@@ -56,11 +55,16 @@ def wheel(tmp_path_factory):
     return path
 
 
-def test_the_wheel_holds_the_package_its_version_and_py_typed(wheel):
+@pytest.fixture
+def told(wheel):
+    """The wheel's metadata."""
     with zipfile.ZipFile(wheel) as file:
-        names = file.namelist()
-        (metadata,) = [name for name in names if name.endswith("METADATA")]
-        told = email.message_from_bytes(file.read(metadata))
+        (metadata,) = [name for name in file.namelist() if name.endswith("METADATA")]
+        return email.message_from_bytes(file.read(metadata))
+
+
+def test_the_wheel_holds_the_package_its_version_and_py_typed(wheel, told):
+    names = zipfile.ZipFile(wheel).namelist()
     source = {str(path.relative_to(ROOT)) for path in (ROOT / "gbcore").rglob("*.py")}
     assert {name for name in names if name.startswith("gbcore/")} == source | {"gbcore/py.typed"}
     assert told["Name"] == "graph-backup"
@@ -70,14 +74,11 @@ def test_the_wheel_holds_the_package_its_version_and_py_typed(wheel):
     assert all(">=" in line for line in needed)
 
 
-def test_the_pins_are_within_the_package_s_bounds(wheel):
+def test_the_pins_are_within_the_package_s_bounds(told):
     from packaging.requirements import Requirement
 
     text = "".join((ROOT / f"requirements{of}.txt").read_text() for of in ("", "-sb3"))
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", text, re.MULTILINE))
-    with zipfile.ZipFile(wheel) as file:
-        (metadata,) = [name for name in file.namelist() if name.endswith("METADATA")]
-        told = email.message_from_bytes(file.read(metadata))
     for line in told.get_all("Requires-Dist"):
         requirement = Requirement(line)
         assert requirement.specifier.contains(pins[requirement.name]), line
