@@ -20,7 +20,7 @@ class LeafTable:
     in which order products are summed. So the network is asked for CHUNK states at a time, the last
     one repeated if need be: a value is then the state's own, whenever and with whatever other
     states it was evaluated, and a table gives the same bits as no table. `GraphValues`, which
-    promises no such thing, asks for as many as it has.
+    promises no such thing, asks for more at a time.
 
     A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
     freed since names another state, whose value is then unknown.
@@ -67,28 +67,16 @@ class LeafTable:
         with self.graph.lock:
             missing = self._unknown(nodes)
             if len(missing):
-                self.renew(missing, chunk)
+                self._evaluate(missing, chunk)
             return self.q[nodes]
 
     def renew(self, nodes: ArrayLike, chunk: int = CHUNK) -> None:
         """Evaluate distinct node ids int64 [n] anew, `chunk` at a time."""
         nodes = as_indices("nodes", nodes)
-        if chunk < 1:
-            raise ValueError(f"Require chunk >= 1, got {chunk}")
         with self.graph.lock:
             self.graph.require_nodes(nodes)
             self._make_room()
-            for start in range(0, len(nodes), chunk):
-                part = nodes[start : start + chunk]
-                padded = np.full(chunk, part[-1])
-                padded[: len(part)] = part
-                q = self.evaluate(self.graph.observations_of(padded))
-                if tuple(q.shape) != (chunk, self.q.shape[1]):
-                    shape = (chunk, self.q.shape[1])
-                    raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
-                self.q[part] = q[: len(part)]
-                self._generation[part] = self.graph.generations[part]
-            self.num_evaluated += len(nodes)
+            self._evaluate(nodes, chunk)
 
     def write(self, nodes: ArrayLike, actions: ArrayLike, values: NDArray[np.floating]) -> None:
         """Replace the values [n] of pairs, given by nodes and actions int64 [n].
@@ -102,8 +90,8 @@ class LeafTable:
         if len(actions) and not 0 <= actions.min() <= actions.max() < self.q.shape[1]:
             raise ValueError(f"Require 0 <= action < {self.q.shape[1]}, got {actions}")
         with self.graph.lock:
-            unknown = np.unique(self._unknown(nodes))
-            self.values(unknown)  # else a later evaluation would undo what is written
+            # Else a later evaluation would undo what is written.
+            self._evaluate(np.unique(self._unknown(nodes)), CHUNK)
             # put writes in order, which assignment to an index does not promise.
             np.put(self.q, (nodes * self.q.shape[1] + actions)[::-1], values[::-1])
 
@@ -138,6 +126,20 @@ class LeafTable:
     def _unknown(self, nodes):
         self.graph.require_nodes(nodes)
         return nodes[~self.knows(nodes)]
+
+    def _evaluate(self, nodes, chunk):
+        if chunk < 1:
+            raise ValueError(f"Require chunk >= 1, got {chunk}")
+        padded = np.append(nodes, np.repeat(nodes[-1:], -len(nodes) % chunk))
+        for start in range(0, len(nodes), chunk):
+            part = nodes[start : start + chunk]
+            q = self.evaluate(self.graph.observations_of(padded[start : start + chunk]))
+            if tuple(q.shape) != (chunk, self.q.shape[1]):
+                shape = (chunk, self.q.shape[1])
+                raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
+            self.q[part] = q[: len(part)]
+        self._generation[nodes] = self.graph.generations[nodes]
+        self.num_evaluated += len(nodes)
 
     def _make_room(self):
         if len(self._generation) < self.graph.capacity:
