@@ -128,6 +128,10 @@ class Replay:
             self._ended = False
             self.position = (i + 1) % self.capacity
             self.size = min(self.size + 1, self.capacity)
+            self._prioritize(i)
+
+    def _prioritize(self, row):
+        """A row was written. All rows are alike."""
 
     def end_episode(self) -> None:
         """The next row will not continue the newest one."""
@@ -232,20 +236,8 @@ class PrioritizedReplay(Replay):
         self.priorities: SumTree = SumTree(capacity)
         self.max_priority: float = 1.0
 
-    def add(
-        self,
-        node: SupportsIndex,
-        action: SupportsIndex,
-        reward: float,
-        next_node: SupportsIndex,
-        terminated: bool,
-        obs: ArrayLike | None = None,
-    ) -> None:
-        """As `Replay.add`."""
-        with self.graph.lock:
-            i = self.position
-            super().add(node, action, reward, next_node, terminated, obs)
-            self.priorities.set([i], [self.max_priority])
+    def _prioritize(self, row):
+        self.priorities.set([row], [self.max_priority])
 
     def sample(
         self, batch_size: int, rng: np.random.Generator, importance_exponent: float = 1.0
