@@ -121,10 +121,8 @@ class GraphValues:
         turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
         turn = turn[self.graph.arrays.in_degree[turn] != FREED]
         self.leaves.renew(turn, CHUNK)
-        changed, nodes = self._changed(), self._nodes()
-        new = nodes[~self._has_value(nodes)]
-        self._enter(new)
-        late = np.unique(np.concatenate([changed, new, turn]))
+        new = self._enter(self._nodes())
+        late = np.unique(np.concatenate([self._changed(), new, turn]))
         self._settle(self._value, np.ascontiguousarray(late[::-1]))
         self._changes.clear()
         self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
@@ -304,11 +302,12 @@ class GraphValues:
         return changed[self.graph.arrays.in_degree[changed] != FREED]
 
     def _enter(self, nodes):
-        """Nodes that have no value yet get the network's."""
+        """Nodes that have no value yet get the network's. Returns them, each once."""
         new = np.unique(nodes[~self._has_value(nodes)])
         if len(new):
             self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
             self._generation[new] = self.graph.generations[new]
+        return new
 
     def _has_value(self, nodes):
         self._make_room()
