@@ -345,14 +345,13 @@ class FrontierEpisodes:
         """
         with self.planner.graph.lock:
             self.planner.graph.require_node(node)
-            starts_episode = not self.is_underway
-            if starts_episode:
-                self._begin(node, rng)
-            else:  # count the step that led here
+            if self.is_underway:  # count the step that led here
                 is_new = self.planner.graph.arrays.degree[node] == 0
                 self._lately *= 1 - 1 / MEMORY
                 self._lately[int(self.is_planned)] += (is_new, 1)
                 self._window += (is_new, 1)
+            else:
+                self._begin(node, rng)
             self.is_underway = True
             self.planner.plan(BUDGET)
             action = self.planner.act(node, rng) if self.is_frontier else None

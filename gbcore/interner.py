@@ -56,11 +56,9 @@ class Interner:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_key_array"}
 
-    def __setstate__(
-        self, state: dict[str, Any]
-    ) -> None:  # of a copy, or unpickled: a view would be an array of its own
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._set_key_array()
+        self._set_key_array()  # copied, a view would be an array of its own
 
     __copy__ = refuse_shallow_copy
 

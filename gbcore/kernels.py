@@ -1,6 +1,6 @@
 """The compiled loops of gbcore: NumPy arrays in, NumPy arrays out; no torch, no gymnasium.
 
-Those of the frontier planner, which is optional, are in `frontier_kernels.py`.
+Those of the frontier planner are in `frontier_kernels.py`, of `GraphValues` in `value_kernels.py`.
 
 Arrays that belong together travel as one NamedTuple, which Numba takes apart at no cost. Kernels
 do not validate: the modules that call them do, before. Kernels that call each other stay in this
