@@ -269,7 +269,6 @@ class Learner(LearnerState):
     """Online and target network, and the update that all five backups share."""
 
     SAVED = ("num_updates", "num_evaluated")
-    num_evaluated = 0  # in place of LearnerState's, which is of a table
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
@@ -285,7 +284,8 @@ class Learner(LearnerState):
         adam = {"lr": args.learning_rate, "eps": args.adam_eps, "capturable": device.type != "cpu"}
         self.optimizer = torch.optim.Adam(self.online.parameters(), fused=True, **adam)
         self.num_updates = self.num_evaluated = 0  # states that targets had evaluated
-        self.updates = updates_on(device, graph, replay.capacity + 1024, args.cuda_graphs)
+        num_frames = replay.capacity + 1024  # one of each step, and of each episode's start
+        self.updates = updates_on(device, graph, num_frames, args.cuda_graphs)
 
     @torch.no_grad()
     def best_actions(self, obs, noisy):
@@ -312,8 +312,8 @@ class Learner(LearnerState):
             with torch.no_grad():  # the online network selects, the target network values leaves
                 target_heads = target.heads(target_noise, dtype)
 
-                def values(obs):
-                    features = online.features(obs, dtype)
+                def values(of_states):
+                    features = online.features(of_states, dtype)
                     return features, online.log_pmf(features, heads).exp() @ self.support
 
                 features, selector_q = states.select(values)  # [L, 3136], [M, num_actions]

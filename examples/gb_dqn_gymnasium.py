@@ -117,6 +117,7 @@ class Learner(gb.LearnerState):
     """Online and target network, and the update that all six backups share."""
 
     SAVED = ("num_updates", "leaves", "graph_values")
+    num_evaluated = property(lambda self: self.leaves.num_evaluated)  # states, for targets
 
     def __init__(self, args, graph, replay, device, scale=None):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device

@@ -125,21 +125,14 @@ class RandomStates:
 class LearnerState:
     """What a checkpoint holds of a learner: its networks, Adam, and what it names in SAVED.
 
-    A learner sets in its own __init__ the networks `online` and `target`, `optimizer`, its table
-    of `leaves` (or a num_evaluated of its own), and each attribute that SAVED names: a number, a
-    table with `state` and `restore`, or None.
+    A learner sets in its own __init__ the networks `online` and `target`, `optimizer`, and each
+    attribute that SAVED names: a number, a table with `state` and `restore`, or None.
     """
 
     SAVED: tuple[str, ...] = ("num_updates",)
     online: torch.nn.Module
     target: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    leaves: Any
-
-    @property
-    def num_evaluated(self) -> int:
-        """States that targets had evaluated."""
-        return self.leaves.num_evaluated
 
     def state(self) -> Tree:
         """What `restore` takes back."""

@@ -30,12 +30,12 @@ from gbcore.run.checkpoint import RandomStates, check_like, load_checkpoint, sav
 from gbcore.run.directory import RunDirectory, lock_folder, replacing, run_name, versions
 from gbcore.run.flags import RunFlags, fail, fixed_flags
 from gbcore.run.progress import Progress, lasting_output
-from gbcore.targets import pair_q_values
+from gbcore.targets import pair_q_values, prune
 
+CHARTS = ("charts/epsilon", "losses/td_loss", "losses/q_values")  # which the script's loop knows
 METRICS = (
-    "charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/epsilon",
-    "losses/td_loss", "losses/q_values", "graph/nodes", "graph/edges", "graph/novel_state_ratio",
-    "graph/evaluated_per_update",
+    "charts/episodic_return", "charts/episodic_length", "charts/SPS", *CHARTS, "graph/nodes",
+    "graph/edges", "graph/novel_state_ratio", "graph/evaluated_per_update",
 )  # fmt: skip
 # Errors of a disk that is full, broken or read only.
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -52,10 +52,8 @@ class Counters:
     last_return: float | None = None  # of the last episode that ended
     last_length: int | None = None
     training_seconds: float = 0.0
-    logged: list[float] = field(
-        default_factory=lambda: [0, 0, 0, 0.0]
-    )  # at the last row of metrics.csv:
-    # steps, updates, evaluated states, seconds
+    # At the last row of metrics.csv: steps, updates, evaluated states, seconds.
+    logged: list[float] = field(default_factory=lambda: [0, 0, 0, 0.0])
     evaluations: list[float] = field(default_factory=list)  # mean return of each
     evaluated_step: int = 0  # of the last evaluation
     num_metrics_rows: int = 0
@@ -85,7 +83,7 @@ class Run:
         packages: names of packages whose versions the result tells.
 
     Attributes:
-        charts: values of the next row of metrics.csv that the loop knows: epsilon, loss, values.
+        charts: CHARTS of the next row of metrics.csv: epsilon, loss, mean value.
         frontier: the part of that name, or None.
         stop: `stop.asked` becomes True at Ctrl-C, SIGTERM or SIGHUP.
     """
@@ -102,14 +100,14 @@ class Run:
         self._args, self.task, self._device = args, task, device
         self._script = Path(script).resolve()
         self._counters = Counters()
-        self.charts = dict.fromkeys(METRICS[3:6])
+        self.charts = dict.fromkeys(CHARTS)
         self._graph, self._learner, self._env = parts["graph"], parts["learner"], parts["env"]
         self._replay, self.frontier = parts["replay"], parts.get("frontier")
         self._parts = {**parts, "random": RandomStates(rng, device), "counters": self._counters}
         self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later
-        self._begin = self._clock = self._paused_at = time.perf_counter()
+        self._begin = self._clock = time.perf_counter()
         self.stop = StopSignal()
-        compile_kernels(self._graph)
+        compile_kernels(parts)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
         lock = self._restore() if args.resume else None
         self._directory = self._open_directory(lock)
@@ -121,7 +119,7 @@ class Run:
         return self
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        self.stop.__exit__()
+        self.stop.restore()
         self._progress.close()
         with contextlib.suppress(OSError):
             self._directory.close()
@@ -142,7 +140,7 @@ class Run:
         Ends early after Ctrl-C, SIGTERM or SIGHUP. Leaves a checkpoint.
         """
         args, counters = self._args, self._counters
-        self._clock = time.perf_counter() - counters.training_seconds
+        self._train_on()
         while counters.step < args.total_timesteps and not self.stop.asked:
             yield counters.step + 1
             counters.step += 1
@@ -151,9 +149,8 @@ class Run:
                 self._log()
             self._progress.update(counters.step, self._note)
             if self._is_due(args.checkpoint_frequency):
-                begin = time.perf_counter()
                 self._save()
-                self._clock += time.perf_counter() - begin
+                self._train_on()
         self._progress.close()
         self._save()
         if self.evaluation_is_due() and not self.stop.asked:
@@ -179,9 +176,8 @@ class Run:
     def evaluation_is_due(self) -> bool:
         """Does --eval-frequency ask for an evaluation of the steps made, or are they all made?
 
-        One that a signal cut short is due again. Until `log_evaluation`, no time is of training.
+        One that a signal cut short is due again.
         """
-        self._paused_at = time.perf_counter()
         at_end = self.step >= self._args.total_timesteps
         is_due = at_end or self._is_due(self._args.eval_frequency)
         return is_due and self.step > self._counters.evaluated_step
@@ -189,6 +185,7 @@ class Run:
     def log_evaluation(self, episodes: tuple[list[float], list[int]] | None) -> None:
         """Log an evaluation: returns and lengths of its episodes, two lists.
 
+        The time since the last step is none of training: evaluations come first in a step.
         None, of one that was stopped, ends the program as `finish` ends an interrupted run.
         """
         self.require_finite()
@@ -200,7 +197,7 @@ class Run:
         self._counters.evaluations.append(float(np.mean(returns)))
         self._counters.evaluated_step = self._counters.step
         self._counters.num_evaluations_rows += len(returns)
-        self._clock += time.perf_counter() - self._paused_at
+        self._train_on()
 
     def finish(
         self, score_of: Callable[[list[float]], float], **more: Callable[[float], Any]
@@ -212,13 +209,13 @@ class Run:
 
         An interrupted run ends the program with status 130.
         """
-        if not self._counters.evaluated_step == self.step >= self._args.total_timesteps:
+        if self.step < self._args.total_timesteps or self.step != self._counters.evaluated_step:
             self._end_interrupted()
         score = score_of(self._counters.evaluations)
         more = {name: value(score) for name, value in more.items()}
         told = [f"{name.replace('_', ' ')} {v:.3f}" for name, v in more.items() if v is not None]
         self._write_end(", ".join([f"score {score:g}", *told]), self._directory.path, score, **more)
-        self.stop.__exit__()  # Ctrl-C ends at once what comes after it
+        self.stop.restore()  # Ctrl-C ends at once what comes after it
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -232,6 +229,10 @@ class Run:
     def _is_due(self, frequency):
         return frequency > 0 and self.step % frequency == 0
 
+    def _train_on(self):
+        """No time since the last step was of training."""
+        self._clock = time.perf_counter() - self._counters.training_seconds
+
     def _note(self):
         last = self._counters.last_return
         shown = "-" if last is None else f"{last:g}"
@@ -240,8 +241,8 @@ class Run:
     def _log(self):
         counters, learner, graph = self._counters, self._learner, self._graph
         self.require_finite()
-        seconds = time.perf_counter() - self._clock
-        now = [counters.step, learner.num_updates, learner.num_evaluated, seconds]
+        updated = learner.num_updates, learner.num_evaluated
+        now = [counters.step, *updated, counters.training_seconds]
         steps, updates, evaluated, seconds = np.subtract(now, counters.logged).tolist()
         counters.logged = now
         row = {
@@ -260,7 +261,7 @@ class Run:
         counters.num_metrics_rows += 1
 
     def require_finite(self) -> None:
-        """A network that learned NaN ends the run; its last checkpoint is from before."""
+        """Make charts plain numbers. NaN ends the run; its last checkpoint is from before."""
         for name, value in self.charts.items():
             self.charts[name] = None if value is None else float(value)
             if value is not None and not math.isfinite(self.charts[name]):
@@ -425,15 +426,18 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def restore(self, *_: Any) -> None:
+        """Signals do again what they did before."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    __exit__ = restore
 
     def _note(self, number, _):
         self.asked = True
         if number != signal.SIGINT:
-            self._previous |= dict.fromkeys(self.SIGNALS[1:], signal.SIG_IGN)
-        self.__exit__()
+            self._previous |= dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)
+        self.restore()
 
 
 def seed_everything(args: RunFlags) -> tuple[np.random.Generator, torch.device]:
@@ -474,7 +478,7 @@ def _quickest_threads():
     images, weight = torch.zeros(48, 32, 20, 20), torch.zeros(64, 32, 4, 4, requires_grad=True)
     most = min(len(os.sched_getaffinity(0)), 8)
     seconds = {most >> i: [] for i in range(most.bit_length())}
-    for number in [*seconds, *seconds] * 4:
+    for number in list(seconds) * 8:
         torch.set_num_threads(number)
         begin = time.perf_counter()
         for _ in range(8):
@@ -493,26 +497,34 @@ def _keep_freed_memory():
         mallopt(m_trim_threshold, 2**30)
 
 
-def compile_kernels(graph: TransitionGraph) -> None:
-    """Compile the kernels of a step on a toy graph of the same kind, before the clock starts."""
+def compile_kernels(parts: Mapping[str, Any]) -> None:
+    """Compile the kernels that a step with these parts calls, on toys, before the clock starts."""
     start, rng = time.perf_counter(), np.random.default_rng(0)
     print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
+    graph, learner = parts["graph"], parts["learner"]
     kind = graph.num_actions, graph.obs_shape, graph.obs_dtype
     toy = TransitionGraph(*kind, frame_stack=graph.frame_stack)
-    frontier, replay = FrontierEpisodes(toy), PrioritizedReplay(toy, 3, 1.0)
+    replay = PrioritizedReplay(toy, 3, 1.0)
+    frontier = FrontierEpisodes(toy) if "frontier" in parts else None
     nodes = [toy.node(np.full(graph.obs_shape, i, graph.obs_dtype)) for i in range(2)]
     for i in range(4):
         replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False)
-        frontier.act(nodes[1 - i % 2], rng)
-    frontier.metrics()
-    leaves = LeafTable(toy, lambda obs: np.zeros((len(obs), toy.num_actions), np.float32))
-    batch, values = replay.sample(2, rng, 1.0), GraphValues(toy, leaves, 0.5)
-    values.update()
-    values.targets(batch.nodes, batch.actions)
-    values.actions(batch.nodes)
-    for source, rule in itertools.product(("trajectory", "graph"), ("greedy", "behaviour")):
-        subgraphs = replay.subgraphs(batch, source, 3, 1, rng)
-        pair_q_values(subgraphs, leaves.values(subgraphs.nodes), 0.5, rule)
+        if frontier is not None:
+            frontier.act(nodes[1 - i % 2], rng)
+            frontier.metrics()
+    batch = replay.sample(2, rng, 1.0)
+    subgraphs = [replay.subgraphs(batch, source, 3, 1, rng) for source in ("trajectory", "graph")]
+    if hasattr(learner, "leaves"):
+        leaves = LeafTable(toy, lambda obs: np.zeros((len(obs), toy.num_actions), np.float32))
+        for sub, rule in itertools.product(subgraphs, ("greedy", "behaviour")):
+            pair_q_values(sub, leaves.values(sub.nodes), 0.5, rule)
+    else:
+        prune(subgraphs[0], "behaviour")
+    if getattr(learner, "graph_values", None) is not None:
+        values = GraphValues(toy, leaves, 0.5)
+        values.update()
+        values.targets(batch.nodes, batch.actions)
+        values.actions(batch.nodes)
     print(f"{time.perf_counter() - start:.1f} s")
 
 

@@ -50,13 +50,9 @@ class OnCPU:
         self.graph: TransitionGraph = graph
 
     def update(
-        self,
-        learn: Callable[..., torch.Tensor],
-        subgraphs: Subgraphs,
-        batch: Batch,
-        rule: str,
+        self, learn: Callable[..., torch.Tensor], subgraphs: Subgraphs, batch: Batch, rule: str,
         prior: float,
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
         """What learn returns, and how many states were evaluated for the targets, padding included.
 
         Args:
@@ -154,13 +150,9 @@ class OnGPU:
         self._sent = np.empty(0, np.int64)  # generation of each when it was sent, [capacity]
 
     def update(
-        self,
-        learn: Callable[..., torch.Tensor],
-        subgraphs: Subgraphs,
-        batch: Batch,
-        rule: str,
+        self, learn: Callable[..., torch.Tensor], subgraphs: Subgraphs, batch: Batch, rule: str,
         prior: float,
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
         """As `OnCPU.update`."""
         subgraphs, batch_size = pad(subgraphs), len(batch.nodes)
         num_nodes, levels = len(subgraphs.nodes), level_bounds(subgraphs)
