@@ -1,6 +1,7 @@
 """Logged transitions: read, solved and followed without a network. Only tried actions count."""
 
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,44 @@ def _flat(tree):
         return np.asarray(tree)
     parts = [_flat(tree[name]) for name in sorted(tree.keys())]
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def collect(env: Any, number: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """COLUMNS -> arrays [number, ...] of random actions in a task as the scripts make theirs."""
+    rows, over = [], True
+    while len(rows) < number:
+        obs = np.array(env.reset() if over else rows[-1][3])
+        next_obs, reward, *ends = env.step(action := int(rng.integers(env.num_actions)))
+        rows.append((obs, action, reward, np.array(next_obs), *ends))
+        over = any(ends)
+    return dict(zip(COLUMNS, map(np.array, zip(*rows, strict=True)), strict=True))
+
+
+def graph_of(
+    columns: Mapping[str, NDArray[Any]], keys_of: Callable[[NDArray[Any]], NDArray[Any] | None]
+) -> tuple[TransitionGraph, NDArray[np.int64], list[NDArray[np.float64]]]:
+    """The graph of what `read_transitions` returned, cut into trajectories.
+
+    keys_of: function of observations [N, ...] that returns the keys of their states, or None.
+
+    Returns the graph, the nodes that trajectories start in int64 [n], and the rewards of each.
+    """
+    obs, actions, rewards, next_obs, terminated, truncated = (columns[name] for name in COLUMNS)
+    keys, next_keys = keys_of(obs), keys_of(next_obs)
+    kind = {} if keys is None else {"key_shape": keys.shape[1:], "key_dtype": keys.dtype}
+    graph = TransitionGraph(int(actions.max()) + 1, obs.shape[1:], obs.dtype, **kind)
+    nodes, next_nodes = graph.nodes(obs, keys), graph.nodes(next_obs, next_keys)
+    graph.add(nodes, actions, rewards, next_nodes, terminated)
+    cuts = np.flatnonzero((terminated | truncated)[:-1] | (nodes[1:] != next_nodes[:-1])) + 1
+    return graph, nodes[np.append(0, cuts)], np.split(rewards, cuts)
+
+
+def load_graph(path: str | Path) -> tuple[TransitionGraph, NDArray[np.int64], None]:
+    """The graph.npz of a run as `graph_of` returns one: it starts where nothing led."""
+    graph = TransitionGraph.load(path)
+    edges = graph.edges()
+    starts = np.setdiff1d(edges["source"], edges["next"])
+    return graph, starts if len(starts) else edges["source"][:1], None
 
 
 def solve_tried(

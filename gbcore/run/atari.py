@@ -43,7 +43,7 @@ def make_envs(
 
     Autoreset is NEXT_STEP: the step after an end ignores its action and returns the first
     observation of the next episode. With life_loss_is_done a lost life is reported as termination
-    and the game goes on, so that not every end is followed by a reset: see `is_reset`.
+    and the game goes on, so that not every end is followed by a reset.
     """
     return AtariVectorEnv(
         game,

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import traceback
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -267,6 +267,18 @@ def _shown(value):
 def _close(env):
     with contextlib.suppress(BaseException):  # nothing is wanted of it any more
         env.close()
+
+
+def maker_of(script: str, env_id: str, seed: int, rng: np.random.Generator) -> Callable[[], Any]:
+    """Function that makes a task as a script's module does; one that cannot ends the program."""
+    try:
+        module = importlib.import_module(script)
+        make, args_of, task_of = module.make_env, module.Args, module.task_of
+    except Exception as error:  # whatever is wrong with it
+        fail(f"--script requires a module with Args, task_of and make_env: {error!r}")
+    if module.__name__ == "gb_rainbow_atari":
+        fail("--script gb_rainbow_atari: require one whose rewards are the task's own")
+    return functools.partial(make, args_of(seed=seed), task_of(env_id), rng)
 
 
 def gymnasium_id(env_id: str) -> str:

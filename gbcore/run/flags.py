@@ -159,7 +159,8 @@ def _kind(hint):
     if typing.get_origin(hint) is Literal:
         return typing.get_args(hint), None
     if typing.get_origin(hint) is Annotated:
-        return (hint.__origin__,), hint.__metadata__[0]
+        span = next((of for of in hint.__metadata__ if isinstance(of, tuple)), None)
+        return (hint.__origin__,), span
     kinds, spans = zip(*map(_kind, typing.get_args(hint)), strict=True)  # of a union
     return sum(kinds, ()), next(filter(None, spans), None)
 
@@ -186,18 +187,23 @@ def _spelled(args, name):
     return f"--no-{flag}" if value is False else f"--{flag} {value}"
 
 
+def check_values(args: Any) -> None:
+    """Refuse flags of a dataclass that are out of their range."""
+    for name, (_, span) in _kinds(type(args)).items():
+        flag, value = f"--{name.replace('_', '-')}", getattr(args, name)
+        if span and value is not None and not span[0] <= value <= span[1]:  # NaN is in no range
+            fail(f"{flag} must be at least {span[0]} and at most {span[1]}, got {value}")
+        if isinstance(value, float) and not math.isfinite(value):
+            fail(f"{flag} must be finite, got {value}")
+        if isinstance(value, str) and value != value.encode(errors="replace").decode():
+            fail(f"{flag} must be UTF-8, got {value!r}")
+
+
 def check_flags(args: RunFlags) -> None:
     """Refuse what cannot run, before anything is written; name what does nothing."""
-    kinds, default, flags = _kinds(type(args)), type(args)(backup=args.backup), asdict(args)
+    check_values(args)
+    default, flags = type(args)(backup=args.backup), asdict(args)
     spelled = {name: f"--{name.replace('_', '-')}" for name in flags}
-    for name, value in flags.items():
-        _, span = kinds[name]
-        if span and value is not None and not span[0] <= value <= span[1]:  # NaN is in no range
-            fail(f"{spelled[name]} must be at least {span[0]} and at most {span[1]}, got {value}")
-        if isinstance(value, float) and not math.isfinite(value):
-            fail(f"{spelled[name]} must be finite, got {value}")
-        if isinstance(value, str) and value != value.encode(errors="replace").decode():
-            fail(f"{spelled[name]} must be UTF-8, got {value!r}")
     for name in ("buffer_size", "total_timesteps"):
         if flags[name] < args.batch_size and (flags[name] or name != "buffer_size"):
             fail(f"{spelled[name]} {flags[name]} is smaller than --batch-size {args.batch_size}")
