@@ -62,71 +62,20 @@ RULES = {
 TOLERANCE = 1e-9
 
 
-class Case:
-    """The same transitions in a TransitionGraph and in a NaiveGraph, with leaf values for both.
+class Leaves:
+    """Leaf values by state, and what targets and oracles make of them.
 
-    transitions: rows (s, a, r, done, s2) or (s, a, r, done, s2, count); the observation of state s
-    is [s]. removals: positions in the list of single observations, taken away again at the end.
-    Node ids differ from states on purpose, so that mixing them up shows.
+    A subclass has num_actions, gamma, naive, and state_of: id of a node -> state.
     """
 
     prior = 0.0  # of all targets; a test may set it
 
-    def __init__(
-        self, num_actions, transitions, removals=(), num_states=0, gamma=0.9, seed=0, num_atoms=5
-    ):
-        from gbcore import TransitionGraph
-
-        self.arguments = (num_actions, transitions, removals, num_states, gamma, seed, num_atoms)
-        self.num_actions, self.gamma = num_actions, gamma
-        self.num_states = 1 + max([num_states - 1, *(max(t[0], t[4]) for t in transitions)])
-        self.naive = NaiveGraph(num_actions, (1,), np.int64)
-        self.graph = TransitionGraph(num_actions, obs_shape=(1,), obs_dtype=np.int64)
-        for s in range(self.num_states):
-            assert self.naive.node(self.obs(s)) == s
-        for s in reversed(range(self.num_states)):
-            self.graph.node(self.obs(s))
-
-        rng = np.random.default_rng(seed)
-        single = [t[:5] for t in transitions for _ in range(t[5] if len(t) > 5 else 1)]
-        single = [single[i] for i in rng.permutation(len(single))]
-        for t in single:
-            self._apply("add", t)
-        for i in sorted({i % len(single) for i in removals} if single else (), reverse=True):
-            self._apply("remove", single.pop(i))
-
-        self.states = sorted(self.naive.out)
-        self.id_of = {s: self.graph.find(self.obs(s)) for s in self.states}
-        self.state_of = {node: s for s, node in self.id_of.items()}
-
-        shape = (self.num_states, num_actions)
-        self.leaf_q = rng.normal(size=shape)
-        self.selector_q = rng.normal(size=shape)
-        self.policy = rng.dirichlet(np.ones(num_actions), size=self.num_states)
+    def draw_leaves(self, rng, num_states, num_atoms=5):
+        shape = (num_states, self.num_actions)
+        self.leaf_q, self.selector_q = rng.normal(size=shape), rng.normal(size=shape)
+        self.policy = rng.dirichlet(np.ones(self.num_actions), size=num_states)
         self.leaf_pmf = rng.dirichlet(np.ones(num_atoms), size=shape)
         self.support = np.linspace(-2.0, 2.0, num_atoms)
-
-    def __repr__(self):
-        return f"Case{self.arguments}"
-
-    def obs(self, state):
-        return np.array([state], np.int64)
-
-    def _apply(self, method, transition):
-        s, a, r, done, s2 = transition
-        nodes = self.graph.find(self.obs(s)), self.graph.find(self.obs(s2))
-        getattr(self.graph, method)(nodes[0], a, r, nodes[1], bool(done))
-        getattr(self.naive, method)(s, a, r, s2, bool(done))
-
-    @property
-    def pairs(self):
-        """Every pair of a living state and an action, also the pairs that were never seen."""
-        return [(s, a) for s in self.states for a in range(self.num_actions)]
-
-    def expand(self, pairs, depth, breadth=0, rng=None):
-        nodes = np.array([self.id_of[s] for s, _ in pairs], np.int64)
-        actions = np.array([a for _, a in pairs], np.int64)
-        return self.graph.expand(nodes, actions, depth, breadth=breadth, rng=rng)
 
     def rows(self, sub):
         """State of every leaf row. int[M]"""
@@ -177,6 +126,65 @@ class Case:
         )
         selector_q = self.selector_q if online else None
         return Oracle(self.naive, values, rule, selector_q, self.policy, self.prior)
+
+
+class Case(Leaves):
+    """The same transitions in a TransitionGraph and in a NaiveGraph, with leaf values for both.
+
+    transitions: rows (s, a, r, done, s2) or (s, a, r, done, s2, count); the observation of state s
+    is [s]. removals: positions in the list of single observations, taken away again at the end.
+    Node ids differ from states on purpose, so that mixing them up shows.
+    """
+
+    def __init__(
+        self, num_actions, transitions, removals=(), num_states=0, gamma=0.9, seed=0, num_atoms=5
+    ):
+        from gbcore import TransitionGraph
+
+        self.arguments = (num_actions, transitions, removals, num_states, gamma, seed, num_atoms)
+        self.num_actions, self.gamma = num_actions, gamma
+        self.num_states = 1 + max([num_states - 1, *(max(t[0], t[4]) for t in transitions)])
+        self.naive = NaiveGraph(num_actions, (1,), np.int64)
+        self.graph = TransitionGraph(num_actions, obs_shape=(1,), obs_dtype=np.int64)
+        for s in range(self.num_states):
+            assert self.naive.node(self.obs(s)) == s
+        for s in reversed(range(self.num_states)):
+            self.graph.node(self.obs(s))
+
+        rng = np.random.default_rng(seed)
+        single = [t[:5] for t in transitions for _ in range(t[5] if len(t) > 5 else 1)]
+        single = [single[i] for i in rng.permutation(len(single))]
+        for t in single:
+            self._apply("add", t)
+        for i in sorted({i % len(single) for i in removals} if single else (), reverse=True):
+            self._apply("remove", single.pop(i))
+
+        self.states = sorted(self.naive.out)
+        self.id_of = {s: self.graph.find(self.obs(s)) for s in self.states}
+        self.state_of = {node: s for s, node in self.id_of.items()}
+        self.draw_leaves(rng, self.num_states, num_atoms)
+
+    def __repr__(self):
+        return f"Case{self.arguments}"
+
+    def obs(self, state):
+        return np.array([state], np.int64)
+
+    def _apply(self, method, transition):
+        s, a, r, done, s2 = transition
+        nodes = self.graph.find(self.obs(s)), self.graph.find(self.obs(s2))
+        getattr(self.graph, method)(nodes[0], a, r, nodes[1], bool(done))
+        getattr(self.naive, method)(s, a, r, s2, bool(done))
+
+    @property
+    def pairs(self):
+        """Every pair of a living state and an action, also the pairs that were never seen."""
+        return [(s, a) for s in self.states for a in range(self.num_actions)]
+
+    def expand(self, pairs, depth, breadth=0, rng=None):
+        nodes = np.array([self.id_of[s] for s, _ in pairs], np.int64)
+        actions = np.array([a for _, a in pairs], np.int64)
+        return self.graph.expand(nodes, actions, depth, breadth=breadth, rng=rng)
 
 
 @st.composite

@@ -7,17 +7,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import CORNERS, RULES, TOLERANCE, Case, cases, raises_naming, scaled
+from conftest import CORNERS, RULES, TOLERANCE, Case, Leaves, cases, raises_naming, scaled
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from naive import (
-    Categoricals,
-    NaiveGraph,
-    Oracle,
-    Scalars,
-    enumerate_kept,
-    subset_probabilities,
-)
+from naive import Categoricals, NaiveGraph, enumerate_kept, subset_probabilities
 
 from gbcore import (
     TransitionGraph,
@@ -41,27 +34,27 @@ def assert_distributions(pmf, tolerance=1e-12):
     np.testing.assert_allclose(pmf.sum(1), 1.0, rtol=0, atol=tolerance)
 
 
-def assert_exact(case, depth):
-    """Every rule, scalar and categorical, from every pair of the case, against the oracle."""
-    pairs = case.pairs
-    sub = case.expand(pairs, depth)
-    assert sub.num_roots == len(pairs)
+def assert_targets(case, sub, targets_of):
+    """Every rule, scalar and categorical, over sub, against targets_of(oracle)."""
     for name in RULES:
-        oracle = case.oracle(name)
-        expected = [oracle.target(s, a, depth) for s, a in pairs]
-        got = case.q_targets(sub, name)
-        assert got.dtype == np.float64
-        assert got.shape == (len(pairs),)
-        np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE, err_msg=name)
+        for categorical in (False, True):
+            oracle = case.oracle(name, categorical)
+            expected = targets_of(oracle)
+            got = (case.categorical_targets if categorical else case.q_targets)(sub, name)
+            assert got.dtype == np.float64
+            assert got.shape == (len(expected), *[len(case.support)] * categorical)
+            if categorical:
+                assert_distributions(got)
+            if not oracle.tied:
+                expected = np.reshape(expected, got.shape)  # also where there are no pairs
+                np.testing.assert_allclose(got, expected, 0, TOLERANCE, err_msg=name)
 
-        oracle = case.oracle(name, categorical=True)
-        expected = [oracle.target(s, a, depth) for s, a in pairs]
-        got = case.categorical_targets(sub, name)
-        assert got.shape == (len(pairs), len(case.support))
-        assert_distributions(got)
-        if not oracle.tied:
-            expected = np.reshape(expected, got.shape)  # also where there are no pairs
-            np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE, err_msg=name)
+
+def assert_exact(case, depth):
+    """From every pair of the case."""
+    sub, pairs = case.expand(case.pairs, depth), case.pairs
+    assert sub.num_roots == len(pairs)
+    assert_targets(case, sub, lambda oracle: [oracle.target(s, a, depth) for s, a in pairs])
 
 
 # --- exact targets ---
@@ -150,16 +143,24 @@ def test_marks_start_anew_before_their_stamps_run_out():
     assert case.graph._stamps[0] < 1000
 
 
-def test_inputs_are_not_written_to():
+def test_inputs_may_be_views_which_are_not_written_to_and_carry_no_gradient():
+    """A network's output is often a transposed or strided view."""
     case = Case(2, CORNERS["many outcomes per pair"][1])
-    sub = case.expand(case.pairs, 3)
-    rows = case.rows(sub)
-    leaf_q, leaf_pmf = case.leaf_q[rows], torch.from_numpy(case.leaf_pmf[rows])
-    kept_q, kept_pmf = leaf_q.copy(), leaf_pmf.clone()
-    q_targets(sub, leaf_q, 0.9)
-    categorical_targets(sub, leaf_pmf, torch.from_numpy(case.support), 0.9, rule="greedy")
-    np.testing.assert_array_equal(leaf_q, kept_q)
-    assert torch.equal(leaf_pmf, kept_pmf)
+    sub = case.expand(case.pairs, 2)
+    q, selector, pmf = (x[case.rows(sub)] for x in (case.leaf_q, case.selector_q, case.leaf_pmf))
+    tensor, online = torch.from_numpy(pmf), torch.from_numpy(selector)
+    for view in (q, np.asfortranarray(q), np.repeat(q, 2, axis=1)[:, ::2]):
+        got = q_targets(sub, view, case.gamma, "double", online)
+        np.testing.assert_array_equal(got, case.q_targets(sub, "double"))
+    expected = case.categorical_targets(sub, "double")
+    for view in (tensor, tensor.permute(2, 0, 1).contiguous().permute(1, 2, 0).requires_grad_()):
+        online = online.t().contiguous().t()
+        support = torch.from_numpy(case.support)
+        got = categorical_targets(sub, view, support, case.gamma, selector_q=online)
+        assert not got.requires_grad
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+    for x, kept in ((q, case.leaf_q), (selector, case.selector_q), (pmf, case.leaf_pmf)):
+        np.testing.assert_array_equal(x, kept[case.rows(sub)])
 
 
 # --- cases that can be worked by hand ---
@@ -197,44 +198,6 @@ def test_depth_one_averages_one_backup_over_the_outcomes():
         np.testing.assert_allclose(got, [expected], rtol=0, atol=TOLERANCE)
 
 
-def test_counts_follow_repeated_and_removed_observations():
-    transitions = [(0, 0, 1.0, True, 1, 3), (0, 0, 0.0, True, 1, 1)]
-    case = Case(1, transitions)
-    assert case.q_targets(case.expand([(0, 0)], 1), "greedy")[0] == pytest.approx(0.75)
-    zero, one = case.id_of[0], case.id_of[1]
-    for expected in (2 / 3, 1 / 2, 0.0):
-        case.graph.remove(zero, 0, 1.0, one, True)
-        got = case.q_targets(case.expand([(0, 0)], 1), "greedy")
-        assert got[0] == pytest.approx(expected)
-
-
-def test_an_unseen_root_reads_its_leaf():
-    case = Case(2, [(0, 0, 1.0, False, 1), (1, 0, 1.0, True, 0)], num_states=3)
-    pairs = [(0, 1), (1, 1), (2, 0), (2, 1)]  # state 2 is an isolated node
-    for depth in (1, 3):
-        sub = case.expand(pairs, depth)
-        for name in RULES:
-            expected = [case.leaf_q[s, a] for s, a in pairs]
-            np.testing.assert_allclose(case.q_targets(sub, name), expected, rtol=0, atol=TOLERANCE)
-            expected = [case.leaf_pmf[s, a] for s, a in pairs]
-            got = case.categorical_targets(sub, name)
-            np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
-
-
-def test_a_batch_of_terminal_transitions():
-    case = Case(2, [(s, a, s - 0.5 * a, True, 2) for s in range(2) for a in range(2)])
-    pairs = [(0, 0), (0, 1), (1, 0), (1, 1)]
-    for depth in (1, 4):
-        sub = case.expand(pairs, depth)
-        for name in RULES:
-            np.testing.assert_allclose(case.q_targets(sub, name), [0.0, -0.5, 1.0, 0.5])
-            expected = np.eye(5)[[2, 2, 3, 3]]  # the support is -2, -1, 0, 1, 2
-            expected[1] = [0, 0.5, 0.5, 0, 0]
-            expected[3] = [0, 0, 0.5, 0.5, 0]
-            got = case.categorical_targets(sub, name)
-            np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
-
-
 def test_a_done_transition_does_not_look_behind_the_end():
     case = Case(2, CORNERS["done into a state with edges"][1])
     for depth in (1, 2, 5):
@@ -252,39 +215,22 @@ def test_an_empty_batch():
         assert case.categorical_targets(sub, name).shape == (0, 5)
 
 
-# --- relations between the rules ---
-
-
-@settings(max_examples=scaled(40, 10))
-@given(cases(), depths)
-def test_double_is_the_policy_that_puts_all_mass_on_the_online_argmax(case, depth):
-    sub = case.expand(case.pairs, depth)
-    double = case.q_targets(sub, "double")
+@settings(max_examples=scaled(80, 20))
+@given(cases() | cases(max_actions=1), depths)
+def test_rules_reduce_to_each_other(case, depth):
+    """With one action all agree. Double is the policy of the online argmax; by the target network's
+    own argmax it is greedy one backup deep, and at most that where greedy looks at nested values.
+    """
     case.policy = np.eye(case.num_actions)[case.selector_q.argmax(1)]
-    np.testing.assert_allclose(case.q_targets(sub, "policy"), double, rtol=0, atol=TOLERANCE)
-
-
-@settings(max_examples=scaled(40, 10))
-@given(cases(), depths)
-def test_double_with_the_target_network_is_at_most_greedy(case, depth):
-    """One backup deep the two rules agree; nested, greedy looks at nested values."""
-    case.selector_q = case.leaf_q
-    sub = case.expand(case.pairs, 1)
+    sub, flat = case.expand(case.pairs, depth), case.expand(case.pairs, 1)
     greedy, double = case.q_targets(sub, "greedy"), case.q_targets(sub, "double")
-    np.testing.assert_allclose(double, greedy, rtol=0, atol=TOLERANCE)
-    sub = case.expand(case.pairs, depth)
-    greedy = case.q_targets(sub, "greedy")
-    for name in ("double", "policy"):
-        assert (case.q_targets(sub, name) <= greedy + TOLERANCE).all()
-
-
-@settings(max_examples=scaled(40, 10))
-@given(cases(max_actions=1), depths)
-def test_with_one_action_all_rules_agree(case, depth):
-    sub = case.expand(case.pairs, depth)
-    greedy = case.q_targets(sub, "greedy")
-    for name in RULES:
+    np.testing.assert_allclose(case.q_targets(sub, "policy"), double, rtol=0, atol=TOLERANCE)
+    for name in RULES if case.num_actions == 1 else ():
         np.testing.assert_allclose(case.q_targets(sub, name), greedy, rtol=0, atol=TOLERANCE)
+    case.selector_q = case.leaf_q
+    assert (case.q_targets(sub, "double") <= greedy + TOLERANCE).all()
+    double = case.q_targets(flat, "double")
+    np.testing.assert_allclose(double, case.q_targets(flat, "greedy"), rtol=0, atol=TOLERANCE)
 
 
 # --- categorical projection ---
@@ -373,28 +319,6 @@ def test_where_nothing_is_clipped_the_expectation_is_the_scalar_target(case, dep
         np.testing.assert_allclose(got, case.q_targets(sub, name), rtol=0, atol=1e-8)
 
 
-def test_point_masses_on_the_grid_stay_point_masses():
-    """gamma 1, whole rewards, deterministic steps: the target is one-hot at the scalar target."""
-    rng = np.random.default_rng(0)
-    transitions = [
-        (s, a, float(rng.integers(-1, 2)), bool(rng.random() < 0.2), int(rng.integers(8)))
-        for s in range(8)
-        for a in range(2)
-    ]
-    case = Case(2, transitions, gamma=1.0)
-    case.support = np.linspace(-12, 12, 25)
-    position = rng.integers(8, 17, size=(8, 2))
-    case.leaf_pmf, case.leaf_q = np.eye(25)[position], case.support[position]
-    for depth in (1, 2, 5):
-        sub = case.expand(case.pairs, depth)
-        for name in ("greedy", "double", "behaviour, double"):
-            pmf, scalar = case.categorical_targets(sub, name), case.q_targets(sub, name)
-            assert_distributions(pmf)
-            if name != "behaviour, double":  # which mixes what the two actions did
-                np.testing.assert_allclose(pmf.max(1), 1.0, rtol=0, atol=1e-12)
-            np.testing.assert_allclose(pmf @ case.support, scalar, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-5)])
 def test_mass_is_kept_on_the_support_of_rainbow(dtype, tolerance):
     """51 atoms on [-10, 10] are 0.4 apart, not exact in binary: rounding decides what is on one."""
@@ -434,39 +358,6 @@ def test_padding_changes_no_target(case, depth, rule):
     with mock.patch("gbcore.categorical.back_up", on_gpu):
         got = case.categorical_targets(padded, rule)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
-
-
-def test_categorical_inputs_may_be_views():
-    """A network's output is often a transposed or strided view."""
-    case = Case(2, CORNERS["many outcomes per pair"][1])
-    sub = case.expand(case.pairs, 2)
-    expected = case.categorical_targets(sub, "double")
-    rows = case.rows(sub)
-    leaf = torch.from_numpy(case.leaf_pmf[rows]).permute(2, 0, 1).contiguous().permute(1, 2, 0)
-    selector = torch.from_numpy(case.selector_q[rows]).t().contiguous().t()
-    support = torch.from_numpy(case.support)
-    got = categorical_targets(sub, leaf, support, case.gamma, rule="double", selector_q=selector)
-    np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-12)
-
-
-def test_scalar_inputs_may_be_views():
-    case = Case(2, CORNERS["many outcomes per pair"][1])
-    sub = case.expand(case.pairs, 2)
-    rows = case.rows(sub)
-    wide = np.repeat(case.leaf_q[rows], 2, axis=1)
-    got = q_targets(sub, wide[:, ::2], case.gamma)
-    np.testing.assert_array_equal(got, case.q_targets(sub, "greedy"))
-    got = q_targets(sub, np.asfortranarray(case.leaf_q[rows]), case.gamma)
-    np.testing.assert_array_equal(got, case.q_targets(sub, "greedy"))
-
-
-def test_targets_carry_no_gradient():
-    case = Case(2, CORNERS["two-cycle"][1])
-    sub = case.expand([(0, 0)], 2)
-    rows = case.rows(sub)
-    leaf = torch.from_numpy(case.leaf_pmf[rows]).requires_grad_()
-    out = categorical_targets(sub, leaf, torch.from_numpy(case.support), 0.9, rule="greedy")
-    assert not out.requires_grad
 
 
 # --- limited breadth ---
@@ -630,13 +521,6 @@ def test_breadth_of_all_transitions_equals_no_limit(case, depth):
     np.testing.assert_allclose(limited, exact, rtol=0, atol=TOLERANCE)
 
 
-def test_the_source_pair_is_expanded_whatever_the_breadth():
-    case = Case(2, CORNERS["many outcomes per pair"][1])
-    exact = case.q_targets(case.expand([(0, 0)] * 20, 1), "greedy")
-    sub = case.expand([(0, 0)] * 20, 1, breadth=1, rng=np.random.default_rng(0))
-    np.testing.assert_allclose(case.q_targets(sub, "greedy"), exact, rtol=0, atol=TOLERANCE)
-
-
 def test_a_kept_pair_averages_over_all_its_outcomes():
     """One transition of one pair with three outcomes is kept: the other two outcomes are leaves."""
     hub = [(1, 0, 1.0, False, 2, 1), (1, 0, 2.0, False, 3, 1), (1, 0, 3.0, False, 4, 2)]
@@ -657,41 +541,17 @@ def test_rows_of_a_batch_are_sampled_independently():
     assert abs(both - p * p) < 5 * np.sqrt(p * p * (1 - p * p) / n)
 
 
-def test_a_sample_depends_on_the_seed_alone():
+def test_a_sample_depends_on_its_generator_alone():
     """Not on what was expanded in between, which leaves larger arrays to work in."""
-    case = Case(2, BUSY)
+    case, rng = Case(2, BUSY), np.random.default_rng(0)
 
-    def draw(num_roots):
-        sub = case.expand([(0, 0)] * num_roots, 4, 2, np.random.default_rng(0))
-        return case.q_targets(sub, "greedy")
+    def draw(num_roots, rng):
+        return case.q_targets(case.expand([(0, 0)] * num_roots, 4, 2, rng), "greedy")
 
-    first = draw(10)
-    many = draw(1000)
-    np.testing.assert_array_equal(draw(1000), many)
-    np.testing.assert_array_equal(draw(10), first)
-
-
-def test_a_generator_moves_on_between_calls():
-    case = Case(2, BUSY)
-    rng = np.random.default_rng(0)
-    pairs = [(0, 0)] * 50
-    first, second = (
-        case.q_targets(case.expand(pairs, 3, breadth=2, rng=rng), "greedy") for _ in range(2)
-    )
-    assert (first != second).any()
-
-
-def test_thousands_of_outcomes_with_small_breadth():
-    case = Case(*CORNERS["thousands of outcomes"])
-    sub = case.expand([(1, 1)] * 5, 4, breadth=10, rng=np.random.default_rng(0))
-    # (1, 1) leads to the hub 0, which is expanded by 10 of its 3000 transitions, all of one pair.
-    assert np.isfinite(case.q_targets(sub, "greedy")).all()
-    hub = case.naive.transitions(0, 0)
-    mean_reward = sum(t[2] * f for t, f in hub.items()) / sum(hub.values())
-    case.leaf_q[:] = 0.0
-    flat = case.expand([(1, 1)] * 5, 2, breadth=10, rng=np.random.default_rng(0))
-    got = case.q_targets(flat, "behaviour")
-    np.testing.assert_allclose(got, 0.5 + 0.9 * mean_reward, rtol=0, atol=TOLERANCE)
+    first, many = (draw(n, np.random.default_rng(0)) for n in (10, 1000))
+    np.testing.assert_array_equal(draw(1000, rng), many)
+    assert (draw(1000, rng) != many).any(), "a generator moves on"
+    np.testing.assert_array_equal(draw(10, np.random.default_rng(0)), first)
 
 
 @settings(max_examples=scaled(30, 10))
@@ -752,16 +612,6 @@ def test_without_a_prior_every_bit_stays(case, depth):
     np.testing.assert_array_equal(q_targets(sub, leaf, case.gamma, prior=1e-300), plain)
 
 
-@settings(max_examples=scaled(40, 10))
-@given(cases(), depths)
-def test_a_large_prior_leaves_the_network_below_the_root(case, depth):
-    case.prior = 1e12
-    deep, flat = case.expand(case.pairs, depth), case.expand(case.pairs, 1)
-    for name in ("greedy", "double", "policy"):
-        expected = case.q_targets(flat, name)
-        np.testing.assert_allclose(case.q_targets(deep, name), expected, rtol=0, atol=1e-9)
-
-
 def test_a_prior_out_of_range_is_refused():
     case = Case(2, CORNERS["many outcomes per pair"][1])
     sub = case.expand(case.pairs, 2)
@@ -801,42 +651,38 @@ def test_every_expanded_pair_has_the_target_of_its_depth(case, depth):
                 assert values[p] == pytest.approx(expected, abs=TOLERANCE)
 
 
-def pruned_targets(case, sub, name):
-    """Scalar and categorical targets over what is left of sub, NaN in all leaves that go unread."""
+def assert_pruning_changes_nothing(case, sub):
+    """Scalar and categorical targets stay, with NaN in all leaves that go unread."""
     asked = []
 
     def best_actions(nodes):
         asked.extend(nodes.tolist())
-        states = [case.state_of[int(n)] for n in nodes]
-        return case.selector_q[states].argmax(1)
+        return case.selector_q[[case.state_of[int(n)] for n in nodes]].argmax(1)
 
-    pruned, leaf_read = prune(
-        sub, RULES[name][0], best_actions if name == "double" else None, case.prior
-    )
-    assert len(set(asked)) == len(asked)  # no state is evaluated twice
-    assert leaf_read.dtype == np.bool_
-    assert leaf_read.shape == pruned.nodes.shape
-    assert len(np.unique(pruned.nodes)) == len(pruned.nodes)
-    assert set(pruned.nodes.tolist()) <= set(sub.nodes.tolist())
-
-    whole_q, whole_pmf = case.leaf_q, case.leaf_pmf
-    unread = case.rows(pruned)[~leaf_read]
-    case.leaf_q, case.leaf_pmf = whole_q.copy(), whole_pmf.copy()
-    case.leaf_q[unread], case.leaf_pmf[unread] = np.nan, np.nan
-    targets = case.q_targets(pruned, name), case.categorical_targets(pruned, name)
-    case.leaf_q, case.leaf_pmf = whole_q, whole_pmf
-    return targets
+    for name in ("double", "behaviour", "behaviour, double"):
+        asked.clear()
+        best = best_actions if name == "double" else None
+        pruned, leaf_read = prune(sub, RULES[name][0], best, case.prior)
+        assert len(set(asked)) == len(asked)  # no state is evaluated twice
+        assert leaf_read.dtype == np.bool_
+        assert leaf_read.shape == pruned.nodes.shape
+        assert len(np.unique(pruned.nodes)) == len(pruned.nodes)
+        assert set(pruned.nodes.tolist()) <= set(sub.nodes.tolist())
+        expected = case.q_targets(sub, name), case.categorical_targets(sub, name)
+        whole, unread = (case.leaf_q, case.leaf_pmf), case.rows(pruned)[~leaf_read]
+        case.leaf_q, case.leaf_pmf = (leaf.copy() for leaf in whole)
+        case.leaf_q[unread], case.leaf_pmf[unread] = np.nan, np.nan
+        got = case.q_targets(pruned, name), case.categorical_targets(pruned, name)
+        case.leaf_q, case.leaf_pmf = whole
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=scaled(100, 20))
 @given(cases(), depths, st.integers(0, 2), st.integers(0, 1000))
 def test_pruning_changes_no_target(case, depth, breadth, seed):
     sub = case.expand(case.pairs, depth, breadth, np.random.default_rng(seed))
-    for name in ("double", "behaviour", "behaviour, double"):
-        scalar, categorical = pruned_targets(case, sub, name)
-        np.testing.assert_allclose(scalar, case.q_targets(sub, name), rtol=0, atol=1e-12)
-        expected = case.categorical_targets(sub, name)
-        np.testing.assert_allclose(categorical, expected, rtol=0, atol=1e-12)
+    assert_pruning_changes_nothing(case, sub)
 
 
 def test_pruning_by_hand():
@@ -907,31 +753,14 @@ def test_pruned_subgraphs_are_for_one_rule_and_prior(made_for, change):
                         call(pruned, other)
 
 
-def test_a_tensor_selects_and_a_policy_sums_to_1():
-    case = Case(2, CORNERS["two-cycle"][1])
-    sub = case.expand([(0, 0)], 2)
-    rows = case.rows(sub)
-    leaf_q, selector = case.leaf_q[rows], case.selector_q[rows]
-    np.testing.assert_array_equal(
-        q_targets(sub, leaf_q, 0.9, "double", torch.from_numpy(selector)),
-        q_targets(sub, leaf_q, 0.9, "double", selector),
-    )
-    policy = case.policy[rows]
-    policy[-1] *= 15
-    with raises_naming("rows sum to 1", ValueError):
-        q_targets(sub, leaf_q, 0.9, "policy", policy=policy)
-
-
 # --- trajectories ---
 
 
-class Ring:
+class Ring(Leaves):
     """A replay ring of `capacity` rows after a stream of steps; state s is node 7 s + 3.
 
     steps: (action, reward, end, next state, state after a reset); end is "", "done" or "cut".
     """
-
-    prior = 0.0  # of all targets; a test may set it
 
     def __init__(self, steps, capacity, num_states=4, num_actions=3, gamma=0.9, seed=0):
         self.arguments = (steps, capacity, num_states, num_actions, gamma, seed)
@@ -950,77 +779,26 @@ class Ring:
                 self.cut[(i - 1) % capacity] = False
             state = reset_state if end else next_state
         self.filled = np.arange(min(len(steps), capacity))
-
-        rng = np.random.default_rng(seed)
-        shape = (num_states, num_actions)
-        self.leaf_q, self.selector_q = rng.normal(size=shape), rng.normal(size=shape)
-        self.policy = rng.dirichlet(np.ones(num_actions), size=num_states)
-        self.leaf_pmf = rng.dirichlet(np.ones(5), size=shape)
-        self.support = np.linspace(-2, 2, 5)
+        self.naive = NaiveGraph(num_actions, (1,))
+        self.state_of = {7 * s + 3: s for s in range(num_states)}
+        self.draw_leaves(np.random.default_rng(seed), num_states)
 
     def __repr__(self):
         return f"Ring{self.arguments}"
 
     def columns(self):
-        return (
-            7 * self.state + 3,
-            self.action,
-            self.reward,
-            7 * self.next_state + 3,
-            self.done,
-            self.cut,
-        )
+        nodes = 7 * self.state + 3, 7 * self.next_state + 3
+        return nodes[0], self.action, self.reward, nodes[1], self.done, self.cut
 
-    def targets(self, starts, depth, name, categorical=False):
-        rule, online = RULES[name]
+    def expand(self, starts, depth):
         sub = trajectory_subgraphs(np.asarray(starts), depth, *self.columns())
         assert sub.num_roots == len(starts)
         assert sub.nodes.dtype == np.int64
         assert len(np.unique(sub.nodes)) == len(sub.nodes)
-        rows = (np.asarray(sub.nodes) - 3) // 7
-        selector = self.selector_q[rows] if online else None
-        policy = self.policy[rows] if rule == "policy" else None
-        if not categorical:
-            return q_targets(sub, self.leaf_q[rows], self.gamma, rule, selector, policy, self.prior)
-        return categorical_targets(
-            sub,
-            torch.from_numpy(self.leaf_pmf[rows]),
-            torch.from_numpy(self.support),
-            self.gamma,
-            rule=rule,
-            selector_q=None if selector is None else torch.from_numpy(selector),
-            policy=None if policy is None else torch.from_numpy(policy),
-            prior=self.prior,
-        ).numpy()
+        return sub
 
-    def expected(self, starts, depth, name, categorical=False):
-        rule, online = RULES[name]
-        values = (
-            Categoricals(self.leaf_pmf, self.support, self.gamma)
-            if categorical
-            else Scalars(self.leaf_q, self.gamma)
-        )
-        oracle = Oracle(
-            NaiveGraph(self.num_actions, (1,)),
-            values,
-            rule,
-            self.selector_q if online else None,
-            self.policy,
-            self.prior,
-        )
-        rows = (self.state, self.action, self.reward, self.next_state, self.done, self.cut)
-        targets = [oracle.trajectory_target(int(t), depth, *rows) for t in starts]
-        return targets, oracle.tied
-
-    def assert_matches(self, depth):
-        for name in RULES:
-            for categorical in (False, True):
-                expected, tied = self.expected(self.filled, depth, name, categorical)
-                got = self.targets(self.filled, depth, name, categorical)
-                if categorical:
-                    assert_distributions(got)
-                if not tied:
-                    np.testing.assert_allclose(got, expected, 0, TOLERANCE, err_msg=name)
+    def targets(self, starts, depth, name="behaviour"):
+        return self.q_targets(self.expand(starts, depth), name)
 
 
 @st.composite
@@ -1045,23 +823,14 @@ def rings(draw):
 @settings(max_examples=scaled(300, 30))
 @given(rings(), st.integers(1, 6))
 def test_random_trajectories(ring, depth):
-    ring.assert_matches(depth)
+    rows = (ring.state, ring.action, ring.reward, ring.next_state, ring.done, ring.cut)
 
+    def targets_of(oracle):
+        return [oracle.trajectory_target(int(t), depth, *rows) for t in ring.filled]
 
-@settings(max_examples=scaled(60, 15))
-@given(rings(), st.integers(1, 6))
-def test_pruning_a_trajectory_changes_no_target(ring, depth):
-    sub = trajectory_subgraphs(ring.filled, depth, *ring.columns())
-    whole = (sub.nodes - 3) // 7
-    online = ring.selector_q.argmax(1)
-    pruned, leaf_read = prune(sub, "double", lambda n: online[(n - 3) // 7], ring.prior)
-    rows = (pruned.nodes - 3) // 7
-    leaf = np.where(leaf_read[:, None], ring.leaf_q[rows], np.nan)
-    got = q_targets(pruned, leaf, ring.gamma, "double", ring.selector_q[rows], prior=ring.prior)
-    expected = q_targets(
-        sub, ring.leaf_q[whole], ring.gamma, "double", ring.selector_q[whole], prior=ring.prior
-    )
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+    sub = ring.expand(ring.filled, depth)
+    assert_targets(ring, sub, targets_of)
+    assert_pruning_changes_nothing(ring, sub)
 
 
 STEPS = [
@@ -1076,72 +845,41 @@ STEPS = [
 def test_n_step_and_tree_by_hand():
     ring = Ring(STEPS, 8, gamma=0.5)
     q = ring.leaf_q
-    n_step = 1 + 0.5 * 2 + 0.25 * 4 + 0.125 * q[3].max()
-    assert ring.targets([0], 3, "behaviour")[0] == pytest.approx(n_step)
+    n_step = 1 + 0.5 * 2 + 0.25 * 4
+    assert ring.targets([0], 3)[0] == pytest.approx(n_step + 0.125 * q[3].max())
     inner = max(4 + 0.5 * q[3].max(), q[2, 0], q[2, 1])
     middle = max(2 + 0.5 * inner, q[1, 0], q[1, 2])
     assert ring.targets([0], 3, "greedy")[0] == pytest.approx(1 + 0.5 * middle)
     boundary = q[3, ring.selector_q[3].argmax()]
-    n_step = 1 + 0.5 * 2 + 0.25 * 4 + 0.125 * boundary
-    assert ring.targets([0], 3, "behaviour, double")[0] == pytest.approx(n_step)
+    assert ring.targets([0], 3, "behaviour, double")[0] == pytest.approx(n_step + 0.125 * boundary)
 
 
-@pytest.mark.parametrize("depth", [3, 4, 9])
-def test_a_cut_bootstraps_with_the_steps_that_were_summed(depth):
-    steps = [STEPS[0], (*STEPS[1][:2], "cut", 2, 0), *STEPS[2:]]
-    ring = Ring(steps, 8, gamma=0.5)
-    expected = 1 + 0.5 * 2 + 0.25 * ring.leaf_q[2].max()
-    assert ring.targets([0], depth, "behaviour")[0] == pytest.approx(expected)
+def test_ends_of_chains_by_hand():
+    v2 = Ring(STEPS, 8).leaf_q[2].max()
+    for end, capacity, start, depths, expected in (
+        ("cut", 8, 0, (3, 4, 9), 1 + 0.5 * 2 + 0.25 * v2),  # the steps that were really summed
+        ("done", 8, 0, (2, 3, 9), 1 + 0.5 * 2),
+        ("done", 8, 1, (1, 2, 9), 2),
+        ("", 8, 3, (4,), 8 + 0.5 * 16 + 0.25 * v2),  # the newest row bootstraps
+        ("", 3, 2, (9,), 4 + 0.5 * 8 + 0.25 * 16 + 0.125 * v2),  # row 0 follows the last one
+    ):
+        steps = [STEPS[0], (*STEPS[1][:2], end, 2, 2), *STEPS[2:]]
+        ring = Ring(steps, capacity, gamma=0.5)
+        ring.cut[ring.done] = False  # as the random ones are not
+        for depth in depths:
+            assert ring.targets([start], depth)[0] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("cut_too", [False, True])
-def test_done_does_not_bootstrap_whether_it_is_cut_or_not(cut_too):
-    steps = [STEPS[0], (*STEPS[1][:2], "done", 2, 2), *STEPS[2:]]
-    ring = Ring(steps, 8, gamma=0.5)
-    ring.cut[1] = cut_too
-    for depth in (2, 3, 9):
-        assert ring.targets([0], depth, "behaviour")[0] == pytest.approx(1 + 0.5 * 2)
-        assert ring.targets([1], depth, "greedy")[0] == pytest.approx(2.0)
-
-
-def test_the_newest_row_bootstraps():
-    ring = Ring(STEPS, 8, gamma=0.5)
-    expected = 8 + 0.5 * 16 + 0.25 * ring.leaf_q[2].max()
-    assert ring.targets([3], 4, "behaviour")[0] == pytest.approx(expected)
-
-
-def test_a_trajectory_goes_round_the_end_of_the_ring():
-    """Capacity 3: rows 0 and 1 hold steps 3 and 4, row 2 still holds step 2."""
-    ring = Ring(STEPS, 3, gamma=0.5)
-    np.testing.assert_array_equal(ring.reward, [8.0, 16.0, 4.0])
-    expected = 4 + 0.5 * 8 + 0.25 * 16 + 0.125 * ring.leaf_q[2].max()
-    assert ring.targets([2], 9, "behaviour")[0] == pytest.approx(expected)
-    ring.assert_matches(9)
-
-
-def test_repeated_and_no_starts():
-    ring = Ring(STEPS, 8)
-    single = [ring.targets([t], 3, "greedy")[0] for t in (2, 0, 2, 2)]
-    np.testing.assert_array_equal(ring.targets([2, 0, 2, 2], 3, "greedy"), single)
-    assert ring.targets(np.zeros(0, np.int64), 3, "greedy").shape == (0,)
-    assert ring.targets(np.zeros(0, np.int64), 3, "greedy", categorical=True).shape == (0, 5)
-
-
-def test_a_replay_may_keep_small_dtypes():
-    ring = Ring(STEPS, 8)
-    expected = ring.targets([0, 3], 3, "greedy")
-    node, action, reward, next_node, done, cut = ring.columns()
-    small = (
-        node.astype(np.int32),
-        action.astype(np.uint8),
-        reward.astype(np.float32),
-        next_node.astype(np.int32),
-        done.astype(np.uint8),
-        cut,
-    )
-    sub = trajectory_subgraphs(np.array([0, 3], np.int32), 3, *small)
-    rows = (np.asarray(sub.nodes) - 3) // 7
-    np.testing.assert_allclose(q_targets(sub, ring.leaf_q[rows], ring.gamma), expected)
+def test_repeated_and_no_starts_and_a_replay_of_small_dtypes():
+    ring, starts = Ring(STEPS, 8), np.array([2, 0, 2, 2])
+    single = [ring.targets([t], 3)[0] for t in starts]
+    np.testing.assert_array_equal(ring.targets(starts, 3), single)
+    assert ring.targets(starts[:0], 3).shape == (0,)
+    assert ring.categorical_targets(ring.expand(starts[:0], 3), "greedy").shape == (0, 5)
+    dtypes = (np.int32, np.uint8, np.float32, np.int32, np.uint8, np.bool_)
+    small = [column.astype(kind) for column, kind in zip(ring.columns(), dtypes, strict=True)]
+    sub = trajectory_subgraphs(starts.astype(np.int32), 3, *small)
+    np.testing.assert_array_equal(ring.q_targets(sub, "behaviour"), single)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 9])
@@ -1149,18 +887,16 @@ def test_on_a_pure_chain_the_graph_is_the_trajectory(depth):
     """graph = tree and graph-mixed = n-step where every state was visited once."""
     transitions = CORNERS["chain"][1]
     case = Case(2, transitions)
-    sub = case.expand([t[:2] for t in transitions], depth)
     steps = [(a, r, "done" if done else "", s2, 0) for _, a, r, done, s2, _ in transitions]
     ring = Ring(steps, 10, num_states=7, num_actions=2)
-    ring.leaf_q, ring.selector_q, ring.policy = case.leaf_q, case.selector_q, case.policy
-    ring.leaf_pmf = case.leaf_pmf
-    starts = np.arange(len(transitions))
+    for name in ("leaf_q", "selector_q", "policy", "leaf_pmf"):
+        setattr(ring, name, getattr(case, name))
+    on_graph = case.expand([t[:2] for t in transitions], depth)
+    on_ring = ring.expand(np.arange(len(transitions)), depth)
     for name in RULES:
-        on_graph, on_ring = case.q_targets(sub, name), ring.targets(starts, depth, name)
-        np.testing.assert_allclose(on_graph, on_ring, rtol=0, atol=TOLERANCE)
-        on_graph = case.categorical_targets(sub, name)
-        on_ring = ring.targets(starts, depth, name, categorical=True)
-        np.testing.assert_allclose(on_graph, on_ring, rtol=0, atol=TOLERANCE)
+        for kind in ("q_targets", "categorical_targets"):
+            got, expected = getattr(case, kind)(on_graph, name), getattr(ring, kind)(on_ring, name)
+            np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
 
 
 # --- invalid arguments ---
@@ -1168,92 +904,60 @@ def test_on_a_pure_chain_the_graph_is_the_trajectory(depth):
 
 def test_expand_rejects():
     case = Case(2, CORNERS["two-cycle"][1])
-    graph, node = case.graph, case.id_of[0]
-    one, zero = np.array([node]), np.array([0])
-    rng = np.random.default_rng(0)
-    for depth in (0, -3):
-        with raises_naming(depth, ValueError):
-            graph.expand(one, zero, depth)
-    with raises_naming(-2, ValueError):
-        graph.expand(one, zero, 2, breadth=-2, rng=rng)
-    with raises_naming("rng", ValueError):
-        graph.expand(one, zero, 2, breadth=17)
-    with raises_naming(17, ValueError):
-        graph.expand(one, zero, 2, breadth=17)
-    for bad in (-1, 99, 2**40):
-        with raises_naming(bad):
-            graph.expand(np.array([node, bad]), np.array([0, 0]), 2)
-    for bad in (-1, 2, 77):
-        with raises_naming(bad):
-            graph.expand(np.array([node, node]), np.array([0, bad]), 2)
-    with raises_naming(3, ValueError):
-        graph.expand(np.full(3, node), zero, 2)
-    assert graph.check_valid() == []
+    good = {"nodes": [case.id_of[0]], "actions": [0], "depth": 2, "rng": np.random.default_rng(0)}
+    for bad, named in (
+        ({"depth": 0}, "got 0"),
+        ({"depth": -3}, "got -3"),
+        ({"breadth": -2}, "got -2"),
+        ({"breadth": 17, "rng": None}, "Require rng, a np.random.Generator, for breadth 17"),
+        ({"nodes": [case.id_of[0]] * 3}, "(1,) for (3,)"),
+    ):
+        with raises_naming(named, ValueError):
+            case.graph.expand(**good | bad)
 
 
-def test_expand_rejects_a_freed_node():
-    case = Case(1, [(0, 0, 1.0, False, 1), (1, 0, 0.0, False, 0)], num_states=3)
-    graph, isolated = case.graph, case.id_of[2]
-    graph.add(case.id_of[0], 0, 9.0, isolated, False)
-    assert isolated in graph.remove(case.id_of[0], 0, 9.0, isolated, False)
-    with raises_naming(isolated):
-        graph.expand(np.array([isolated]), np.array([0]), 1)
-
-
-def test_q_targets_rejects():
+def test_targets_reject():
     case = Case(2, CORNERS["many outcomes per pair"][1])
     sub = case.expand(case.pairs, 2)
-    leaf = case.leaf_q[case.rows(sub)]
-    with raises_naming("best", ValueError):
-        q_targets(sub, leaf, 0.9, rule="best")
-    with raises_naming("selector_q", ValueError):
-        q_targets(sub, leaf, 0.9, rule="double")
-    with raises_naming("policy", ValueError):
-        q_targets(sub, leaf, 0.9, rule="policy")
-    for bad in (leaf[:-1], np.vstack([leaf, leaf])):
-        with raises_naming(len(bad), ValueError):
-            q_targets(sub, bad, 0.9)
-        with raises_naming(len(bad), ValueError):
-            q_targets(sub, leaf, 0.9, rule="double", selector_q=bad)
-        with raises_naming(len(bad), ValueError):
-            q_targets(sub, leaf, 0.9, rule="policy", policy=bad)
-    wide = np.hstack([leaf, leaf])
-    with raises_naming(4, ValueError):
-        q_targets(sub, leaf, 0.9, rule="double", selector_q=wide)
-    with pytest.raises((ValueError, TypeError)):
-        q_targets(sub, leaf.ravel(), 0.9)
+    rows, even = case.rows(sub), torch.from_numpy(case.support)
+    q, selector, policy = case.leaf_q[rows], case.selector_q[rows], case.policy[rows]
 
+    def scalar(leaf=q, rule="greedy", **companions):
+        return q_targets(sub, leaf, 0.9, rule, **companions)
 
-def test_categorical_targets_rejects():
-    case = Case(2, CORNERS["many outcomes per pair"][1])
-    sub = case.expand(case.pairs, 2)
-    rows = case.rows(sub)
-    pmf, selector = torch.from_numpy(case.leaf_pmf[rows]), torch.from_numpy(case.selector_q[rows])
-    support = torch.from_numpy(case.support)
-    with raises_naming("best", ValueError):
-        categorical_targets(sub, pmf, support, 0.9, rule="best")
-    with raises_naming("selector_q", ValueError):
-        categorical_targets(sub, pmf, support, 0.9, rule="double")
-    with raises_naming("policy", ValueError):
-        categorical_targets(sub, pmf, support, 0.9, rule="policy")
-    with raises_naming(len(rows) - 1, ValueError):
-        categorical_targets(sub, pmf[:-1], support, 0.9, rule="greedy")
-    with raises_naming(len(rows) - 1, ValueError):
-        categorical_targets(sub, pmf, support, 0.9, rule="double", selector_q=selector[:-1])
-    with raises_naming(4, ValueError):
-        categorical_targets(sub, pmf, support[:4], 0.9, rule="greedy")
-    uneven = support.clone()
-    uneven[-1] *= 3
-    for wrong in (uneven, support.flip(0), support * 0, support * torch.nan):
+    def categorical(leaf=q, rule="greedy", support=even, mass=0.2, **companions):
+        pmf = torch.full((*leaf.shape, 5), mass)
+        companions = {name: torch.from_numpy(x) for name, x in companions.items()}
+        return categorical_targets(sub, pmf, support, 0.9, rule, **companions)
+
+    for call in (scalar, categorical):
+        with raises_naming("best", ValueError):
+            call(rule="best")
+        for rule, name, good in (("double", "selector_q", selector), ("policy", "policy", policy)):
+            with raises_naming(name, ValueError):
+                call(rule=rule)
+            for bad in (good[:-1], np.vstack([good, good]), np.hstack([good, good])):
+                with raises_naming(f"got {bad.shape}", ValueError):
+                    call(rule=rule, **{name: bad})
+        for bad in (policy * 2, policy - 1, policy * 0 + [1.5, -0.5]):
+            with raises_naming("Require a policy >= 0 whose rows sum to 1", ValueError):
+                call(rule="policy", policy=bad)
+        for bad in (q[:-1], np.vstack([q, q]), q.ravel()):
+            with raises_naming(f"got shape ({len(bad)},", ValueError):
+                call(bad)
+        with raises_naming("Require 0 <= action < 1, got actions 0 to 1", ValueError):
+            call(q[:, :1])
+    with raises_naming("float16", TypeError):
+        scalar(q.astype(np.float16))
+    uneven = even * torch.tensor([1, 1, 1, 1, 3])
+    for bad in (uneven, even.flip(0), even * 0, even * torch.nan):
         with raises_naming("equally spaced and increasing", ValueError):
-            categorical_targets(sub, pmf, wrong, 0.9, rule="greedy")
-    policy = torch.full(pmf.shape[:2], 1 / pmf.shape[1])
-    for wrong in (policy * 2, policy - 1, policy * torch.tensor([3.0, -1.0])):
-        with raises_naming("Require a policy >= 0 whose rows sum to 1", ValueError):
-            categorical_targets(sub, pmf, support, 0.9, rule="policy", policy=wrong)
-    for wrong in (pmf.log(), pmf * 2, pmf * 0):
+            categorical(support=bad)
+    with raises_naming("got (4,)", ValueError):
+        categorical(support=even[:4])
+    for mass in (-1.6, 0.4, 0.0):  # logarithms, for example
         with raises_naming("Require leaf_pmf whose rows sum to 1", ValueError):
-            categorical_targets(sub, wrong, support, 0.9, rule="policy", policy=policy)
+            categorical(mass=mass)
 
 
 @pytest.mark.parametrize(
@@ -1282,26 +986,6 @@ def test_trajectory_subgraphs_rejects():
         short = [c[:5] if i == k else c for k, c in enumerate(columns)]
         with raises_naming(5, ValueError):
             trajectory_subgraphs(starts, 2, *short)
-
-
-def test_targets_reject_a_network_with_too_few_actions():
-    """Pairs of action 1 and leaf values of action 0 alone: going on would read and write wildly."""
-    case = Case(2, CORNERS["many outcomes per pair"][1])
-    for depth in (1, 2):
-        sub = case.expand([(0, 0), (1, 1), (0, 1)], depth)  # the last was never seen
-        rows = case.rows(sub)
-        with raises_naming(1, (ValueError, IndexError)):
-            q_targets(sub, case.leaf_q[rows][:, :1], 0.9)
-        pmf, support = torch.from_numpy(case.leaf_pmf[rows]), torch.from_numpy(case.support)
-        with raises_naming(1, (ValueError, IndexError)):
-            categorical_targets(sub, pmf[:, :1], support, 0.9, rule="greedy")
-
-
-def test_targets_reject_a_trajectory_with_more_actions_than_the_network():
-    """STEPS take action 2; a network with two actions has no third column."""
-    sub = trajectory_subgraphs(np.array([0]), 4, *Ring(STEPS, 8).columns())
-    with raises_naming(2, (ValueError, IndexError)):
-        q_targets(sub, np.zeros((len(sub.nodes), 2)), 0.9)
 
 
 @pytest.mark.parametrize("column", [1, 3])
