@@ -2,7 +2,6 @@
 
     python benchmark/random_operations.py                  # ten million
     python benchmark/random_operations.py --frame-stack
-    python benchmark/random_operations.py --seconds 60     # two threads at once
 
 Of every thousand operations about 490 add a transition, 500 remove one, and ten expand a pair, to
 the depth of one backup, and compare it with the oracle's. The graph grows and shrinks in waves, so
@@ -11,17 +10,12 @@ Whenever the graph has grown by a half, and every --check-frequency operations, 
 compared, saved and restored; the operations go on with what was loaded, with a deep copy or with
 what was pickled, in turn. In every second wave nothing is planned in between, so that taking the
 planner's state has to make room itself. Exit status 1 at the first difference.
-
-With --seconds, two threads do all that is public to one graph: each feeds a replay of its own,
-expands, samples, plans and reads leaf values, and a third copies and saves. At the end the graph is
-compared with the rows of both replays.
 """
 
 import copy
 import pickle
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -36,14 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from naive import NaiveGraph, Oracle, Scalars
 from output import fail, lasting_output
 
-from gbcore import (
-    FrontierEpisodes,
-    FrontierPlanner,
-    LeafTable,
-    PrioritizedReplay,
-    TransitionGraph,
-    q_targets,
-)
+from gbcore import FrontierPlanner, TransitionGraph, q_targets
 
 NUM_ACTIONS = 3
 BATCH = 100_000  # random numbers drawn at once
@@ -56,7 +43,6 @@ class Args:
     wave: int = 400_000  # operations in which the graph grows and shrinks once
     check_frequency: int = 250_000  # operations between two comparisons of everything
     frame_stack: bool = False  # observations are stacks of 4 frames
-    seconds: float = 0.0  # two threads at once for so long, in place of --operations
     seed: int = 0  # of the operations
 
 
@@ -154,109 +140,11 @@ class Twins:
         self.largest = max(self.largest, self.graph.num_edges)
 
 
-class Actor:
-    """What one thread does to a graph that others use, too."""
-
-    def __init__(self, args, graph, seed):
-        self.observations = [observation(s, args.frame_stack) for s in range(args.states)]
-        self.graph, self.rng, self.seed = graph, np.random.default_rng(seed), seed
-        self.replay = PrioritizedReplay(graph, 2_000, 0.5)
-        self.planner, self.episodes = FrontierPlanner(graph), FrontierEpisodes(graph)
-        self.leaves = LeafTable(graph, lambda obs: obs.reshape(-1, 16)[:, :NUM_ACTIONS] * 1.0)
-        self.num_operations = 0
-
-    def run(self, end, errors):
-        try:
-            while time.perf_counter() < end and not errors:
-                self.operate()
-                self.num_operations += 1
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    def operate(self):
-        rng, graph, replay = self.rng, self.graph, self.replay
-        s, s2 = (len(self.observations) * rng.random(2) ** 3).astype(int).tolist()
-        obs, next_obs = self.observations[s], self.observations[s2]
-        replay.record(obs, int(rng.integers(NUM_ACTIONS)), float(s % 5), next_obs, s2 % 9 == 0)
-        with graph.lock:  # else the other thread may free the node
-            node, again = graph.node(obs), graph.nodes(np.stack([obs, next_obs]))
-            assert graph.find(obs) == node == again[0]
-            assert (graph.observations_of(again)[1] == next_obs).all()
-            self.episodes.act(node, rng)
-            self.planner.act(node, rng)
-        self.planner.plan(200)
-        if self.num_operations % 20 == 0:
-            with graph.lock:
-                batch = replay.sample(16, rng, 0.4)
-                roots = graph.observations_of(batch.nodes)
-                sub = replay.subgraphs(batch, "graph", 3, 5, rng)
-                chain = replay.subgraphs(batch, "trajectory", 3)
-                leaf_q = self.leaves.values(sub.nodes)
-                seen = graph.observations_of(sub.nodes)
-                one = replay.subgraphs(batch, "graph", 1)
-            assert len(set(sub.nodes.tolist())) == len(sub.nodes), "a node twice"
-            assert (leaf_q == seen.reshape(-1, 16)[:, :NUM_ACTIONS]).all(), "other values"
-            q_targets(sub, leaf_q, 0.9)
-            q_targets(chain, np.zeros((len(chain.nodes), NUM_ACTIONS)), 0.9)
-            zeros = np.zeros((len(one.nodes), NUM_ACTIONS))
-            states = [self.names[obs.tobytes()] for obs in roots]
-            wanted = [state % 5 for state in states]
-            assert np.allclose(q_targets(one, zeros, 0.9), wanted), "another reward"
-            replay.update_priorities(batch.rows, rng.random(16))
-        if self.num_operations % 50 == 0:
-            self.episodes.end_episode()
-            replay.end_episode()
-            self.leaves.forget_all()
-
-
-def run_threads(args):
-    """Two threads for --seconds, and a third that copies and saves what they change."""
-    graph, errors = TransitionGraph(NUM_ACTIONS, (4, 2, 2), frame_stack=args.frame_stack), []
-    actors = [Actor(args, graph, args.seed + i) for i in range(2)]
-    names = {obs.tobytes(): state for state, obs in enumerate(actors[0].observations)}
-    for actor in actors:
-        actor.names = names
-    end, num_copies = time.perf_counter() + args.seconds, 0
-    threads = [threading.Thread(target=actor.run, args=(end, errors)) for actor in actors]
-    sys.setswitchinterval(1e-5)
-    for thread in threads:
-        thread.start()
-    while time.perf_counter() < end and not errors:
-        with graph.lock:
-            copied, planner = copy.deepcopy((graph, actors[0].planner))
-        problems = copied.check_valid() + planner.check_valid()
-        assert not problems, problems[0]
-        num_copies += 1
-        time.sleep(1)
-    for thread in threads:
-        thread.join()
-    problems = errors + graph.check_valid()
-    for actor in actors:
-        problems += actor.planner.check_valid() + actor.episodes.planner.check_valid()
-    assert not problems, problems[0]
-    rows = Counter()
-    for replay in (actor.replay for actor in actors):
-        columns = [getattr(replay, name)[: replay.size].tolist() for name in replay.COLUMNS[:5]]
-        rows.update(zip(*columns, strict=True))
-    edges = graph.edges()
-    names = ("source", "action", "reward", "next", "terminated")
-    found = zip(*(edges[name].tolist() for name in names), strict=True)
-    assert rows == dict(zip(found, edges["count"].tolist(), strict=True)), "other transitions"
-    print(
-        f"{sum(actor.num_operations for actor in actors):,} operations of two threads in "
-        f"{args.seconds:.0f} s, {num_copies} copies taken meanwhile: no difference"
-    )
-
-
 @lasting_output()
 def main():
     args = tyro.cli(Args, description=__doc__)
     if min(args.states, args.wave, args.check_frequency) < 1:
         fail("require --states, --wave and --check-frequency >= 1")
-    if args.seconds:
-        run_threads(args)
-        return
     rng = np.random.default_rng(args.seed)
     twins = Twins(args)
     done, begin, next_size = Counter(), time.perf_counter(), 8

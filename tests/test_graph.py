@@ -5,7 +5,6 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
-import memory
 import numpy as np
 import pytest
 import random_operations
@@ -326,17 +325,6 @@ def test_random_operations_against_dictionaries(options, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["random_operations.py", *command])
     random_operations.main()
     assert "no difference" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("frame_stack", [False, True])
-def test_nothing_is_stale_in_a_replay_that_forgets(frame_stack, capsys):
-    """The small version of benchmark/memory.py."""
-    steps = scaled(30_000, 1_500)
-    with pytest.raises(SystemExit) as end:
-        memory.forgetting(steps, capacity=500, report_frequency=steps // 2, frame_stack=frame_stack)
-    out, _ = capsys.readouterr()
-    assert not end.value.code, out
-    assert out.count("stale_leaf_values 0, problems 0") == 2
 
 
 @pytest.mark.parametrize("frame_stack", [False, True])

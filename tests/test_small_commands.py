@@ -21,7 +21,7 @@ from test_dqn_scripts import make_learner
 from test_sweep import make_run
 
 import gb_dqn_minigrid as minigrid
-from gbcore import FrontierPlanner, Replay, TransitionGraph
+from gbcore import Replay, TransitionGraph
 
 
 @pytest.fixture
@@ -161,27 +161,9 @@ def test_commands_outlive_their_output(folder):
 
 
 @jitted
-def test_slices_of_planning_on_a_large_graph():
-    times, graph, planner = timings.plan_slices(400, slices=50, budget=2_000)
-    assert len(times) == 51
-    assert graph.num_nodes == 400
-    assert planner.check_valid() == []
-    # The corner's one untried pair is all that is wanted: nearer is better.
-    graph = timings.large_graph(400, np.random.default_rng(0))
-    planner = FrontierPlanner(graph)
-    planner.plan()
-    values = planner.values.reshape(20, 20)
-    assert values.argmax() == 0
-    assert planner.num_untried() == 1
-    assert (np.diff(values.diagonal()) < 0).all()
-
-
-@jitted
-def test_every_kernel_is_timed(capsys):
+def test_targets_are_timed(capsys):
     timings.targets(transitions=200, batches=20)
-    timings.frontier(states=100, slices=3)
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert len(rows) == (1 + 5) + (1 + 1)
+    assert capsys.readouterr().out.count("\n| ") == 5  # and the header
 
 
 def test_values_that_persist_reach_beyond_the_depth():

@@ -8,6 +8,7 @@ twice; memory; steps per second of an action and two updates each, without the g
 Two minutes. Exit status 1 if anything differs.
 """
 
+import functools
 import platform
 import sys
 import time
@@ -20,7 +21,7 @@ from output import fail, lasting_output
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
-from gbcore.run import seed_everything
+from gbcore.run import seed_everything, updates
 from gbcore.run.flags import read_flags
 from gbcore.run.updates import OnGPU
 
@@ -33,6 +34,7 @@ class Args:
     """cpu: try this program itself, padded updates included"""
     states: int = 2_000  # pictures in the graph
     steps: int = 150  # steps that are timed, for each backup
+    compile: bool = False  # time graph's updates under torch.compile, too
 
 
 def make_learner(args, device, padded=True, **flags):
@@ -74,6 +76,24 @@ def some_steps(learner, number):
     return np.concatenate(results), np.concatenate(actions)
 
 
+def rate(args, learner):
+    """Steps per second, and the seconds of a third of the steps before, which compile."""
+    seconds = []
+    for number in (max(args.steps // 3, 1), args.steps):
+        begin = time.perf_counter()
+        some_steps(learner, number)
+        seconds.append(time.perf_counter() - begin)
+    return args.steps / seconds[1], seconds[0]
+
+
+def compile_functions(learner, backend):
+    """The functions of the network and the backup are compiled, and captured with the rest."""
+    whole = functools.partial(torch.compile, backend=backend, dynamic=False)
+    updates.back_up, online = whole(updates.back_up), learner.online
+    online.features, online.log_pmf = whole(online.features), whole(online.log_pmf)
+    learner.updates.captured.plans.clear()
+
+
 def check(args):
     """Yields rows of the table: what, figure, verdict."""
     for backup in script.BACKUPS:
@@ -97,16 +117,20 @@ def check(args):
     difference = float(np.abs(updates - one_by_one).max())
     same = difference < TOLERANCE and np.array_equal(actions, others)
     yield "captured and one by one", f"{difference:.1e}", same
-    one_step, torch.backends.cudnn.allow_tf32 = 0.0, True  # torch's default, and so a run's
-    for backup in script.BACKUPS:  # one-step is the first
-        learner = make_learner(args, args.device, backup=backup)
-        some_steps(learner, args.steps // 3)  # captures, and warms up
-        begin = time.perf_counter()
-        some_steps(learner, args.steps)
-        rate = args.steps / (time.perf_counter() - begin)
-        one_step = one_step or rate
-        yield f"{backup}: steps/s", f"{rate:.0f}, {rate / one_step:.2f} of one-step", True
-        yield f"{backup}: 100,000 steps", f"{1e5 / rate / 60:.0f} minutes", True
+    torch.backends.cudnn.allow_tf32 = True  # torch's default, and so a run's
+    rates = {}
+    for backup in script.BACKUPS:
+        rates[backup], _ = rate(args, make_learner(args, args.device, backup=backup))
+        share = rates[backup] / rates["one-step"]
+        yield f"{backup}: steps/s", f"{rates[backup]:.0f}, {share:.2f} of one-step", True
+        yield f"{backup}: 100,000 steps", f"{1e5 / rates[backup] / 60:.0f} minutes", True
+    if args.compile:
+        learner = make_learner(args, args.device, backup="graph", bf16=True)
+        one_by_one, _ = rate(args, learner)
+        compile_functions(learner, "inductor" if args.device == "cuda" else "eager")
+        compiled, first = rate(args, learner)
+        figure = f"{compiled:.0f}, {compiled / one_by_one:.2f} of before; {first:.0f} s at first"
+        yield "graph, bfloat16, compiled: steps/s", figure, True
     if args.device == "cuda":
         yield "memory", f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB", True
 
