@@ -1,4 +1,4 @@
-"""Write the tables of docs/report.md, scores.md and frontier_scores.md, and the README's.
+"""Write the tables of docs/report.md and scores.md, the README's, and their pictures.
 
     python reproduce/report.py
     python reproduce/report.py --results-dir runs/results    # your own: runs/results/report.md
@@ -8,14 +8,13 @@ not complete yet.
 """
 
 import itertools
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import aggregate
-import frontier_tables
 import numpy as np
 import report_figures
-import tyro
 from folders import RESULTS, ROOT
 from output import fail, lasting_output, markdown
 from tables import (
@@ -34,6 +33,7 @@ from tables import (
 )
 
 from gbcore.run.atari import REFERENCE_SCORES
+from gbcore.run.flags import read_flags
 
 LINES = "bands: its standard error. Dashed: one seed. Dotted: a backup with other flags."
 
@@ -205,6 +205,33 @@ def section(protocol, folder):
         yield f"Lines: mean of the seeds{'' if is_atari else ', over five evaluations'}; {LINES}"
 
 
+def whole_graph_table(protocol):
+    """The whole graph's runs, a row per task: how soon they are at 0.9, and whether they stay."""
+    rows, (setting,) = [], protocol.settings()
+    for task in protocol.tasks:
+        runs = protocol.of(setting, task)
+        curves = [np.array(sorted(run["curve"].items())) for run in runs]  # [evaluations, 2]
+        first = [int((curve[:, 1] >= 0.9).argmax()) for curve in curves]  # of each, one is
+        pairs = list(zip(curves, first, strict=True))
+        steps = [curve[k, 0] for curve, k in pairs]
+        least = min(curve[k:, 1].min() for curve, k in pairs)
+        soon = f"{min(steps):,.0f} to {max(steps):,.0f}, median {np.median(steps):,.0f}"
+        scores = [run["score"] for run in runs]
+        row = [short_task(task), str(len(runs)), soon, short(least)]
+        rows.append([*row, f"{short(min(scores))} to {short(max(scores))}"])
+    header = ["", "seeds", "steps to an evaluation of 0.9", "least evaluation after it", "score"]
+    return markdown(header, rows)
+
+
+def draw_whole_graph(path, whole, others):
+    """Its curves beside other backups', of runs five times as long."""
+    (setting,) = whole.settings()
+    found = others.curves(["one-step", "tree", "graph", FRONTIER], window=1)
+    for task, curves in whole.curves([setting], window=1).items():
+        found[task]["whole-graph, frontier"] = curves[setting]
+    report_figures.draw_curves(path, found, 8, dots=False, xscale="log")
+
+
 def origin(protocols):
     runs = [run for p in protocols for of in p.runs.values() for run in of.values()]
     runs = [run for run in runs if "commit" in run]
@@ -242,15 +269,16 @@ def replace_block(path, name, parts):
 
 def write_pages(protocols):
     """The repository's own."""
-    docs, more = ROOT / "docs", read_protocols(RESULTS / "more_seeds")
+    docs, (whole,) = ROOT / "docs", read_protocols(RESULTS / "whole_graph")
     curves = protocols[0].curves(["graph", FRONTIER])
     report_figures.draw_curves(docs / "frontier_minigrid_curves.png", curves)
     replace_block(docs / "report.md", "findings", [*in_short(protocols, docs), origin(protocols)])
     replace_block(docs / "report.md", "claims", claims_of(protocols))
+    replace_block(docs / "report.md", "whole graph", [whole_graph_table(whole)])
+    draw_whole_graph(docs / "whole_graph_curves.png", whole, protocols[0])
     replace_block(docs / "scores.md", "scores", scores_of(protocols, docs))
-    replace_block(docs / "frontier_scores.md", "tables", frontier_tables.tables(protocols, more))
     replace_block(ROOT / "README.md", "results", [summary(protocols)])
-    return "docs/report.md docs/scores.md docs/frontier_scores.md README.md"
+    return "docs/report.md docs/scores.md README.md"
 
 
 def write_report(protocols, folder):
@@ -264,7 +292,7 @@ def write_report(protocols, folder):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     try:
         protocols = read_protocols(args.results_dir)
         if not protocols:

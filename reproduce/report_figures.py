@@ -11,7 +11,7 @@ COLOURS = {"one-step": "#999999", "n-step": "#E69F00", "tree": "#56B4E9", "graph
 COLOURS |= {"graph-mixed": "#F0E442", "graph, breadth 0": "#009E73", "graph, whole": "#6A3D9A"}
 COLOURS |= {"graph, frontier": "#0072B2", "one-step, frontier": "#33A02C"}
 COLOURS |= {"tree, frontier": "#8C564B", "tree, learning rate 0.00025": "#1F3B73"}
-COLOURS |= {"graph, persistent": "#CC79A7"}
+COLOURS |= {"graph, persistent": "#CC79A7", "whole-graph, frontier": "#6A3D9A"}
 OTHERS = ("#000000", "#FB9A99", "#B2DF8A", "#CAB2D6")
 
 
@@ -52,25 +52,22 @@ def draw_summary(path, panels):
     save(figure, path)
 
 
-def draw_curves(path, tasks):
+def draw_curves(path, tasks, width=10, dots=True, **axes_settings):
     """Curves with bands: {task: {setting: (steps, mean, error, seeds)}}."""
     rows = -(-len(tasks) // 3)
-    figure, axes = plt.subplots(
-        rows, 3, figsize=(10, 2.7 * rows), squeeze=False, layout="constrained"
-    )
+    size = {"figsize": (width, 0.27 * width * rows), "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(rows, 3, **size)
     names = list(dict.fromkeys(name for curves in tasks.values() for name in curves))
     handles, colour_of = {}, colours(names)
     for axis, (task, curves) in zip(axes.flat, tasks.items(), strict=False):
         for name, (steps, mean, error, seeds) in curves.items():
-            style = "--" if seeds == 1 else ":" if ", " in name else "-"  # dots: curves coincide
-            on_top = 3 if name == "graph" else 2
-            (handles[name],) = axis.plot(
-                steps, mean, style, color=colour_of[name], linewidth=1.4, zorder=on_top
-            )
-            axis.fill_between(
-                steps, mean - error, mean + error, color=colour_of[name], alpha=0.2, linewidth=0
-            )
-        axis.set_title(task, fontsize=10)
+            # Dots, since curves of one backup may coincide.
+            style = "--" if seeds == 1 else ":" if dots and ", " in name else "-"
+            look = {"color": colour_of[name], "zorder": 3 if name == "graph" else 2}
+            (handles[name],) = axis.plot(steps, mean, style, linewidth=1.4, **look)
+            axis.fill_between(steps, mean - error, mean + error, alpha=0.2, linewidth=0, **look)
+        axis.set(title=task, **axes_settings)
+        axis.title.set_fontsize(10)
         axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
     spare = axes.flat[len(tasks) :]
     for axis in spare:

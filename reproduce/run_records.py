@@ -71,7 +71,7 @@ class Key(NamedTuple):
 
 
 NUMBERS = "score steps wall_seconds steps_per_second novel_state_ratio".split()
-ROW = [*Key._fields, *NUMBERS, "states", "first_reward_step", "commit"]
+ROW = [*Key._fields, *NUMBERS, "states", "commit"]
 
 
 def script_of(suite):
@@ -147,24 +147,10 @@ def measurements(folder):
         "steps_per_second": round(result["sps"], 1),
         "novel_state_ratio": round(result["novel_state_ratio"], 5),
         "states": int(states[-1][1]) if states else "",
-        "first_reward_step": first_reward_step(folder),
         "commit": dict(result.get("versions", {})).get("commit") or "",
     }
     means = {step: math.fsum(found) / len(found) for step, found in read_returns(folder).items()}
     return row, means
-
-
-def first_reward_step(folder):
-    """Step at which the first training episode with a return above 0 ended; "" if none did."""
-    from tensorboard.backend.event_processing import event_accumulator
-
-    # metrics.csv holds one episode per 500 steps, the events hold all of them.
-    events = event_accumulator.EventAccumulator(str(folder), {event_accumulator.SCALARS: 0})
-    events.Reload()
-    if "charts/episodic_return" not in events.Tags()["scalars"]:
-        return ""
-    episodes = events.Scalars("charts/episodic_return")
-    return min((episode.step for episode in episodes if episode.value > 0), default="")
 
 
 def finished_runs(run_dir, suites, wanted=(), known=()):
@@ -255,7 +241,8 @@ class Records:
                 steps = {c for row in curves.values() for c in row if c not in Key._fields}
                 columns = (*Key._fields, *sorted(steps, key=int))
                 self._write(f"{suite}_curves", columns, curves)
-                self._write(suite, ROW, rows)
+                older = [name for row in rows.values() for name in row]  # columns of older code
+                self._write(suite, dict.fromkeys([*ROW, *older]), rows)
         finally:
             os.close(lock)
         return number

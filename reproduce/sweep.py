@@ -9,11 +9,10 @@
     python reproduce/sweep.py --collect-only --run-dir runs
 
 Each run is a process of the script itself, in a folder of its own under --run-dir. A run that is
-finished there, or has a row in --results-dir or in this repository's results, is not run again. A
-run that crashed or whose worker was killed is tried again from its checkpoint. Stop the sweep as
-you like, and start it again with the same command: it goes on from the checkpoints. On a cluster,
---run-dir must be on a file system that all machines share, and this repository at the same path on
-each of them.
+finished there, or has a row in --results-dir, is not run again. A run that crashed or whose worker
+was killed is tried again from its checkpoint. Stop the sweep as you like, and start it again with
+the same command: it goes on from the checkpoints. On a cluster, --run-dir must be on a file system
+that all machines share, and this repository at the same path on each of them.
 """
 
 import collections
@@ -32,8 +31,8 @@ from typing import Literal, NamedTuple
 
 import run_records
 import tyro
-from folders import RESULTS, ROOT
-from output import fail, lasting_output, warn
+from folders import ROOT
+from output import fail, lasting_output
 from run_records import SUITES, Key, Records, flags_of, key_of
 from runs import words_of
 
@@ -47,36 +46,25 @@ RETRIES = 2  # of a run that fails
 class Args:
     suites: tuple[Literal[tuple(SUITES)], ...] = ()
     """what to run; --collect-only: all by default"""
-    tasks: tuple[str, ...] = ()
-    """only these tasks of the suites"""
+    tasks: tuple[str, ...] = ()  # only these of the suites
     backups: tuple[str, ...] = ("graph", "tree", "n-step", "one-step")
     """the bootstrap targets: what --backup of the suites' scripts takes"""
     variants: tuple[str, ...] = ("default",)
     """settings that are run besides each other, as in: default breadth=0 exploration=frontier"""
-    episode_seeds: tuple[Literal["fresh", "fixed"], ...] = ("fresh",)
-    """MinAtar's --episode-seed"""
+    episode_seeds: tuple[Literal["fresh", "fixed"], ...] = ("fresh",)  # MinAtar's
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     """seeds; the first one of all tasks comes first"""
     overrides: tuple[str, ...] = ()
     """flags of the scripts for every run, as in: depth=3 learning_rate=1e-4"""
 
-    run_dir: Path = Path("runs")
-    """where runs leave their folders"""
+    run_dir: Path = Path("runs")  # where runs leave their folders
     results_dir: Path | None = None
     """where their rows are collected, as CSV; the folder results of --run-dir by default"""
-    repeat: bool = False
-    """run also what the rows in this repository's results have already"""
-    checkpoint_frequency: int = 10_000
-    """steps between checkpoints"""
-    keep_checkpoints: bool = False
-    """keep the checkpoint of a finished run"""
+    checkpoint_frequency: int = 10_000  # steps between checkpoints
 
-    workers: int = 0
-    """runs at a time; 0 = as many as the processors, or the cluster, allow"""
-    threads: int = 1
-    """CPU threads of each run"""
-    gpus_per_run: float = 0.0
-    """GPUs of each run, also a part of one; 0 = none"""
+    workers: int = 0  # runs at a time; 0 = as many as the processors, or the cluster, allow
+    threads: int = 1  # CPU threads of each run
+    gpus_per_run: float = 0.0  # GPUs of each run, also a part of one; 0 = none
     address: str | None = None
     """a Ray cluster to run on, as in auto or 10.0.0.1:6379; none = this machine"""
 
@@ -185,7 +173,7 @@ def make_run(args, suite, flags):
     return Run(key, command, free, args.run_dir.resolve() / name, steps)
 
 
-def execute(run, threads, keep_checkpoints):
+def execute(run, threads):
     """Run the script to its end, from the furthest checkpoint if there is one. In a Ray worker.
 
     Returns what the run measured, its curve, and the step of the checkpoint or None. All that
@@ -225,8 +213,7 @@ def execute(run, threads, keep_checkpoints):
             log.seek(0)
             raise RuntimeError(f"status {status}: {log.read().strip().splitlines()[-1]}")
         found = run_records.measurements(finished[-1])
-        if not keep_checkpoints:
-            (finished[-1] / "checkpoint.npz").unlink(missing_ok=True)
+        (finished[-1] / "checkpoint.npz").unlink(missing_ok=True)
         return *found, resumable.get(finished[-1])
 
 
@@ -250,7 +237,7 @@ class Sweep:
             while self.queue and len(self.running) < self.slots():
                 run = self.queue.popleft()
                 self.attempts[run.key] += 1
-                self.running[task.remote(run, args.threads, args.keep_checkpoints)] = run
+                self.running[task.remote(run, args.threads)] = run
                 self.say(f"start {run.key}")
             for reference in ray.wait(list(self.running), timeout=1.0)[0]:
                 run = self.running.pop(reference)
@@ -330,35 +317,6 @@ def start_ray(args):
     return ray
 
 
-def rows_of_the_repository(args, suites):
-    """Key -> row of runs that are in RESULTS and need not be made."""
-    found = {}
-    if not args.repeat and args.results_dir.resolve() != RESULTS:
-        for suite in suites:
-            try:
-                Records(RESULTS).checked_defaults(suite)
-                found |= Records(RESULTS).rows(suite)
-            except ValueError as error:
-                warn(f"rows of {suite} in {RESULTS} do not count: {error}")
-    return found
-
-
-def print_scores(args, grid, rows):
-    """Mean and deviation over the seeds of each setting."""
-    from tables import cell_text
-
-    scores = {}
-    for key in grid.keys() & rows.keys():
-        setting = str(key).removesuffix(f" seed {key.seed}")
-        scores.setdefault(setting, []).append(float(rows[key]["score"]))
-    width = max(map(len, scores), default=0)
-    for name, found in sorted(scores.items()):
-        print(f"{name:<{width}}  {cell_text(found)}")
-    if args.results_dir.exists():
-        folder = shlex.quote(str(args.results_dir))
-        print(f"tables and curves: python reproduce/report.py --results-dir {folder}")
-
-
 def make_runs(args, records, grid, todo):
     """Make the runs on Ray; Ctrl-C and SIGTERM end the program. Returns those given up."""
     ray = start_ray(args)
@@ -385,34 +343,26 @@ def make_runs(args, records, grid, todo):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     check_args(args)
-    args.results_dir = args.results_dir or args.run_dir / "results"
-    suites = args.suites or tuple(SUITES)
-    grid = make_grid(args) if args.suites else {}
-    records = Records(args.results_dir)
+    results = args.results_dir or args.run_dir / "results"
+    suites, grid = args.suites or tuple(SUITES), make_grid(args) if args.suites else {}
+    records = Records(results)
     try:
         for suite in suites:
             records.checked_defaults(suite)
-        theirs, own = rows_of_the_repository(args, suites), records.rows(*suites)
+        own = records.rows(*suites)
         finished = run_records.finished_runs(args.run_dir, suites, grid, own)
         if not args.dry_run:
             found = {key: measured for key, measured in finished.items() if measured}
-            print(f"{records.add(found)} rows collected from {args.run_dir} to {args.results_dir}")
+            print(f"{records.add(found)} rows collected from {args.run_dir} to {results}")
     except KeyError as error:
-        fail(f"a CSV file in {args.results_dir} has no column {error}")
+        fail(f"a CSV file in {results} has no column {error}")
     except (OSError, ValueError) as error:
         fail(error)
     if args.collect_only:
         return
-    done = own.keys() | finished.keys()
-    number = len(grid.keys() & theirs.keys() - done)
-    if number:
-        warn(
-            f"{number} of {len(grid)} runs have rows in {RESULTS}, which came with this "
-            "repository, and are not made again; --repeat makes them, too"
-        )
-    todo = [run for key, run in grid.items() if key not in done | theirs.keys()]
+    todo = [run for key, run in grid.items() if key not in own and key not in finished]
     if not todo:
         print(f"nothing to do: all {len(grid)} runs are finished", file=sys.stderr)
     if args.dry_run:
@@ -420,7 +370,8 @@ def main():
             print("python", shlex.join((*run.command, "--run-dir", str(args.run_dir))))
         return
     given_up = make_runs(args, records, grid, todo) if todo else []
-    print_scores(args, grid, theirs | records.rows(*suites))
+    folder = shlex.quote(str(results))
+    print(f"scores and curves: python reproduce/report.py --results-dir {folder}")
     sys.exit(1 if given_up else 0)
 
 

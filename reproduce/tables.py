@@ -21,7 +21,7 @@ WHOLE, SAME_RATE = "graph, whole", ", learning rate 0.00025"  # docs/minatar.md
 WHOLE_FLAGS = {"act_on=graph", "depth=0", "learning_rate=0.00025", "prior=0.3"}
 ATARI, BF16 = "atari100k", "bf16=True"
 NAMED = {"exploration=frontier": "frontier", "persist_targets=True": "persistent", BF16: "bfloat16"}
-NUMBERS = "wall_seconds steps_per_second novel_state_ratio states first_reward_step".split()
+NUMBERS = "wall_seconds steps_per_second novel_state_ratio".split()
 TITLES = {
     ("minigrid", ""): "MiniGrid",
     ("minigrid-hard", ""): "MiniGrid, harder tasks",
@@ -102,14 +102,14 @@ class Protocol:
         text = cell_text([run["score"] for run in self.of(setting, task)])
         return ", ".join(filter(None, (text, self.verdict(setting, task))))
 
-    def curves(self, settings):
+    def curves(self, settings, window=5):
         """Task -> setting -> `band` of its runs, where there are any with curves."""
         found = {}
         for task, setting in itertools.product(self.tasks, settings):
             curves = [run["curve"] for run in self.of(setting, task) if run["curve"]]
             if curves:
                 of_task = found.setdefault(short_task(task), {})
-                of_task[setting] = band(curves, 1 if self.suite == ATARI else 5)
+                of_task[setting] = band(curves, 1 if self.suite == ATARI else window)
         return found
 
 

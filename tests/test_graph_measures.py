@@ -663,9 +663,8 @@ def test_a_page_holds_whatever_a_run_is_called(tmp_path):
     draw_graph.paint(layout, "visits", None)
     draw_graph.write_page(run, layout, None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    (data,) = re.findall(r"^const D = (.*);$", text, re.MULTILINE)
-    assert "<" not in data
-    assert json.loads(data)["title"].startswith(run.name)
+    assert "&lt;/script&gt;&lt;!--&lt;script&gt;" in text
+    assert "script>" not in text
 
 
 def test_states_that_no_transition_joins_are_no_picture(capsys):
@@ -703,52 +702,30 @@ def test_pictures_of_observations_in_the_page(run_folder):
     assert game.action_names()[:2] == ["noop", "fire"]
     numbers = recorded_rows(CROSSING)
     assert picture(numbers) is None
-    assert draw_graph.observation_text(numbers, 1) == "[1]"
-    assert draw_graph.observation_text(game, 0).startswith("data:image/png;base64,")
+    assert draw_graph.observation_html(numbers, 1) == "<pre>[1]</pre>"
+    assert draw_graph.observation_html(game, 0).startswith('<img src="data:image/png;base64,')
 
 
-def test_the_page_in_a_browser(run_folder, tmp_path, monkeypatch):
+def test_links_of_the_page_lead_to_what_its_states_are(run_folder, tmp_path, monkeypatch):
     pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("needs chromium")
     import draw_graph
 
-    page_file = tmp_path / "graph.html"
-    monkeypatch.setattr(sys, "argv", ["draw_graph.py", str(run_folder), "--out", str(page_file)])
+    page = tmp_path / "graph.html"
+    monkeypatch.setattr(sys, "argv", ["draw_graph.py", str(run_folder), "--out", str(page)])
     draw_graph.main()
-    run = recorded.read(run_folder)
-    start = int(run.initial_states[0])
-    with playwright.sync_playwright() as tools:
-        chromium = tools.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        page = chromium.new_page(viewport={"width": 1100, "height": 700})
-        errors = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        inside = ("file:", "data:", "blob:")
-        requests = []
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(page_file.as_uri())
-        page.mouse.move(*page.evaluate("[X(D.initial[0]), Y(D.initial[0])]"))
-        assert page.inner_text("#state") == f"State {start}"
-        edges = run.graph.edges()
-        visits = edges["count"][edges["source"] == start].sum()
-        assert f"acted in {visits} times" in page.inner_text("#facts")
-        # The goal of Empty-5x5 is green, in the fourth row and column of five.
-        page.evaluate("draw_image = document.createElement('canvas').getContext('2d')")
-        page.evaluate("draw_image.drawImage(document.querySelector('#obs img'), 0, 0)")
-        goal = page.evaluate("[...draw_image.getImageData(42, 42, 1, 1).data]")
-        assert goal == [0, 255, 0, 255]
-        page.mouse.click(*page.evaluate("[X(D.initial[0]), Y(D.initial[0])]"))
-        away = [s for s in edges["next"][edges["source"] == start].tolist() if s != start]
-        page.click(f"#outgoing tr[data-state='{away[0]}']")
-        assert page.inner_text("#state") == f"State {away[0]}"
-        before = page.evaluate("scale")
-        page.mouse.move(300, 300)
-        page.mouse.wheel(0, -400)
-        page.wait_for_function("before => scale > before", arg=before)
-        page.keyboard.press("Escape")
-        assert page.evaluate("[pinned, scale]") == [-1, before]
-        assert page.inner_text("#state") == ""
-        chromium.close()
-    assert errors == [url for url in requests if not url.startswith(inside)] == []
+    run, text = recorded.read(run_folder), page.read_text()
+    edges, (start,) = run.graph.edges(), run.initial_states.tolist()
+    sections = dict(re.findall(r'<section id="s(\d+)"(.*?)</section>', text, re.DOTALL))
+    assert {*re.findall(r'href="#s(\d+)"', text)} == {*sections}
+    assert sections.keys() == set(map(str, np.unique([edges["source"], edges["next"]])))
+    here, there = edges["source"] == start, edges["next"] == start
+    counts = f"{edges['count'][here].sum()} times, arrived at \n{edges['count'][there].sum()} times"
+    assert f"acted in {counts}; an initial state" in sections[str(start)]
+    away = {str(state) for state in edges["next"][here].tolist() if state != start}
+    out, into = sections[str(start)].split("transitions to here")
+    assert {*re.findall(r'href="#s(\d+)"', out)} == away
+    assert len(re.findall(r"&rarr;", out)) == here.sum()
+    assert into.count("<tr>") == there.sum()
+    (cx, cy) = re.search(rf'#s{start}"><circle cx="(.*?)" cy="(.*?)"', text).groups()
+    assert f'style="left: {cx}px; top: {cy}px"' in sections[str(start)]
+    assert "http" not in text

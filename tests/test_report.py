@@ -6,7 +6,6 @@ import re
 import sys
 
 import aggregate
-import frontier_tables
 import numpy as np
 import output
 import pytest
@@ -157,7 +156,6 @@ def write_rows(folder, scores, tasks, suite="minigrid", episode_seed="", seeds=5
             score = score_of(seed, task)
             row = {"score": score, "steps": 100_000, "wall_seconds": 360, "steps_per_second": 9}
             row |= {"novel_state_ratio": 0.25, "states": 40, "commit": "abc1234"}
-            row |= {"first_reward_step": 700 if score > 0.7 else ""}
             curve = {1000 * i: score if i > 45 else 0.0 for i in range(1, 101)}
             found[Key(suite, task, backup, variant, episode_seed, seed)] = (row, curve)
     Records(folder).add(found)
@@ -279,7 +277,7 @@ def test_rows_of_a_sweep_with_overrides_alone_make_a_report(tmp_path, monkeypatc
 def atari_rows(folder, backup, variant, scores):
     """Rows of runs of 1.4 hours, with curves. scores: of the seeds, by game."""
     row = {"steps": 100_000, "wall_seconds": 5040, "steps_per_second": 20.05, "commit": ""}
-    row |= {"novel_state_ratio": 0.9, "states": 9, "first_reward_step": ""}
+    row |= {"novel_state_ratio": 0.9, "states": 9}
     for game, of_game in scores.items():
         for seed, score in enumerate(of_game, 1):
             key = Key(tables.ATARI, game, backup, variant, "", seed)
@@ -325,38 +323,13 @@ def test_no_rows_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):
 
 def test_the_committed_pages_are_of_the_committed_rows(monkeypatch):
     monkeypatch.setattr(aggregate, "REPETITIONS", 5_000)
-    names = "docs/report.md docs/scores.md docs/frontier_scores.md README.md".split()
-    text, scores, page, readme = ((ROOT / name).read_text() for name in names)
-    protocols, more = map(tables.read_protocols, (RESULTS, RESULTS / "more_seeds"))
+    names = "docs/report.md docs/scores.md README.md".split()
+    text, scores, readme = ((ROOT / name).read_text() for name in names)
+    protocols, (whole,) = map(tables.read_protocols, (RESULTS, RESULTS / "whole_graph"))
     for protocol in protocols:
         table_of = report.games_table if protocol.suite == tables.ATARI else report.score_table
         assert table_of(protocol) in scores
         assert not protocol.paper or report.claims_table(protocol) in text
     assert report.summary(protocols) in text
     assert report.summary(protocols) in readme
-    assert all(part in page for part in frontier_tables.tables(protocols, more))
-
-
-# --------------------------------------------------------------------------------------------------
-# The tables of the frontier page
-# --------------------------------------------------------------------------------------------------
-
-
-def test_frontier_tables(tmp_path):
-    last = {("one-step", ""): (0, 0), ("graph", ""): (0.9, 0.0)}
-    last |= {("graph", "exploration=frontier"): (0.9, 0.8)}
-    last |= {("graph", "exploration=frontier frontier_share=0.1"): (0.9, 0.84)}
-    scores = {name: lambda seed, _, of=of: of[(seed - 1) % 5] for name, of in last.items()}
-    task = "MiniGrid-DoorKey-6x6-v0"
-    write_rows(tmp_path, scores, [task], seeds=2)
-    write_rows(tmp_path / "more", scores, [task], seeds=2, first=6)
-    protocols, more = map(tables.read_protocols, (tmp_path, tmp_path / "more"))
-    text = "\n".join(frontier_tables.tables(protocols, more))
-    (row,) = rows_of(text, "DoorKey-6x6")
-    cells = "0.45, 1 of 2 | 0.85, 2 of 2 | 0.40 | 1 : 0 | 0.500 | open | 40 → 40 | - → 700"
-    assert row == cells.split(" | ")
-    assert rows_of(text, "DoorKey-6x6, share 0.1")[0][1] == "0.87, 2 of 2"
-    for seeds, number in (("6 to 7", 2), ("1 to 7", 4)):
-        (row,) = rows_of(text, f"MiniGrid: DoorKey-6x6, seeds {seeds}")
-        assert row[0] == f"0.45, {number // 2} of {number}"
-        assert row[1:3] == [f"0.85, {number} of {number}", "0.40"]
+    assert report.whole_graph_table(whole) in text

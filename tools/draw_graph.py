@@ -7,17 +7,17 @@ Edges are drawn and states are not; a circle is a transition of a state to itsel
 states are laid out by springs, so that states lie about as far apart as there are transitions
 between them. Larger graphs have the paper's radial layout: in the centre a hypothetical
 meta-initial state that points to all initial states (`recorded.py` says which these are), each
-state on the ring of its distance from it. The web page needs no network: zoom, hover a state, click
-it and follow its transitions.
+state on the ring of its distance from it. The page is HTML without a program: click a state to see
+its observation, values and transitions, and follow these. The browser's zoom enlarges it.
 """
 
 import base64
 import io
-import json
 import os
 import re
 import sys
 from dataclasses import dataclass, field
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
@@ -45,8 +45,22 @@ COLOURS = {
 SUFFIXES = (".png", ".svg", ".html")
 SPRINGS = 400  # states: a thousand take a minute or more
 TILE = 12  # pixels of a MiniGrid cell in the page
-OBSERVED = 40_000  # states whose observations the page has: of Atari, 1 to 2 kB each
-PAGE = Path(__file__).with_name("graph_page.html")
+SHOWN = 20_000  # states that can be clicked in the page: of Atari, 2 to 4 kB each
+STYLE = """
+body { font: 13px/1.45 system-ui, sans-serif; margin: 10px 350px 40px 10px; }
+h1 { font-size: 14px; } h3 { font-size: 12px; margin: 10px 0 3px; color: #5c636a; }
+main { position: relative; } path { fill: none; } circle { fill: transparent; }
+a:hover circle { fill: #0d6efd; } #gradient { display: inline-block; width: 120px; height: 9px; }
+section { position: absolute; display: none; scroll-margin: 40vh 40vw; }
+section:target { display: block; }  /* it lies where its state does, and has the marks there */
+section > svg { position: absolute; overflow: visible; width: 1px; height: 1px; }
+section > svg { pointer-events: none; stroke: #d6336c; stroke-width: 2px; }
+section > div { position: fixed; right: 0; top: 0; width: 310px; height: 100vh; padding: 0 12px; }
+section > div { overflow-y: auto; background: #fff; border-left: 1px solid #dee2e6; }
+img { width: 100%; image-rendering: pixelated; } pre { white-space: pre-wrap; }
+table { border-collapse: collapse; width: 100%; } td { text-align: right; padding: 1px 5px; }
+td:first-child { text-align: left; }
+"""
 
 
 @dataclass
@@ -199,43 +213,109 @@ def picture_of(run, obs):
     return image if is_image and obs.dtype == np.uint8 else None
 
 
-def observation_text(run, state):
-    """What the page shows of a state's observation: the data URI of a PNG, or its numbers."""
+def observation_html(run, state):
+    """A state's observation as a PNG, or its numbers."""
     (obs,) = run.graph.observations_of(np.array([state]))
     picture, file = picture_of(run, obs), io.BytesIO()
     if picture is None:
-        return np.array2string(obs, precision=4, threshold=200, max_line_width=45)
+        text = np.array2string(obs, precision=4, threshold=200, max_line_width=45)
+        return f"<pre>{escape(text)}</pre>"
     Image.fromarray(picture).save(file, "png")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
+
+
+def path_of(starts, ends, radius):
+    """SVG commands of lines between places [n, 2], and of a circle where both are one."""
+    half = f"a{radius} {radius} 0 1 0"
+    circle = f"m{-radius} 0{half} {2 * radius} 0{half} {-2 * radius} 0"
+    for (x, y), (x2, y2) in zip(starts.tolist(), ends.tolist(), strict=True):
+        yield f"M{x:.1f} {y:.1f}" + (circle if (x, y) == (x2, y2) else f"L{x2:.1f} {y2:.1f}")
+
+
+def section(run, layout, i, out, into, q):
+    """What the page shows of state i. out, into: its edges. q: values [n, A] or None."""
+    edges, states, names = layout.edges, layout.states, run.action_names()
+
+    def link(j):
+        return "itself" if j == i else f'<a href="#s{states[j]}">{states[j]}</a>'
+
+    def table(rows):
+        cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
+        return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+
+    leaving, arriving = [], []
+    for a, name in enumerate(map(escape, names)):
+        taken = out[edges["action"][out] == a]
+        value = "" if q is None else f"{q[i, a]:.4g}"
+        best = q is not None and q[i, a] == q[i].max()
+        leaving.append((f"<b>{name}</b>" if best else name, value, edges["count"][taken].sum()))
+        for e in taken[np.argsort(-edges["count"][taken])]:
+            end = " (end)" * bool(edges["terminated"][e])
+            to = f"&rarr; {link(edges['next'][e])}{end}"
+            leaving.append((to, f"{edges['reward'][e]:.4g}", edges["count"][e]))
+    for e in into[:300]:
+        name, reward = escape(names[edges["action"][e]]), f"{edges['reward'][e]:.4g}"
+        arriving.append((link(edges["source"][e]), name, reward, edges["count"][e]))
+    yield f"<h1>State {states[i]}</h1>acted in {edges['count'][out].sum()} times, arrived at "
+    yield f"{edges['count'][into].sum()} times{'; an initial state' * (i in layout.initial)}"
+    yield observation_html(run, states[i])
+    yield "<h3>actions (value, times taken), and where they led (reward, times seen)</h3>"
+    yield table(leaving)
+    yield "<h3>transitions to here (action, reward, times seen)</h3>" + table(arriving)
+
+
+def page_of(run, layout, q):
+    """The page, in parts. q: values [n, A] or None."""
+    size = np.ptp(layout.xy, axis=0)
+    pixels = float(np.clip(1000 / max(size.max(), 1), 3, 100))  # of a transition
+    xy = ((layout.xy - layout.xy.min(axis=0)) * pixels + 20).round(1)
+    (width, height), radius = (size * pixels + 40).round().tolist(), round(min(pixels / 5, 9), 1)
+    edges, scale = layout.edges, layout.scale
+    title, gradient = escape(layout.title), ",".join(COLOURS[scale.cmap.name])
+    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+    yield f"<style>{STYLE}</style><h1>{title}</h1>"
+    yield "".join(f"<div>{escape(note)}</div>" for note in layout.notes)
+    low, high = (f"{end:,.4g}" for end in scale.get_clim())
+    style = f"background: linear-gradient(90deg,{gradient})"
+    yield f'<div>{low} <i id="gradient" style="{style}"></i> {high}</div>'
+    if run.suite == "minatar":
+        channels = import_module(f"minatar.environments.{run.task}").Env().channels
+        for name, k in channels.items():
+            yield f'<span style="color: {colors.to_hex(f"C{k}")}">&#9632; {escape(name)}</span> '
+    line = np.clip(pixels / 25, 0.5, 2)
+    yield f'<main><svg width="{width}" height="{height}" stroke-width="{line}">'
+    spokes = np.repeat(xy[-1:], len(layout.spokes), axis=0)
+    yield f'<path stroke="#adb5bd" d="{"".join(path_of(spokes, xy[layout.spokes], radius))}"/>'
+    for colour in dict.fromkeys(edges["colour"].tolist()):  # the last is drawn on top
+        here = edges["colour"] == colour
+        ends = xy[edges["source"][here]], xy[edges["next"][here]]
+        yield f'<path stroke="{colour}" d="{"".join(path_of(*ends, radius))}"/>'
+    crosses = "".join(f"M{x - 6} {y}h12M{x} {y - 6}v12" for x, y in xy[layout.crosses].tolist())
+    yield f'<path stroke="#000" stroke-width="2" d="{crosses}"/>'
+    shown = min(len(layout.states), SHOWN)
+    for state, (x, y) in zip(layout.states[:shown].tolist(), xy.tolist(), strict=False):
+        yield f'<a href="#s{state}"><circle cx="{x}" cy="{y}" r="{max(radius, 4)}">'
+        yield f"<title>State {state}</title></circle></a>"
+    yield "</svg>"
+    of_state = []
+    for name in ("source", "next"):
+        order = np.argsort(edges[name], kind="stable")
+        limits = np.searchsorted(edges[name][order], np.arange(1, shown + 1))
+        of_state.append(np.split(order, limits))
+    for i, (out, into) in enumerate(zip(*of_state, strict=True)):
+        if i < shown:
+            marks = path_of(np.zeros((len(out), 2)), xy[edges["next"][out]] - xy[i], radius)
+            place = f"left: {xy[i, 0]}px; top: {xy[i, 1]}px"
+            yield f'<section id="s{layout.states[i]}" style="{place}"><svg>'
+            yield f'<path d="{"".join(marks)}"/><circle r="5" style="fill: #d6336c"/></svg><div>'
+            yield from section(run, layout, i, out, into, q)
+            yield "</div></section>"
+    yield "</main></html>"
 
 
 def write_page(run, layout, q, path):
-    """The page: data, program and style in one file. q: values [n, A] or None."""
-    channels = {}
-    if run.suite == "minatar":
-        channels = import_module(f"minatar.environments.{run.task}").Env().channels
-    corner, scale = layout.xy.min(axis=0), layout.scale
-    data = {
-        "title": layout.title,
-        "notes": layout.notes,
-        "scale": [f"{end:,.4g}" for end in scale.get_clim()],
-        "gradient": COLOURS[scale.cmap.name],
-        "actions": run.action_names(),
-        "channels": {name: colors.to_hex(f"C{k}") for name, k in channels.items()},
-        "ids": layout.states,
-        "xy": (layout.xy - corner).round(3),
-        "size": np.maximum(layout.xy.max(axis=0) - corner, 1),
-        "crosses": layout.crosses,
-        "spokes": layout.spokes,
-        "initial": layout.initial,
-        "q": None if q is None else q.astype(np.float64).round(5),
-        "observations": [observation_text(run, state) for state in layout.states[:OBSERVED]],
-    } | layout.edges
-    text = json.dumps(data, default=np.ndarray.tolist, separators=(",", ":"))
-    # "<!--<script>" in a name would swallow the program.
-    page = PAGE.read_text().replace("/*DATA*/null", text.replace("<", "\\u003c"))
     try:
-        path.write_text(page)
+        path.write_text("\n".join(page_of(run, layout, q)))
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}")
 

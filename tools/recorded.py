@@ -174,10 +174,7 @@ def read(path):
         run.graph, run.steps = TransitionGraph.from_state(tree["graph"]), tree["counters"]["step"]
     except FileNotFoundError:
         if not (path / "graph.npz").exists():
-            fail(
-                f"{path} has no graph: a running run needs --checkpoint-frequency, "
-                "a sweep --keep-checkpoints"
-            )
+            fail(f"{path} has no graph: a running run needs --checkpoint-frequency")
         run.graph, run.steps = load_graph(path / "graph.npz"), config.get("total_timesteps")
         try:  # no code in the file is run
             model = torch.load(path / "model.pt", weights_only=True, map_location="cpu")

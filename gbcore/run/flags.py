@@ -161,7 +161,8 @@ def _kind(hint):
     if typing.get_origin(hint) is Annotated:
         span = next((of for of in hint.__metadata__ if isinstance(of, tuple)), None)
         return (hint.__origin__,), span
-    kinds, spans = zip(*map(_kind, typing.get_args(hint)), strict=True)  # of a union
+    parts = [part for part in typing.get_args(hint) if part is not ...]  # of a union or a tuple
+    kinds, spans = zip(*map(_kind, parts), strict=True)
     return sum(kinds, ()), next(filter(None, spans), None)
 
 
