@@ -62,7 +62,7 @@ def left_behind(run):
     """All that a finished run leaves, times aside: what must not depend on interruptions."""
     tree = load_checkpoint(run)
     tree["counters"]["logged"].pop()
-    tree["counters"].pop("training_seconds")
+    del tree["counters"]["training_seconds"], tree["tables"]  # metrics.csv has a column of time
     result = json.loads((run / "result.json").read_text())
     for name in ("sps", "training_seconds", "wall_seconds"):
         result.pop(name)

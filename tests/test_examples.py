@@ -188,7 +188,9 @@ def test_an_observation_that_its_space_does_not_hold_is_one_line(
     space, obs, named, make_task, capsys
 ):
     task = make_task(observation_space=space, reset=lambda **_: (obs, {}))
-    ends_in_one_line(capsys, task.reset, f"require an observation in {space}, got {named}\n")
+    if not isinstance(space, spaces.Dict) or named[0] in "({":  # a part names its own space
+        named = f"{named} for {space if named != '(2,)' else space['at']}"
+    ends_in_one_line(capsys, task.reset, f"require an observation of its space, got {named}\n")
 
 
 def test_reals_are_rounded_to_the_space_s_dtype_and_bounds_are_not_looked_at(make_task):
@@ -218,7 +220,7 @@ def raises(error):
     [
         ({"observation_space": None}, "observations None, which"),
         ({"observation_space": spaces.Sequence(HALF)}, "which Gymnasium cannot flatten"),
-        ({"observation_space": spaces.Box(0, 1, (0,))}, "hold no number"),
+        ({"observation_space": spaces.Box(0, 1, (0,))}, "at least one number"),
         ({"observation_space": spaces.Dict()}, "which Gymnasium cannot flatten"),
         ({"action_space": None}, "actions None; a graph needs Discrete ones"),
         ({"action_space": HALF}, "at least one"),
@@ -498,7 +500,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(flags, tmp_path):
     assert kept == (whole / name).read_text().splitlines()
     a, b = load_checkpoint(whole), load_checkpoint(run)
     for tree in (a, b):
-        del tree["counters"], tree["run"]["charts"]
+        del tree["counters"], tree["run"]["charts"], tree["tables"]
     np.testing.assert_equal(a, b)
 
 
@@ -509,12 +511,12 @@ BAD = {
         ("--env-id", "CartPole", "--env-kwargs", "[1]"),
         "with [1]: require a JSON object",
     ),
-    "path": (("--env-id", "no/such.py:Grid-v0"), "type no.such:Grid-v0"),
+    "path": (("--env-id", "no/such.py:Grid-v0"), "typed as Python imports it"),
     "unknown module": (("--env-id", "no_such_module:Grid-v0"), "cannot import 'no_such_module'"),
     "unknown argument": (sampled(colour=3), "unexpected keyword argument 'colour'"),
     "no JSON": (("--env-kwargs", "{is_slippery}"), "cannot make FrozenLake-v1 with {is_slippery}"),
     "JSON of no arguments": (("--env-kwargs", "[3]"), "cannot make FrozenLake-v1 with [3]"),
-    "no module": (("--env-id", "ALE/Freeway-v5"), "imported first: ale_py:ALE/Freeway-v5"),
+    "no module": (("--env-id", "ALE/Freeway-v5"), "as in ale_py:ALE/Pong-v5"),
     "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "which Gymnasium cannot flatten"),
     "decimals": (("--round", "12"), "--round must be at least -9 and at most 9, got 12"),
     "time limit": (("--time-limit", "0"), "--time-limit must be at least 1"),

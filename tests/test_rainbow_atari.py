@@ -1,13 +1,13 @@
 """gb_rainbow_atari.py on real games: what it records, what it computes, what it refuses."""
 
-import csv
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import command, is_one_line, jitted, only_run, play, run_process, spy
+from conftest import command, is_one_line, jitted, only_run, play, spy
+from output import read_rows
 from runs import read_metrics
 
 import gb_rainbow_atari as script
@@ -433,33 +433,18 @@ def test_duelling_heads_subtract_the_mean_advantage():
 # --------------------------------------------------------------------------------------------------
 
 
-RUN = [
-    "--env-id", "Breakout", "--total-timesteps", "40", *SMALL, "--eval-frequency", "20",
-    "--eval-epsilon", "1",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("backup", ["one-step", "n-step", "tree", "graph-mixed"])
-def test_same_seed_same_metrics(backup, tmp_path):
-    runs = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        assert command(script, *RUN, "--backup", *backup.split(), "--run-dir", folder) == 0
-        runs.append(only_run(folder))
-    assert read_metrics(runs[0]) == read_metrics(runs[1])
-    assert len(read_metrics(runs[0])) == 4
-    result = json.loads((runs[0] / "result.json").read_text())
+def test_what_a_run_leaves(tmp_path):
+    """That it is the same for the same seed is in test_resume.py."""
+    flags = ["--env-id", "Breakout", "--total-timesteps", "40", *SMALL, "--eval-frequency", "20"]
+    assert command(script, *flags, "--eval-epsilon", "1", "--run-dir", tmp_path) == 0
+    run = only_run(tmp_path)
+    assert len(read_metrics(run)) == 4
+    result = json.loads((run / "result.json").read_text())
     assert result["steps"] == 40
     assert result["human_normalized_score"] == (result["score"] - 1.7) / 28.8
-    with (runs[0] / "evaluations.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(run / "evaluations.csv")
     assert [row["global_step"] for row in rows] == ["20", "40"], "the last one is not done twice"
     assert result["score"] == float(rows[-1]["episodic_return"])
-    names = {path.name for path in runs[0].iterdir()}
-    assert {"config.json", "evaluations.csv", "model.pt", "graph.npz"} <= names
-    assert any(name.startswith("events.out.tfevents") for name in names)
-    graph = TransitionGraph.load(runs[0] / "graph.npz")
-    assert graph.num_transitions == 40
-    assert graph.check_valid() == []
 
 
 @pytest.mark.parametrize(
@@ -474,11 +459,3 @@ def test_same_seed_same_metrics(backup, tmp_path):
 def test_bad_input_is_one_line_and_status_2(flags, words, capsys):
     assert command(script, *flags) == 2
     assert is_one_line(capsys, *words)
-
-
-def test_a_process_of_its_own(tmp_path):
-    """It learns what this process learns."""
-    assert command(script, *RUN, "--run-dir", tmp_path / "here") == 0
-    run_process(script, *RUN, "--run-dir", tmp_path / "there")
-    here, there = (read_metrics(only_run(tmp_path / folder)) for folder in ("here", "there"))
-    assert here == there

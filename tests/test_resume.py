@@ -10,13 +10,11 @@ import subprocess
 import sys
 import time
 import zipfile
-from dataclasses import asdict
 from pathlib import Path
 
 import kill_and_resume
 import numpy as np
 import pytest
-import recorded
 import torch
 from conftest import command, files_in, is_one_line, jitted, leaves, only_run, write_checkpoint
 from kill_and_resume import as_bytes, left_behind
@@ -55,7 +53,6 @@ CASES = {
                                  "graph-mixed", *FRONTIER, *DQN]),
     "atari": (gb_rainbow_atari, ["--buffer-size", "100", *FRONTIER, *ATARI]),
 }  # fmt: skip
-all_scripts = pytest.mark.parametrize("case", ["minigrid", "minatar", "atari"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -138,23 +135,6 @@ def test_a_second_ctrl_c_acts_at_once(undisturbed, tmp_path, capsys):
     assert not (run / "result.json").exists()
     assert command(script, "--resume", run) == 0
     assert left_behind(run) == undisturbed("minigrid")[1]
-
-
-def test_a_signal_while_the_next_game_begins(undisturbed, tmp_path, monkeypatch):
-    script, flags = CASES["atari"]
-    reset, resets = script.Game.reset, []
-
-    def resetting(game):
-        resets.append(game)
-        if len(resets) == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return reset(game)
-
-    monkeypatch.setattr(script.Game, "reset", resetting)
-    assert command(script, *flags, "--run-dir", tmp_path) == 130
-    assert len(resets) == 2
-    assert command(script, "--resume", only_run(tmp_path)) == 0
-    assert left_behind(only_run(tmp_path)) == undisturbed("atari")[1]
 
 
 def test_no_evaluation_counts_as_training(tmp_path, monkeypatch):
@@ -246,104 +226,42 @@ def test_resuming_a_finished_run_changes_nothing(finished, capsys):
     assert files_in(run) == before
 
 
-@all_scripts
-def test_a_run_killed_in_its_last_moment_repeats_no_evaluation(case, finished, undisturbed):
-    script, run = finished(case)
+def test_a_run_killed_in_its_last_moment_repeats_its_last_evaluation(finished, undisturbed):
+    script, run = finished("minigrid")
     (run / "result.json").unlink()
     (run / "model.pt").unlink()
     assert command(script, "--resume", run) == 0
-    assert left_behind(run) == undisturbed(case)[1]
+    assert left_behind(run) == undisturbed("minigrid")[1]
 
 
-@all_scripts
+@pytest.mark.parametrize("case", ["minigrid", "atari"])
 def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
     script, run = finished(case)
     (run / "episode.mp4").write_bytes(b"the old network's")
-    resume = ["--resume", run]
     how = ["--no-cuda-graphs"] if case == "atari" else []  # it changes nothing that is learned
-    assert command(script, *resume, "--total-timesteps", "300", *how) == 0
+    assert command(script, "--resume", run, "--total-timesteps", "300", *how) == 0
     got = left_behind(run)
     assert got["result"]["steps"] == 300
     assert not (run / "episode.mp4").exists()
     assert [row["global_step"] for row in got["metrics"]][-3:] == ["240", "270", "300"]
-    steps = [line.split(",")[0] for line in got["evaluations"].splitlines()[1:]]
-    per_evaluation = 1 if case == "atari" else 2
-    assert steps == [str(s) for s in sorted({int(s) for s in steps}) for _ in range(per_evaluation)]
+    steps = [int(line.split(",")[0]) for line in got["evaluations"].splitlines()[1:]]
+    assert steps == sorted([*set(steps)] * (1 if case == "atari" else 2))
     graph = TransitionGraph.load(run / "graph.npz")
     assert graph.check_valid() == []
     assert graph.num_transitions == (100 if case == "atari" else 300)
-    assert json.loads((run / "config.json").read_text())["total_timesteps"] == 300
     capsys.readouterr()
-    assert command(script, *resume) == 0  # the larger total is remembered
-    assert "is finished" in capsys.readouterr().out
+    assert command(script, "--resume", run) == 0  # the larger total is remembered
+    assert "is finished: score" in capsys.readouterr().out
 
 
 def test_a_finished_run_leaves_what_it_was_not_asked_for_before(finished, undisturbed):
     script, run = finished("minigrid")
     (run / "model.pt").unlink()
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"save_model": False}))
+    edit_json("config.json", save_model=False)(run)
     assert command(script, "--resume", run) == 0
     assert not (run / "model.pt").exists()
     assert command(script, "--resume", run, "--save-model") == 0
     assert left_behind(run) == undisturbed("minigrid")[1]
-
-
-@pytest.mark.parametrize("module", ["evil", "runs.received.evil"])
-def test_no_module_of_the_run_s_own_folder_is_imported(module, tmp_path, monkeypatch, capsys):
-    script = recorded.load_script("examples/gb_dqn_gymnasium")
-    run = tmp_path / "runs" / "received"
-    run.mkdir(parents=True)
-    (run / "evil.py").write_text("raise SystemExit(99)")
-    config = asdict(script.Args(env_id=f"{module}:Evil-v0")) | {"script": script.__file__}
-    (run / "config.json").write_text(json.dumps(config))
-    monkeypatch.chdir(run if module == "evil" else tmp_path)
-    assert command(script, "--resume", run) == 2
-    assert is_one_line(capsys, "cannot resume", "evil", "in the run's own folder")
-
-
-@pytest.mark.parametrize("content", [None, "{}", "[1]", "[" * 10**5, "{", b"\xff"])
-def test_what_is_no_run_is_refused(content, tmp_path, capsys):
-    if content is not None:
-        content = content if isinstance(content, bytes) else content.encode()
-        (tmp_path / "config.json").write_bytes(content)
-    assert command(gb_dqn_minatar, "--resume", tmp_path) == 2
-    assert is_one_line(capsys, "no config.json" if content is None else "config.json is of no run")
-
-
-OTHER = {"script": gb_dqn_minatar.__file__}
-REFUSED = [  # flags given, changes of config.json and of result.json (None: without), words
-    ("--learning-rate 7", {}, {}, ["--learning-rate", "7"]),
-    ("--seed 7", {}, {}, ["--seed", "7"]),
-    ("--total-timesteps 239", {}, None, ["only be raised", "the run has 240, got 239"]),
-    ("", {"script": 7}, {}, ["it names no script"]),
-    ("", OTHER, {}, ["a run of gb_dqn_minatar.py", gb_dqn_minatar.__file__]),
-    ("", {"max_grad_norm": 10}, None, ["max_grad_norm is no flag"]),
-    ("", {"batch_size": "big"}, None, ["batch_size", "big"]),
-    ("", {"gamma": True}, None, ["gamma", "True"]),
-    ("", {"gamma": 2.0}, None, ["--gamma", "2.0"]),
-    ("", {"backup": 1}, None, ["backup", "1"]),
-    ("", {"seed": 1.0}, None, ["seed", "1.0"]),
-    ("", {}, {"score": None}, ["result.json is of no run"]),
-    ("", {}, {"score": "good"}, ["result.json is of no run"]),
-    ("", {}, {"steps": "all"}, ["result.json is of no run"]),
-]
-
-
-@pytest.mark.parametrize(("flags", "config", "result", "words"), REFUSED)
-def test_what_cannot_be_resumed_so_is_refused(flags, config, result, words, finished, capsys):
-    script, run = finished("minigrid")
-    for name, changes in (("config.json", config), ("result.json", result)):
-        if changes is None:
-            (run / name).unlink()
-        else:
-            content = json.loads((run / name).read_text()) | changes
-            (run / name).write_text(json.dumps(content))
-    before = files_in(run)
-    capsys.readouterr()
-    assert command(script, "--resume", run, *flags.split()) == 2
-    assert is_one_line(capsys, *words)
-    assert files_in(run) == before
 
 
 def test_a_total_that_there_is_no_memory_for(finished, capsys, monkeypatch):
@@ -374,17 +292,16 @@ def test_two_processes_cannot_go_on_with_one_run(finished, capsys, monkeypatch):
     (run / "result.json").unlink()
     config = json.loads((run / "config.json").read_text())
     other = directory.RunDirectory(run, config, run_module.METRICS, resume_step=240)
-    monkeypatch.setattr(run_module, "load_checkpoint", None)  # it is not read, while it may change
-    assert command(script, "--resume", run) == 2
-    assert "another process" in capsys.readouterr().err
+    with monkeypatch.context() as patch:  # a checkpoint is not read, while it may change
+        patch.setattr(run_module, "load_checkpoint", None)
+        is_refused(script, run, capsys, "another process")
     close = other._writer.close
+    monkeypatch.setattr(other._writer, "close", lambda: [held(), close()])
 
-    def close_late():
-        with pytest.raises(OSError, match="another process"):
+    def held():
+        with pytest.raises(ValueError, match="another process"):
             directory.lock_folder(run)
-        close()
 
-    monkeypatch.setattr(other._writer, "close", close_late)
     other.close()
     os.close(directory.lock_folder(run))
 
@@ -408,20 +325,168 @@ def test_ctrl_c_in_the_video_leaves_a_finished_run(tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------
-# Damage
+# What is refused: in one line, with status 2, and nothing in the folder is changed
 # --------------------------------------------------------------------------------------------------
 
 
-def is_refused(script, run, capsys, *words):
-    """One line on stderr, status 2, and nothing in the folder is changed."""
+def is_refused(script, run, capsys, *words, flags=()):
     before = files_in(run)
     capsys.readouterr()
-    assert command(script, "--resume", run) == 2
-    _, err = capsys.readouterr()
-    (line,) = err.splitlines()
-    for word in ("cannot resume", *words):
+    assert command(script, "--resume", run, *flags) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    for word in ("error: cannot resume", *words):
         assert word in line
     assert files_in(run) == before
+
+
+def edit_json(name, **changes):
+    def edit(run):
+        content = json.loads((run / name).read_text()) | changes
+        (run / name).write_text(json.dumps(content))
+
+    return edit
+
+
+def edit_rows(name, change):
+    """change: function of the lines of a table, header first."""
+
+    def edit(run):
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(change(lines)))
+
+    return edit
+
+
+def put(tree, place, value):
+    """A copy of a tree with another value, a function of its own, at a place: a tuple of keys."""
+    key, *rest = place
+    return tree | {key: put(tree[key], rest, value) if rest else value(tree[key])}
+
+
+def edit_tree(*place, value):
+    def edit(run):
+        write_checkpoint(run, put(checkpoint.load_checkpoint(run), place, value))
+
+    return edit
+
+
+def replace(name, make):
+    """make: function of a path where no file is, and of one elsewhere."""
+
+    def edit(run):
+        elsewhere = run.parent / "elsewhere"
+        elsewhere.write_bytes((run / name).read_bytes() if (run / name).exists() else b"")
+        (run / name).unlink(missing_ok=True)
+        make(run / name, elsewhere)
+
+    return edit
+
+
+class Trap:
+    """A pickle that would end the tests when loaded."""
+
+    def __reduce__(self):
+        return (os._exit, (99,))
+
+
+def with_pickle(run):
+    with np.load(run / checkpoint.NAME) as file:
+        arrays = dict(file) | {"replay/rows/node": np.array([Trap()], object)}
+    np.savez(run / checkpoint.NAME, **arrays)
+
+
+METRICS, TABLES = "metrics.csv", ("metrics.csv", "evaluations.csv")
+OTHER = {"script": gb_dqn_minatar.__file__}
+LINK = {"make": lambda path, elsewhere: path.symlink_to(elsewhere)}
+PIPE = {"make": lambda path, _: os.mkfifo(path)}
+REFUSED = [  # what is done to a run that was killed at its end, words that are told
+    (edit_json("config.json", script=7), ["it names no script"]),
+    (edit_json("config.json", **OTHER), ["run of gb_dqn_minatar.py", gb_dqn_minatar.__file__]),
+    (edit_json("config.json", max_grad_norm=10), ["max_grad_norm", "is no flag"]),
+    (edit_json("config.json", help=True), ["help", "is no flag"]),
+    (edit_json("config.json", batch_size="big"), ["--batch-size", "big"]),
+    (edit_json("config.json", gamma=True), ["--gamma"]),
+    (edit_json("config.json", backup=1), ["--backup", "1"]),
+    (edit_json("config.json", seed=1.0), ["--seed", "1.0"]),
+    (edit_json("config.json", seed=2), ["config.json", "seed 1", "got 2"]),
+    (edit_json("config.json", gamma=0.5), ["config.json", "gamma 0.95", "got 0.5"]),
+    *((edit_rows(name, lambda lines: []), [name]) for name in TABLES),
+    *((edit_rows(name, lambda lines: lines[:1]), [name]) for name in TABLES),
+    *((edit_rows(name, lambda lines: lines[:1] + lines[2:]), [name]) for name in TABLES),
+    *((edit_rows(name, lambda lines: ["step,x\n", *lines[1:]]), [name]) for name in TABLES),
+    *((edit_rows(name, lambda lines: [*lines[:1], "9" + lines[1]]), [name]) for name in TABLES),
+    (lambda run: (run / METRICS).unlink(), [METRICS]),
+    (lambda run: (run / "config.json").unlink(), ["config.json"]),
+    (lambda run: (run / checkpoint.NAME).unlink(), ["Require a checkpoint"]),
+    *((replace(name, **LINK), [f"{name} in it is a link"]) for name in
+      ("new.config.json", checkpoint.NAME, METRICS)),
+    *((replace(name, **PIPE), [name]) for name in ("config.json", checkpoint.NAME, METRICS)),
+    (with_pickle, ["allow_pickle=False"]),
+    (edit_tree("learner", "adam", value=lambda _: {}), ["Require checkpoint/learner/adam"]),
+    (edit_tree("run", "obs", value=lambda obs: obs ^ 1), ["plays otherwise"]),
+    (edit_tree("replay", "rows", "node", value=lambda node: node + 10**6), []),
+    (edit_tree("graph", "edge_next", value=lambda node: node + 10**6), []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "words"), REFUSED)
+def test_what_is_damaged_or_not_the_run_s_own_is_refused(damage, words, finished, capsys):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    damage(run)
+    is_refused(script, run, capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--learning-rate", "7"], ["Require --learning-rate 0.001", "got 7"]),
+        (["--seed", "7"], ["Require --seed 1", "got 7"]),
+        (["--total-timesteps", "239"], ["240", "can only be raised"]),
+    ],
+)
+def test_flags_that_a_run_does_not_have_are_refused(flags, words, finished, capsys):
+    is_refused(*finished("minigrid"), capsys, *words, flags=flags)
+
+
+@pytest.mark.parametrize("result", [{"score": None}, {"score": "good"}, {"steps": "all"}], ids=str)
+def test_a_result_that_is_none_is_refused(result, finished, capsys):
+    script, run = finished("minigrid")
+    edit_json("result.json", **result)(run)
+    is_refused(script, run, capsys, "result.json is of no run")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_refused_table_leaves_a_finished_run_as_it_is(table, finished, capsys):
+    script, run = finished("minigrid")
+    edit_rows(table, lambda lines: lines[:1])(run)
+    is_refused(script, run, capsys, table, flags=("--total-timesteps", "260"))
+
+
+def test_rows_that_came_after_the_checkpoint_are_cut(finished, undisturbed):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    for table in TABLES:
+        with (run / table).open("a") as file:
+            file.write("270,1,2\nx\n27")
+    assert command(script, "--resume", run) == 0
+    assert left_behind(run) == undisturbed("minigrid")[1]
+
+
+def test_the_folder_itself_may_be_a_link(finished, tmp_path):
+    script, run = finished("minigrid")
+    (tmp_path / "link").symlink_to(run)
+    assert command(script, "--resume", tmp_path / "link", "--total-timesteps", "260") == 0
+
+
+def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    tree = checkpoint.load_checkpoint(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "FORMAT_VERSION", 2)
+        write_checkpoint(run, tree)
+    is_refused(script, run, capsys, "format 6, got 2")
 
 
 def test_a_damaged_checkpoint_is_refused(finished, capsys):
@@ -453,155 +518,20 @@ def test_a_damaged_checkpoint_is_refused(finished, capsys):
         is_refused(script, run, capsys)
 
 
-def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-    tree = checkpoint.load_checkpoint(run)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT_VERSION", 2)
-        write_checkpoint(run, tree)
-    is_refused(script, run, capsys, "format 5, got 2")
-
-
-def put(tree, place, value):
-    """A copy of a tree with another value at a place, a tuple of keys."""
-    key, *rest = place
-    return tree | {key: put(tree[key], rest, value) if rest else value}
-
-
 @pytest.mark.parametrize("case", ["minigrid, frontier", "minatar"])
-def test_a_foreign_tree_is_refused(case, finished, capsys):
-    """Each name gone, each type and shape changed, and what the parts themselves refuse."""
-    script, run = finished(case)
-    (run / "result.json").unlink()
+def test_a_tree_of_other_names_types_or_shapes_is_refused(case, finished):
+    _, run = finished(case)
     tree = checkpoint.load_checkpoint(run)
-    fresh = put(tree, ("replay", "rows"), Rows(tree["replay"]["rows"]))
-    changes = []
+    fresh = put(tree, ("replay", "rows"), Rows)
     for place, value in leaves(tree):
+        others = [other for other in ("x", 1, {}, True) if type(other) is not type(value)]
         if isinstance(value, np.ndarray):
-            changes += [(place, value[None]), (place, value.astype("U1")), (place, 0)]
-        else:
-            changes += [(place, "x" if type(value) is not str else 1), (place, {}), (place, True)]
-        changes.append((place[:-1], {}))
-    for place, value in changes[:: len(changes) // 100]:
-        with pytest.raises(ValueError, match="Require"):
-            checkpoint.check_like(put(tree, place, value), fresh)
-    node = tree["replay"]["rows"]["node"] + 10**6
-    for place, value in (
-        (("env", "actions"), [99]), (("counters", "step"), 241), (("replay", "rows", "node"), node),
-        (("graph", "edge_next"), tree["graph"]["edge_next"] + 10**6), (("learner", "adam"), {}),
-        (("run", "obs"), tree["run"]["obs"] ^ True),
-    ):  # fmt: skip
-        write_checkpoint(run, put(tree, place, value))
-        is_refused(script, run, capsys)
-
-
-def test_nothing_is_written_through_a_link(finished, tmp_path, capsys):
-    """Not where a config would be written, and not for a checkpoint on another disk."""
-    script, run = finished("minigrid")
-    for name in ("new.config.json", checkpoint.NAME, "metrics.csv"):
-        target = tmp_path / "elsewhere"
-        target.write_text("mine")
-        kept = (run / name).rename(tmp_path / "kept") if (run / name).exists() else None
-        (run / name).symlink_to(target)
-        capsys.readouterr()
-        assert command(script, "--resume", run, "--total-timesteps", "260") == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert f"{name} in it is a link" in line
-        assert target.read_text() == "mine"
-        (run / name).unlink()
-        if kept:
-            kept.rename(run / name)
-    link = tmp_path / "link"
-    link.symlink_to(run)  # the user's own
-    assert command(script, "--resume", link, "--total-timesteps", "260") == 0
-
-
-def test_damaged_rows_are_left_out_and_other_columns_refused(finished, undisturbed, capsys):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-    path = run / "metrics.csv"
-    header, *rows = path.read_text().splitlines(keepends=True)
-    damaged = ("45,1,2\n", rows[0][:-1] + ",9\n", "x\n", f"{'9' * 200_000}\n")
-    path.write_text("".join([header, rows[0], *damaged, *rows[1:]]))
-    assert command(script, "--resume", run) == 0
-    assert left_behind(run) == undisturbed("minigrid")[1]
-    (run / "result.json").unlink()
-    path.write_text("global_step,other\n30,1\n")
-    capsys.readouterr()
-    assert command(script, "--resume", run) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "metrics.csv has other columns" in line
-
-
-@pytest.mark.parametrize("table", ["metrics.csv", "evaluations.csv"])
-def test_a_refused_table_leaves_a_finished_run_as_it_is(table, finished, capsys):
-    script, run = finished("minigrid")
-    (run / table).write_text("global_step,other\n30,1\n")
-    before = files_in(run)
-    assert command(script, "--resume", run, "--total-timesteps", "260") == 2
-    assert f"{table} has other columns" in capsys.readouterr().err
-    assert files_in(run) == before
-
-
-@pytest.mark.parametrize("table", ["metrics.csv", "evaluations.csv"])
-def test_a_table_without_rows_that_the_checkpoint_knows_is_refused(table, finished, capsys):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-    header, first, *rest = (run / table).read_text().splitlines(keepends=True)
-    damaged = header + first.replace(",", ",x", 1) + "".join(rest)
-    for content in (None, "", header, damaged, header + "".join(rest)):
-        (run / table).unlink(missing_ok=True)
-        if content is not None:
-            (run / table).write_text(content)
-        is_refused(script, run, capsys, table)
-
-
-def test_a_config_that_is_not_the_checkpoint_s_is_refused(finished, capsys):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-    config = json.loads((run / "config.json").read_text())
-    for name, value, words in (("seed", 2, "seed 1"), ("gamma", 0.5, "gamma 0.95")):
-        (run / "config.json").write_text(json.dumps(config | {name: value}))
-        is_refused(script, run, capsys, "config.json", words, f"got {value}")
-
-
-@pytest.mark.parametrize("name", ["config.json", "metrics.csv", checkpoint.NAME])
-def test_a_pipe_in_place_of_a_file_is_refused(name, finished, capsys):
-    script, run = finished("minigrid")
-    (run / name).unlink()
-    os.mkfifo(run / name)
-    assert command(script, "--resume", run, "--total-timesteps", "260") == 2
-    assert name in capsys.readouterr().err
-
-
-def test_a_game_that_ends_before_its_actions_is_refused(finished, capsys, monkeypatch):
-    script, run = finished("atari")
-    (run / "result.json").unlink()
-    step = script.Game.step
-
-    def last_step(game, action):
-        step(game, action)
-        game.is_over = True
-
-    monkeypatch.setattr(script.Game, "step", last_step)
-    is_refused(script, run, capsys, "the game ends earlier")
-
-
-def test_a_checkpoint_runs_no_code(finished, capsys, tmp_path):
-    """A pickle that would write a file when loaded."""
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-
-    class Trap:
-        def __reduce__(self):
-            return (Path.write_text, (tmp_path / "trapped", "ha"))
-
-    with np.load(run / checkpoint.NAME) as file:
-        arrays = dict(file) | {"replay/rows/node": np.array([Trap()], object)}
-    np.savez(run / checkpoint.NAME, **arrays)
-    is_refused(script, run, capsys)
-    assert not (tmp_path / "trapped").exists()
+            others = [value[None], value.astype("U1"), 0]
+        elif value is None:
+            others.remove(1)
+        for other in others:
+            with pytest.raises(ValueError, match="Require"):
+                checkpoint.check_like(put(tree, place, lambda _, other=other: other), fresh)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -614,7 +544,7 @@ def without_progress(err):
 
 
 WRITES = {
-    "a row of metrics.csv": (directory._Table, "write"),
+    "a row of metrics.csv": (directory.RunDirectory, "_write"),
     "TensorBoard": (directory.RunDirectory, "flush"),
     "a checkpoint": (np, "savez"),
     "sync": (os, "fsync"),

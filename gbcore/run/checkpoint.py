@@ -19,7 +19,7 @@ from gbcore.arrays import Rows, check_array
 from gbcore.run.directory import replacing
 
 NAME, TREE = "checkpoint.npz", "tree"  # the file; its entry that has all but the arrays, as JSON
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 Tree = dict[str, Any]
 
@@ -97,31 +97,6 @@ def check_like(found: Any, wanted: Any, name: str = "checkpoint") -> None:
         raise ValueError(f"Require {name} like {wanted!r}, got {found!r}")
 
 
-class RandomStates:
-    """The generators of a run, as a part of its checkpoint: NumPy's, torch's, and the GPU's."""
-
-    def __init__(self, rng: np.random.Generator, device: torch.device) -> None:
-        self._rng, self._device = rng, device
-
-    def state(self) -> Tree:
-        """What `restore` takes back."""
-        on_gpu = self._device.type == "cuda"
-        of_gpu = torch.cuda.get_rng_state() if on_gpu else torch.zeros(0, dtype=torch.uint8)
-        return {
-            "numpy": self._rng.bit_generator.state,
-            "torch": torch.get_rng_state(),
-            "cuda": Rows(state=of_gpu),
-        }
-
-    def restore(self, saved: Tree) -> None:
-        """Go on from what `state` returned; on another device the GPU's own generator is kept."""
-        self._rng.bit_generator.state = saved["numpy"]
-        torch.set_rng_state(torch.from_numpy(saved["torch"]))
-        gpu_state = saved["cuda"]["state"]
-        if self._device.type == "cuda" and len(gpu_state):
-            torch.cuda.set_rng_state(torch.from_numpy(gpu_state))
-
-
 class LearnerState:
     """What a checkpoint holds of a learner: its networks, Adam, and what it names in SAVED.
 
@@ -138,17 +113,13 @@ class LearnerState:
         """What `restore` takes back."""
         adam = {}
         for name, parameter in self.online.named_parameters():
-            moments = self.optimizer.state[parameter]
-            adam[name] = {  # zeros before the first step
-                "step": moments.get("step", torch.zeros(())),
-                "exp_avg": moments.get("exp_avg", torch.zeros_like(parameter)),
-                "exp_avg_sq": moments.get("exp_avg_sq", torch.zeros_like(parameter)),
-            }
-        networks = {name: dict(getattr(self, name).state_dict()) for name in ("online", "target")}
-        saved = {name: getattr(self, name) for name in self.SAVED}
-        saved = {name: of for name, of in saved.items() if of is not None}
+            zeros = torch.zeros_like(parameter)  # moments before the first step
+            begin = {"step": torch.zeros(()), "exp_avg": zeros, "exp_avg_sq": zeros}
+            adam[name] = begin | dict(self.optimizer.state[parameter])
+        saved = {name: of for name in self.SAVED if (of := getattr(self, name)) is not None}
         return {
-            **networks,
+            "online": dict(self.online.state_dict()),
+            "target": dict(self.target.state_dict()),
             "adam": adam,
             **{name: of if isinstance(of, int) else of.state() for name, of in saved.items()},
         }

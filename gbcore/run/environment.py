@@ -5,6 +5,7 @@ import difflib
 import functools
 import importlib
 import json
+import operator
 import os
 import re
 import sys
@@ -22,10 +23,9 @@ from numpy.typing import NDArray
 from gbcore.run.flags import fail, warn
 
 RETURNS = {
-    "reset": ("observation", "info"),
-    "step": ("observation", "reward", "terminated", "truncated", "info"),
+    "reset": "(observation, info)",
+    "step": "(observation, reward, terminated, truncated, info)",
 }
-PACKAGES = {"ale": "ale_py", "minigrid": "minigrid", "babyai": "minigrid"}  # prefix -> module
 LONG = 10_000  # numbers in an observation that was no array; more are slow
 _warn_once = functools.cache(warn)  # an evaluation makes an environment for each of its episodes
 
@@ -80,14 +80,12 @@ class GymnasiumTask:
         if not isinstance(kwargs, dict):
             fail(f"cannot make {env_id} with {kwargs}: require a JSON object")
         kwargs |= {"render_mode": render_mode} if render_mode else {}
-        try:
-            self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-            actions, self._space = self.env.action_space, self.env.observation_space
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the environment's own code may raise anything
-            told = str(error) if isinstance(error, Exception) else ""
-            fail(f"cannot make {env_id} with {kwargs}: {told or repr(error)}")
+
+        def make():
+            env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+            return env, env.action_space, env.observation_space
+
+        self.env, actions, self._space = _foreign(f"cannot make {env_id} with {kwargs}", make)
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
         self._assumed_limit = None if time_limit or self.env.spec.max_episode_steps else 1_000
         if limit := time_limit or self._assumed_limit:
@@ -100,15 +98,13 @@ class GymnasiumTask:
             self._box = self._space if self._is_flat else spaces.flatten_space(self._space)
         except (NotImplementedError, ValueError):  # a kind of space that Gymnasium does not know
             self._box = None
-        if not isinstance(self._box, spaces.Box) or self._box.dtype.kind not in "biuf":
+        size = np.prod(self._box.shape) if isinstance(self._box, spaces.Box) else 0
+        if size == 0 or self._box.dtype.kind not in "biuf":
             fail(
                 f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one "
-                "array of numbers; leave out or encode in a wrapper what is none"
+                "array of at least one number; leave out or encode in a wrapper what is none"
             )
         self.shape, self.dtype = self._box.shape, self._box.dtype
-        size = int(np.prod(self.shape))
-        if size == 0:
-            fail(f"{env_id} has observations {self._space}, which hold no number")
         if size > LONG and not self._is_flat:
             _warn_once(
                 f"{env_id}: an observation in {self._space} becomes {size:,} numbers, one-hot, "
@@ -161,23 +157,15 @@ class GymnasiumTask:
     def _call(self, method, *args, **kwargs):
         """What a method of the environment returns."""
         parts = RETURNS.get(method)
-        try:
-            found = getattr(self.env, method)(*args, **kwargs)
-        except (MemoryError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # its own code may raise anything
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            wrong = f"an error: {error!r} ({place.filename}, line {place.lineno})"
-        else:
-            if not parts or (
-                isinstance(found, tuple)
-                and len(found) == len(parts)
-                and isinstance(found[-1], dict)
-            ):
-                return found
-            wrong = _shown(found)
-        wanted = f"to return ({', '.join(parts)})" if parts else "to return a picture"
-        fail(f"{self._env_id}: require {method} {wanted}, got {wrong}")
+        told = f"{self._env_id}: require {method} to return {parts or 'a picture'}, got"
+        found = _foreign(f"{told} an error", getattr(self.env, method), *args, **kwargs)
+        if parts is not None and not (
+            isinstance(found, tuple)
+            and len(found) == parts.count(",") + 1
+            and isinstance(found[-1], dict)
+        ):
+            fail(f"{told} {_shown(found)}")
+        return found
 
     def flatten(self, obs: Any) -> NDArray[Any]:
         """An observation of the environment's own as the array that a run observes."""
@@ -186,7 +174,7 @@ class GymnasiumTask:
             obs = spaces.flatten(self._space, obs)
             wrong = misfit(self._box, obs)
         if wrong is not None:
-            fail(f"{self._env_id}: require an observation in {self._space}, got {wrong}")
+            fail(f"{self._env_id}: require an observation of its space, got {wrong}")
         return np.array(obs, self.dtype)  # environments may go on writing into theirs
 
     def _observe(self, obs):
@@ -199,6 +187,17 @@ class GymnasiumTask:
         return self.obs
 
 
+def _foreign(doing, call, *args, **kwargs):
+    """What a call of somebody else's code returns; whatever it raises ends the program."""
+    try:
+        return call(*args, **kwargs)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit among them
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        fail(f"{doing}: {error!r} ({place.filename}, line {place.lineno})")
+
+
 def rounded(obs: NDArray[Any], decimals: int) -> NDArray[Any]:
     """An observation as the key of --round: int64, or reals without -0.0, whose bytes differ."""
     wide = obs if obs.dtype.kind == "f" else obs.astype(np.int64)  # 255 to tens is 260
@@ -206,27 +205,26 @@ def rounded(obs: NDArray[Any], decimals: int) -> NDArray[Any]:
 
 
 def misfit(space: gymnasium.Space[Any], obs: Any) -> str | None:
-    """Why an observation cannot be taken as one of a space: its value, or None where it can.
+    """Why an observation cannot be taken as one of a space, or None where it can: value and space.
 
     A number that the dtype of a Box would change is not taken, but for reals that it rounds. The
     bounds of a Box are not looked at.
     """
-    if isinstance(space, spaces.Box):
-        return _misfit_of_box(space, obs)
+    parts = None
     if isinstance(space, spaces.Dict):
-        if not (isinstance(obs, Mapping) and obs.keys() == space.spaces.keys()):
-            return _shown(obs)
-        parts = ((part, obs[name]) for name, part in space.spaces.items())
+        if isinstance(obs, Mapping) and obs.keys() == space.spaces.keys():
+            parts = [(part, obs[name]) for name, part in space.spaces.items()]
     elif isinstance(space, spaces.Tuple):
-        if not (isinstance(obs, tuple | list) and len(obs) == len(space.spaces)):
-            return _shown(obs)
-        parts = zip(space.spaces, obs, strict=True)
-    else:
-        return None if space.contains(obs) else _shown(obs)
-    found = ((part, misfit(part, one)) for part, one in parts)
-    part, text = next((pair for pair in found if pair[1] is not None), (None, None))
-    is_leaf = text is not None and not isinstance(part, spaces.Dict | spaces.Tuple)
-    return f"{text} for {part}" if is_leaf else text
+        if isinstance(obs, tuple | list) and len(obs) == len(space.spaces):
+            parts = list(zip(space.spaces, obs, strict=True))
+    elif isinstance(space, spaces.Box):
+        wrong = _misfit_of_box(space, obs)
+        return wrong and f"{wrong} for {space}"
+    elif space.contains(obs):
+        return None
+    if parts is None:
+        return f"{_shown(obs)} for {space}"
+    return next(filter(None, (misfit(part, one) for part, one in parts)), None)
 
 
 def _misfit_of_box(space, obs):
@@ -271,13 +269,12 @@ def _close(env):
 
 def maker_of(script: str, env_id: str, seed: int, rng: np.random.Generator) -> Callable[[], Any]:
     """Function that makes a task as a script's module does; one that cannot ends the program."""
-    try:
-        module = importlib.import_module(script)
-        make, args_of, task_of = module.make_env, module.Args, module.task_of
-    except Exception as error:  # whatever is wrong with it
-        fail(f"--script requires a module with Args, task_of and make_env: {error!r}")
-    if module.__name__ == "gb_rainbow_atari":
+    if script == "gb_rainbow_atari":
         fail("--script gb_rainbow_atari: require one whose rewards are the task's own")
+    told = "--script requires a module with Args, task_of and make_env"
+    module = _foreign(told, importlib.import_module, script)
+    parts = operator.attrgetter("make_env", "Args", "task_of")
+    make, args_of, task_of = _foreign(told, parts, module)
     return functools.partial(make, args_of(seed=seed), task_of(env_id), rng)
 
 
@@ -290,34 +287,21 @@ def gymnasium_id(env_id: str) -> str:
     module, colon, name = env_id.strip().rpartition(":")
     if module:
         sys.path.append(os.getcwd())
-        try:
-            importlib.import_module(module)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # whatever is wrong with it
-            if os.sep in module or module.endswith(".py"):
-                dotted = os.path.relpath(module.removesuffix(".py")).replace(os.sep, ".")
-                fail(f"require module:Id-v0, got {env_id!r}; type {dotted.lstrip('.')}:{name}")
-            fail(f"cannot import {module!r}, of {env_id}, from {os.getcwd()}: {error!r}")
-    if name in gymnasium.registry:
-        return f"{module}{colon}{name}"
+        told = f"cannot import {module!r}, typed as Python imports it, from {os.getcwd()}"
+        _foreign(told, importlib.import_module, module)
 
     def key_of(spelling):
         return re.sub("[-_ ]", "", spelling.lower())
 
     names = sorted(gymnasium.registry, key=lambda known: gymnasium.registry[known].version or 0)
     known = {key_of(name.rpartition("-v")[0]): name for name in names}
-    known |= {key_of(name): name for name in names}
-    if key_of(name) in known:
-        return f"{module}{colon}{known[key_of(name)]}"
-    package = PACKAGES.get(re.split("[-/]", name.lower())[0])
-    close = difflib.get_close_matches(key_of(name), known, n=3, cutoff=0.6)
-    if package and not module:
-        hint = f"the module that registers it is imported first: {package}:{name}"
-    elif close:
-        hint = "nearest: " + ", ".join(
-            dict.fromkeys(f"{module}{colon}{known[key]}" for key in close)
+    known |= {key_of(name): name for name in names} | {name: name for name in names}
+    found = known.get(name) or known.get(key_of(name))
+    if found is None:
+        close = difflib.get_close_matches(key_of(name), known, n=3, cutoff=0.7)
+        near = ", ".join(dict.fromkeys(f"{module}{colon}{known[key]}" for key in close)) or "none"
+        fail(
+            f"unknown environment {env_id!r}; nearest: {near}; one that a module registers is "
+            "typed module:Id-v0, as in ale_py:ALE/Pong-v5 or minigrid:MiniGrid-Empty-5x5-v0"
         )
-    else:
-        hint = "one that a module registers is typed module:Id-v0"
-    fail(f"unknown environment {env_id!r}; {hint}")
+    return f"{module}{colon}{found}"

@@ -132,8 +132,7 @@ def write_video(path: str | Path, frames: Iterable[Any], fps: int, zoom: int = 1
     except Exception as error:  # an environment that draws may raise anything
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         reason = str(error).strip().partition("\n")[0]  # ffmpeg's are long
-        named = str(path).replace("new.episode.mp4", "episode.mp4")  # of `Run.writing`
-        fail(f"cannot write {named}: {kind}{reason}", 1)
+        fail(f"cannot write {path}: {kind}{reason}", 1)
     finally:
         if writer is not None:  # it came to no end
             writer.close()

@@ -13,14 +13,13 @@ import io
 import itertools
 import json
 import math
-import os
 import re
 import shlex
 import sys
 import typing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import torch
 import tyro
@@ -101,19 +100,21 @@ def parse_flags(flags_class: type[Flags], script: str) -> Flags:
     if args.resume is not None:
         args = _flags_of_run(flags_class, Path(script), args.resume)
     check_flags(args)
-    folder = Path(args.resume or args.run_dir).absolute()
-    while not os.path.lexists(folder):
-        folder = folder.parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        fail(f"cannot write to {str(folder)!r}: require a folder that can be written to")
     return args
 
 
 def read_flags(flags_class: type[Flags], arguments: list[str], **options: Any) -> Flags:
     """tyro.cli, but 1e5 is an integer, and a flag that cannot be read one line, not a box."""
-    arguments, shown = _plain_words(flags_class, arguments, "config" in options), io.StringIO()
     try:
-        with contextlib.redirect_stderr(shown):
+        return _parsed(flags_class, arguments, **options)
+    except ValueError as error:
+        fail(error)
+
+
+def _parsed(flags_class, arguments, **options):
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(shown), _rules:
             return tyro.cli(flags_class, args=arguments, **options)
     except SystemExit as end:
         if end.code != 2:  # the end of --help
@@ -121,49 +122,47 @@ def read_flags(flags_class: type[Flags], arguments: list[str], **options: Any) -
     lines = [line.strip("│╰╯ ") for line in shown.getvalue().splitlines()[1:]]
     parts = itertools.groupby(lines, lambda line: line.strip("─-") == "")
     message, *more = [list(part) for is_rule, part in parts if not is_rule]
+    words = " ".join(arguments).replace("=", " ").split()
+    for flag, value in itertools.pairwise(words):
+        if message[0] == f"Unrecognized options: {value}" and flag.startswith("--"):
+            name = flag.removeprefix("--").removeprefix("no-")
+            raise ValueError(f"{flag} takes no value, got {value}: give --{name} or --no-{name}")
     near = [line.split()[0] for part in more[:-1] for line in part if line.startswith("--")]
     hint = f"; nearest: {', '.join(near)}" if message[0].startswith("Unrec") and near else ""
-    fail(" ".join(message) + hint)
+    raise ValueError(" ".join(message) + hint)
 
 
-def _plain_words(flags_class, arguments, switches_take_values):
-    """1e5 as 100000 where an integer is asked for. A value given to a switch ends the program."""
-    kinds, plain = _kinds(flags_class), []
-    for word in arguments:
-        if word.startswith("--"):
-            flag, equals, value = word.partition("=")
-        else:
-            flag, equals, value = plain[-1] if plain else "", "", word
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        allowed, _ = kinds.get(name, ((), None))
-        is_word = value.lower() in ("true", "false", "0", "1", "yes", "no")
-        if is_word and bool in allowed and not switches_take_values:
-            switch = name.replace("_", "-")
-            fail(f"{flag} takes no value, got {value}: give --{switch} or --no-{switch}")
-        is_power = int in allowed and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value)
-        if is_power and float(value).is_integer():
-            word = f"{flag}={int(float(value))}" if equals else str(int(float(value)))
-        plain.append(word)
-    return plain
+_rules = tyro.constructors.ConstructorRegistry()
 
 
-def _kinds(flags_class):
-    """Of each flag by name: its types or words, and the least and most of a number or None."""
+@_rules.primitive_rule
+def _integers(info):
+    """1e5 is an integer."""
+    if info.type is int:
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda words: _integer(*words),
+            is_instance=lambda value: type(value) is int,
+            str_from_instance=lambda value: [str(value)],
+        )
+    return None
+
+
+def _integer(text):
+    is_power = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", text) and float(text).is_integer()
+    return int(float(text) if is_power else text)
+
+
+def spans(flags_class: type[Any]) -> dict[str, tuple[float, float] | None]:
+    """Least and most of each flag by name; None where its type tells none."""
     hints = typing.get_type_hints(flags_class, include_extras=True)
-    return {field.name: _kind(hints[field.name]) for field in fields(flags_class)}
+    return {field.name: _span(hints[field.name]) for field in fields(flags_class)}
 
 
-def _kind(hint):
-    if isinstance(hint, type):
-        return (hint,), None
-    if typing.get_origin(hint) is Literal:
-        return typing.get_args(hint), None
-    if typing.get_origin(hint) is Annotated:
-        span = next((of for of in hint.__metadata__ if isinstance(of, tuple)), None)
-        return (hint.__origin__,), span
-    parts = [part for part in typing.get_args(hint) if part is not ...]  # of a union or a tuple
-    kinds, spans = zip(*map(_kind, parts), strict=True)
-    return sum(kinds, ()), next(filter(None, spans), None)
+def _span(hint):
+    of_union = (getattr(part, "__metadata__", ()) for part in (hint, *typing.get_args(hint)))
+    return next((of for of in itertools.chain(*of_union) if isinstance(of, tuple)), None)
 
 
 def fixed_flags(args: RunFlags) -> str:
@@ -190,7 +189,7 @@ def _spelled(args, name):
 
 def check_values(args: Any) -> None:
     """Refuse flags of a dataclass that are out of their range."""
-    for name, (_, span) in _kinds(type(args)).items():
+    for name, span in spans(type(args)).items():
         flag, value = f"--{name.replace('_', '-')}", getattr(args, name)
         if span and value is not None and not span[0] <= value <= span[1]:  # NaN is in no range
             fail(f"{flag} must be at least {span[0]} and at most {span[1]}, got {value}")
@@ -250,62 +249,54 @@ def _flags_of_run(flags_class, script, path):
     """The run's own flags, and those of FREE that are given."""
     try:
         saved = _saved_flags(flags_class, script, Path(path))
-    except FileNotFoundError:
-        fail(f"cannot resume {path!r}: no config.json there; give the folder that a run printed")
+        args = read_flags(flags_class, sys.argv[1:], default=saved)
+        for name, value in asdict(saved).items():
+            given, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+            if given != value and name not in args.FREE:
+                raise ValueError(f"Require {flag} {value!r}, which the run has, got {given!r}")
+        if args.total_timesteps < (least := saved.total_timesteps):
+            raise ValueError(f"Require --total-timesteps of {least} or more: it can only be raised")
+        _end_if_finished(args)
     except (OSError, ValueError) as error:
         fail(f"cannot resume {path!r}: {error}")
-    saved.resume = path
-    args = read_flags(flags_class, sys.argv[1:], default=saved)
-    for name, value in asdict(saved).items():
-        given, flag = getattr(args, name), f"--{name.replace('_', '-')}"
-        if given != value and name not in args.FREE:
-            fail(f"{flag} cannot be changed with --resume: the run has {value!r}, got {given!r}")
-    if args.total_timesteps < saved.total_timesteps:
-        fail(
-            "--total-timesteps can only be raised with --resume: "
-            f"the run has {saved.total_timesteps}, got {args.total_timesteps}"
-        )
-    _end_if_finished(args)
     return args
 
 
 def _saved_flags(flags_class, script, path):
-    config, kinds = read_json(path / "config.json"), _kinds(flags_class)
+    config = read_json(path / "config.json")
     made_by = config.pop("script", None)
     if not isinstance(made_by, str):
         raise ValueError("config.json is of no run: it names no script")
     if Path(made_by).stem != script.stem:
         command = shlex.join(["python", made_by, "--resume", str(path)])
-        fail(f"{str(path)!r} is a run of {Path(made_by).name}: {command}")
-    for name, value in config.items():
-        if name not in kinds:
-            raise ValueError(f"{name} is no flag of {script.name}")
-        allowed, _ = kinds[name]
-        fits = (value if isinstance(allowed[0], str) else type(value)) in allowed
-        if not (fits or (type(value) is int and float in allowed)):
-            raise ValueError(f"Require {name} of {allowed}, got {value!r}")
-    module = config.get("env_id", "").rpartition(":")[0].replace(".", "/")
+        raise ValueError(f"it is a run of {Path(made_by).name}: {command}")
+    if unknown := config.keys() - {field.name for field in fields(flags_class)}:
+        raise ValueError(f"{unknown}, in config.json, is no flag of {script.name}")
+    switches = {name: value for name, value in config.items() if isinstance(value, bool)}
+    words = [f"--{'' if value else 'no_'}{name}" for name, value in switches.items()]
+    others = config.keys() - switches.keys()
+    words += [f"--{name}={config[name]}" for name in others if config[name] is not None]
+    saved = _parsed(flags_class, words)
+    module = saved.env_id.rpartition(":")[0].replace(".", "/")
     for place in (Path(base, module).resolve() for base in (path, "", *sys.path) if module):
         if path.resolve() in place.parents and any(place.parent.glob(f"{place.name}*")):
             raise ValueError(f"the module of its environment is in the run's own folder: {place}")
-    return flags_class(**config)
+    saved.resume = str(path)
+    return saved
 
 
 def _end_if_finished(args):
     """A run that has come to its end, with all that it shall leave, is not run again."""
     path = Path(args.resume)
     asked = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
-    try:
-        result = read_json(path / "result.json")
-        is_finished = not result["interrupted"] and result["steps"] >= args.total_timesteps
-        if not (is_finished and all((path / name).exists() for name in asked)):
-            return
-        print(
-            f"{path} is finished: score {result['score']:g} after {result['steps']} steps; "
-            "a larger --total-timesteps goes on with it"
-        )
-    except FileNotFoundError:
+    if not all((path / name).exists() for name in ("result.json", *asked)):
         return
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        fail(f"cannot resume {args.resume!r}: result.json is of no run: {error!r}")
-    sys.exit()
+    result = read_json(path / "result.json")
+    try:
+        is_finished = not result["interrupted"] and result["steps"] >= args.total_timesteps
+        score = f"{result['score']:g} after {result['steps']} steps" if is_finished else ""
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"result.json is of no run: {error!r}") from error
+    if is_finished:
+        print(f"{path} is finished: score {score}; a larger --total-timesteps goes on with it")
+        sys.exit()

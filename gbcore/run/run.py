@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from gbcore.arrays import Rows
 from gbcore.frontier import FrontierEpisodes
 from gbcore.graph import TransitionGraph
 from gbcore.graph_values import GraphValues
 from gbcore.leaf_table import LeafTable
 from gbcore.replay import PrioritizedReplay
-from gbcore.run.checkpoint import RandomStates, check_like, load_checkpoint, save_checkpoint
+from gbcore.run.checkpoint import check_like, load_checkpoint, save_checkpoint
 from gbcore.run.directory import RunDirectory, lock_folder, replacing, run_name, versions
 from gbcore.run.flags import RunFlags, fail, fixed_flags
 from gbcore.run.progress import Progress, lasting_output
@@ -56,8 +57,6 @@ class Counters:
     logged: list[float] = field(default_factory=lambda: [0, 0, 0, 0.0])
     evaluations: list[float] = field(default_factory=list)  # mean return of each
     evaluated_step: int = 0  # of the last evaluation
-    num_metrics_rows: int = 0
-    num_evaluations_rows: int = 0
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
@@ -103,14 +102,13 @@ class Run:
         self.charts = dict.fromkeys(CHARTS)
         self._graph, self._learner, self._env = parts["graph"], parts["learner"], parts["env"]
         self._replay, self.frontier = parts["replay"], parts.get("frontier")
-        self._parts = {**parts, "random": RandomStates(rng, device), "counters": self._counters}
+        self._parts, self._rng = {**parts, "counters": self._counters, "run": self}, rng
         self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later
         self._begin = self._clock = time.perf_counter()
         self.stop = StopSignal()
         compile_kernels(parts)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
-        lock = self._restore() if args.resume else None
-        self._directory = self._open_directory(lock)
+        self._directory = self._open_directory()
         self._progress = Progress(self.step, args.total_timesteps, args.learning_starts)
         print(f"{task}, {args.backup} backup, on {device}; results go to {self._directory.path}")
 
@@ -196,7 +194,6 @@ class Run:
         self._directory.log_evaluation(self._counters.step, returns, lengths)
         self._counters.evaluations.append(float(np.mean(returns)))
         self._counters.evaluated_step = self._counters.step
-        self._counters.num_evaluations_rows += len(returns)
         self._train_on()
 
     def finish(
@@ -258,19 +255,18 @@ class Run:
         self._directory.log(
             counters.step, row if self.frontier is None else row | self.frontier.metrics()
         )
-        counters.num_metrics_rows += 1
 
     def require_finite(self) -> None:
         """Make charts plain numbers. NaN ends the run; its last checkpoint is from before."""
         for name, value in self.charts.items():
             self.charts[name] = None if value is None else float(value)
             if value is not None and not math.isfinite(self.charts[name]):
-                told = f"{name} is {self.charts[name]} after {self.step} steps: nothing more can be"
-                told += " learned; its last checkpoint, if there is one, is from before."
                 largest = np.abs(self._replay.reward[: self._replay.size]).max(initial=0)
-                if not largest < 1e6:
-                    fail(f"{told} Rewards are up to {largest:g}: scale them", 1)
-                fail(f"{told} Try a smaller --learning-rate", 1)
+                fail(
+                    f"{name} is {self.charts[name]} after {self.step} steps: nothing more can be "
+                    "learned; its last checkpoint, if there is one, is from before. Try a smaller "
+                    f"--learning-rate, or scale the rewards, which are up to {largest:g}", 1,
+                )  # fmt: skip
 
     def _end_interrupted(self):
         path = shlex.quote(str(self._directory.path))
@@ -330,46 +326,68 @@ class Run:
     def state(self) -> dict[str, Any]:
         """The loop's own part of a checkpoint."""
         self.require_finite()
+        on_gpu = self._device.type == "cuda"
         return {
             "charts": dict(self.charts),
             "obs": np.ascontiguousarray(self._env.obs),
             "flags": fixed_flags(self._args),
+            "numpy": self._rng.bit_generator.state,
+            "torch": torch.get_rng_state(),
+            "cuda": Rows(state=torch.cuda.get_rng_state() if on_gpu else torch.zeros(0).byte()),
         }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `state` returned, once all other parts do.
+
+        ValueError where the environment is in another state. On another device the GPU's own
+        generator is kept.
+        """
+        if not np.array_equal(self._env.obs, saved["obs"]):
+            raise ValueError(
+                "the episode under way plays otherwise: other versions of the environment, "
+                "or chance in it that reset(seed) does not govern"
+            )
+        self.charts = saved["charts"]
+        self._rng.bit_generator.state = saved["numpy"]
+        torch.set_rng_state(torch.from_numpy(saved["torch"]))
+        of_gpu = torch.from_numpy(saved["cuda"]["state"])
+        if self._device.type == "cuda" and len(of_gpu):
+            torch.cuda.set_rng_state(of_gpu)
 
     def _save(self):
         self._directory.flush()
-        save_checkpoint(self._directory.path, self._parts | {"run": self})
+        save_checkpoint(self._directory.path, {"tables": self._directory} | self._parts)
 
-    def _restore(self):
-        """Take the checkpoint of args.resume. Returns the lock of its folder."""
-        path, lock = self._args.resume, None
+    def _open_directory(self):
+        """A new folder, or that of args.resume, whose checkpoint is taken."""
+        args, metrics = self._args, METRICS
+        if self.frontier is not None:
+            metrics += FrontierEpisodes.METRICS
+        to_write = {"script": str(self._script)} | asdict(args) | {"resume": None}, metrics
         try:
-            lock = lock_folder(path)
-            found = load_checkpoint(path)
-            parts = self._parts | {"run": self}
-            self._require_flags_of(found)
-            check_like(found, {name: part.state() for name, part in parts.items()})
-            actions = found["env"].get("actions", ())
-            if not all(type(a) is int and 0 <= a < self._env.num_actions for a in actions):
-                raise ValueError("Require the environment's own actions")
-            if not 0 <= found["counters"]["step"] <= self._args.total_timesteps:
-                raise ValueError("Require no step after the last one")
-            for name, part in self._parts.items():
-                part.restore(found[name])
-            if not np.array_equal(self._env.obs, found["run"]["obs"]):
-                raise ValueError(
-                    "the episode under way plays otherwise: other versions of the environment, "
-                    "or chance in it that reset(seed) does not govern"
-                )
-            self.charts = found["run"]["charts"]
-        except BaseException as error:
-            if lock is not None:
-                os.close(lock)
-            if isinstance(error, MemoryError) or not isinstance(error, Exception):
+            if args.resume is None:
+                name = run_name(self.task, self._script.stem, args.backup, args.seed)
+                return RunDirectory(Path(args.run_dir) / name, *to_write)
+        except OSError as error:
+            fail(f"cannot write to {args.run_dir!r}: {error.strerror}")
+        with contextlib.ExitStack() as if_refused:
+            try:
+                lock = lock_folder(args.resume)
+                if_refused.callback(os.close, lock)
+                found = load_checkpoint(args.resume)
+                tables = found.pop("tables")
+                self._require_flags_of(found)
+                check_like(found, {name: part.state() for name, part in self._parts.items()})
+                for name, part in self._parts.items():
+                    part.restore(found[name])
+                directory = RunDirectory(args.resume, *to_write, self.step, tables, lock)
+            except MemoryError:
                 raise
-            told = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
-            fail(f"cannot resume {path!r}: {getattr(error, 'strerror', None) or told}")
-        return lock
+            except Exception as error:  # whatever a part raises for what is not its own
+                told = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
+                fail(f"cannot resume {args.resume!r}: {told}")
+            if_refused.pop_all()
+            return directory
 
     def _require_flags_of(self, found):
         of_config = json.loads(fixed_flags(self._args))
@@ -379,29 +397,6 @@ class Run:
                     f"config.json is not the run's own: Require {name} {value!r}, as in its "
                     f"checkpoint, got {of_config[name]!r}"
                 )
-
-    def _open_directory(self, lock):
-        args, counters = self._args, self._counters
-        name = run_name(self.task, self._script.stem, args.backup, args.seed)
-        extra = () if self.frontier is None else FrontierEpisodes.METRICS
-        kept = {
-            "resume_step": counters.step,
-            "kept_metrics": (counters.step, counters.num_metrics_rows),
-            "kept_evaluations": (counters.evaluated_step, counters.num_evaluations_rows),
-            "lock": lock,
-        }
-        try:
-            return RunDirectory(
-                args.resume or Path(args.run_dir) / name,
-                {"script": str(self._script)} | asdict(args) | {"resume": None},
-                METRICS + extra,
-                **(kept if args.resume else {}),
-            )
-        except OSError as error:
-            if lock is not None:
-                os.close(lock)
-            told = f"resume {args.resume!r}" if args.resume else f"write to {args.run_dir!r}"
-            fail(f"cannot {told}: {error.strerror}")
 
 
 class StopSignal:
