@@ -21,7 +21,15 @@ from hypothesis.stateful import (
 )
 from naive import NaiveGraph
 
-from gbcore import FrontierPlanner, TransitionGraph, kernels, prune, q_targets, trajectory_subgraphs
+from gbcore import (
+    FrontierEpisodes,
+    FrontierPlanner,
+    TransitionGraph,
+    kernels,
+    prune,
+    q_targets,
+    trajectory_subgraphs,
+)
 from gbcore.categorical import pad
 
 BIG = 2**40
@@ -817,7 +825,7 @@ def test_one_rule_for_one_and_many_and_one_error_for_a_mistake(small):
         alike = [graph.expand(many([a]), many([1]), 1), graph.expand(np.int64(a), 1, 1)]
         for sub in alike:
             assert (sub.root_nodes.tolist(), sub.pair_action.tolist()) == ([a], [1])
-    planner = FrontierPlanner(graph)
+    planner, episodes, rng = FrontierPlanner(graph), FrontierEpisodes(graph), None
     for bad in (-1, 2, 1000, BIG, -BIG):
         for call in (
             lambda bad: graph.add(bad, 1, 0.5, b, False),
@@ -829,6 +837,8 @@ def test_one_rule_for_one_and_many_and_one_error_for_a_mistake(small):
             lambda bad: graph.expand([a, bad], [1, 1], 1),
             lambda bad: graph.require_node(bad),
             lambda bad: planner.action_values(bad),
+            lambda bad: planner.act(bad, rng),
+            lambda bad: episodes.act(bad, rng),
         ):
             with raises_naming(bad, KeyError):
                 call(bad)

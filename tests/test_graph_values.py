@@ -1,8 +1,6 @@
 """GraphValues: value iteration on the data, kept up to date while the graph changes."""
 
-import copy
 import gc
-import pickle
 
 import naive
 import numpy as np
@@ -209,26 +207,6 @@ def test_a_watcher_that_goes_while_others_are_told_takes_nothing_from_them():
     assert changes == [(node, node)]
 
 
-def test_a_restored_one_goes_on_with_the_same_values():
-    def made():
-        graph, replay, table = graph_that_forgets()
-        return {"graph": graph, "replay": replay, "leaves": table}, GraphValues(graph, table, 0.9)
-
-    (parts, values), rng = made(), np.random.default_rng(3)
-    list(walk(parts["replay"], values, rng, 402, every=5))  # a change waits
-    saved = {name: part.state() for name, part in parts.items()} | {"values": values.state()}
-    assert len(saved["values"]["waiting"]["pairs"]) > 0
-    (again, restored) = made()
-    for name, part in again.items():
-        part.restore(saved[name])
-    restored.restore(saved["values"])
-    for replay, of in ((parts["replay"], values), (again["replay"], restored)):
-        list(walk(replay, of, np.random.default_rng(4), 100))
-        of.update()
-    nodes = np.unique(parts["replay"].node)
-    assert np.array_equal(values.values(nodes), restored.values(nodes))
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -264,6 +242,8 @@ def test_bad_arguments_are_named():
     for bad in (-1.0, np.inf):
         with raises_naming(bad):
             GraphValues(graph, table, 0.9, bad)
+    with raises_naming("Require the leaf table of this graph", ValueError):
+        GraphValues(TransitionGraph(2, (1,)), table, 0.9)
     values = GraphValues(graph, table, 0.9)
     node = graph.node(np.array([0]))
     graph.add(node, 0, 1.0, node, False)
@@ -375,42 +355,6 @@ def test_a_change_waits_until_it_was_followed():
     assert values.actions(nodes[:1]).tolist() == [1]
 
 
-def copied(values):
-    return copy.deepcopy(values)
-
-
-def pickled(values):
-    values.leaves.evaluate = leaf_of  # a function that can be pickled
-    return pickle.loads(pickle.dumps(values))
-
-
-@pytest.mark.parametrize("copy_of", [copied, pickled])
-def test_a_copy_goes_on_by_itself(copy_of):
-    graph, replay, table = graph_that_forgets()
-    values, rng = GraphValues(graph, table, 0.9), np.random.default_rng(6)
-    list(walk(replay, values, rng, 202, every=5))
-    twin = copy_of(values)
-    assert twin.graph is twin.leaves.graph is not graph
-    assert twin.state()["waiting"]["pairs"].tolist() == values.state()["waiting"]["pairs"].tolist()
-    for of in (values, twin):
-        node = of.graph.node(np.array([12345]))
-        of.graph.add(node, 0, 50.0, node, True)
-        of.update()
-        assert of.targets([node], [0]).tolist() == [50.0]
-    nodes = np.unique(replay.node)
-    assert np.array_equal(values.values(nodes), twin.values(nodes))
-    graph.add(int(nodes[0]), 1, 999.0, int(nodes[0]), True)
-    values.update()
-    assert values.values(nodes[:1]) == 999.0
-    assert twin.values(nodes[:1]) < 999.0
-    other = twin.graph
-    del twin, of
-    gc.collect()
-    node = other.node(np.array([0]))
-    other.add(node, 0, 0.0, node, True)
-    assert not other._watchers
-
-
 def test_large_rewards_do_not_overflow_where_their_mean_does_not():
     graph, _, table = graph_that_forgets()
     node, end = graph.node(np.array([0])), graph.node(np.array([1]))
@@ -440,10 +384,3 @@ def test_with_keys_the_graph_is_asked_by_key():
     assert values.seen_policy(otherwise)(near, keys).tolist() == [0, 1, 5]
     with pytest.raises(ValueError, match="Require a key"):
         values.act(near, otherwise)
-
-
-def test_leaves_of_another_graph_are_refused():
-    *_, table = graph_that_forgets()
-    other, *_ = graph_that_forgets()
-    with pytest.raises(ValueError, match="Require the leaf table of this graph"):
-        GraphValues(other, table, 0.9)

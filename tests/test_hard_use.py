@@ -1,6 +1,7 @@
 """Copies, threads, changed subgraphs, sizes out of range, caches that cannot be used."""
 
 import copy
+import gc
 import os
 import pickle
 import subprocess
@@ -16,6 +17,7 @@ from conftest import Case, jitted, scaled
 from gbcore import (
     FrontierEpisodes,
     FrontierPlanner,
+    GraphValues,
     LeafTable,
     PrioritizedReplay,
     Replay,
@@ -118,6 +120,7 @@ class Parts:
         self.leaves = LeafTable(self.graph, values_of)
         self.planner = FrontierPlanner(self.graph)
         self.episodes = FrontierEpisodes(self.graph)
+        self.values = GraphValues(self.graph, self.leaves, 0.9)
         self.use(range(70))
 
     def obs(self, state):
@@ -139,7 +142,14 @@ class Parts:
             sub = self.replay.subgraphs(batch, "graph", 3, 2, rng)
             seen += [*q_targets(sub, self.leaves.values(sub.nodes), 0.9), *batch.weights]
             self.replay.update_priorities(batch.rows, rng.random(4))
+            if i % 4 == 0:
+                self.values.update()
+                seen += self.values.values(batch.nodes).tolist()
         return seen
+
+    def all(self):
+        names = ("graph", "replay", "leaves", "planner", "episodes", "values")
+        return {name: getattr(self, name) for name in names}
 
     def held(self):
         """All that the parts hold."""
@@ -149,8 +159,7 @@ class Parts:
                 return {name: plain(one) for name, one in value.items()}
             return value.tolist() if isinstance(value, np.ndarray) else value
 
-        parts = (self.graph, self.replay, self.leaves, self.planner, self.episodes)
-        return [plain(part.state()) for part in parts]
+        return {name: plain(part.state()) for name, part in self.all().items()}
 
     def check(self):
         return self.graph.check_valid() + self.planner.check_valid()
@@ -164,7 +173,8 @@ def test_a_copy_goes_on_the_same_and_apart(copied, keyed, frame_stack):
     before = parts.held()
     again = copied(parts)
     assert again.held() == before
-    assert again.planner.graph is again.replay.graph is again.graph
+    assert before["values"]["waiting"]["pairs"], "a change waits"
+    assert again.planner.graph is again.replay.graph is again.values.leaves.graph is again.graph
     seen = again.use(range(70, 140))  # rooms grow, ids are freed and given out again
     assert parts.held() == before, "the original follows its copy"
     assert parts.use(range(70, 140)) == seen
@@ -174,6 +184,26 @@ def test_a_copy_goes_on_the_same_and_apart(copied, keyed, frame_stack):
         (s, np.array([s]) if keyed else None) for s in range(30)
     )]  # fmt: skip
     assert len(set(observations) - {-1}) == again.graph.num_nodes
+    graph = again.graph
+    del again
+    gc.collect()
+    node = int(graph.edges()["source"][0])
+    graph.add(node, 0, 9.0, node, False)
+    assert not graph._watchers, "nobody watches any more"
+
+
+@pytest.mark.parametrize("frame_stack", [False, True])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_is_restored_goes_on_the_same(keyed, frame_stack):
+    """Into parts that were used otherwise."""
+    parts, again = Parts(keyed, frame_stack), Parts(keyed, frame_stack)
+    again.use(range(200, 250))
+    for name, part in again.all().items():
+        part.restore(getattr(parts, name).state())
+    assert again.held() == parts.held()
+    assert again.use(range(70, 140)) == parts.use(range(70, 140))
+    assert again.held() == parts.held()
+    assert again.check() == []
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle])
@@ -203,11 +233,10 @@ def test_copies_of_what_stands_alone():
 
 def test_a_copy_that_would_share_arrays_is_refused():
     parts = Parts(False, False)
-    planner = parts.episodes.planner
-    for part in (*vars(parts).values(), SumTree(2), Interner((1,), np.uint8), planner):
-        if part is not parts.keyed:
-            with pytest.raises(TypeError, match=r"Require copy\.deepcopy of a "):
-                copy.copy(part)
+    alone = SumTree(2), Interner((1,), np.uint8), parts.episodes.planner
+    for part in (*parts.all().values(), *alone):
+        with pytest.raises(TypeError, match=r"Require copy\.deepcopy of a "):
+            copy.copy(part)
 
 
 def test_a_graph_and_a_replay_print_their_sizes():
