@@ -12,7 +12,7 @@ from gbcore.sum_tree import SumTree
 from gbcore.targets import pair_q_values, prune, q_targets
 
 if TYPE_CHECKING:
-    from gbcore.categorical import categorical_targets, point_masses
+    from gbcore.categorical import categorical_targets
 
 __version__ = "1.0.0"
 
@@ -29,7 +29,6 @@ __all__ = [
     "TransitionGraph",
     "categorical_targets",
     "pair_q_values",
-    "point_masses",
     "prune",
     "q_targets",
     "trajectory_subgraphs",

@@ -110,16 +110,6 @@ def _check_support(support):
         raise ValueError(f"Require a support equally spaced and increasing, got {support}")
 
 
-def point_masses(values: torch.Tensor, support: torch.Tensor) -> torch.Tensor:
-    """Pmfs with all mass at values Tensor [B], clipped and projected as in `categorical_targets`.
-
-    Returns a Tensor [B, n_atoms] whose rows sum to 1 and have the values as their expectations.
-    """
-    width = (support[-1] - support[0]) / (len(support) - 1)
-    values = values.clamp(support[0], support[-1])
-    return (1 - (values[:, None] - support).abs() / width).clamp(min=0)
-
-
 # --------------------------------------------------------------------------------------------------
 # On a device: pack, unpack, back_up
 # --------------------------------------------------------------------------------------------------

@@ -466,17 +466,13 @@ class TransitionGraph:
     def watch(self) -> "Changes":
         """A list that gets the pair (node, next_node) of every transition added or removed.
 
-        It grows until the one who watches empties it, and ends with `unwatch`, or when nobody keeps
-        it. A deep copy of it watches the copied graph.
+        It grows until the one who watches empties it, and ends when nobody keeps it. A deep copy of
+        it watches the copied graph.
         """
         return Changes(self)
 
-    def unwatch(self, changes: "Changes") -> None:
-        """Tell a list that `watch` returned no more."""
-        self._watchers[:] = (other for other in self._watchers if other() is not changes)
-
     def _tell(self, nodes, next_nodes):
-        for watcher in tuple(self._watchers):  # one may end meanwhile, by the garbage collector
+        for watcher in tuple(self._watchers):
             changes = watcher()
             if changes is None:
                 self._watchers.remove(watcher)
@@ -486,10 +482,8 @@ class TransitionGraph:
     def _check_transition(self, node, action, reward, next_node, terminated):
         node, next_node = operator.index(node), operator.index(next_node)
         action, reward = operator.index(action), float(reward)
-        in_degree = self._arrays.in_degree
-        for i in (node, next_node):
-            if not 0 <= i < len(in_degree) or in_degree[i] == FREED:
-                raise KeyError(f"Require the id of a node, got {i}")
+        self.require_node(node)
+        self.require_node(next_node)
         if not 0 <= action < self.num_actions:
             raise ValueError(f"Require 0 <= action < {self.num_actions}, got {action}")
         if not math.isfinite(reward):
@@ -510,14 +504,19 @@ class TransitionGraph:
         for name, column in zip(Trajectory._fields[:5], checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
-        row = kernels.find_bad_transition(self._arrays, *checked[:4])
-        row = min([row, *np.flatnonzero(terminated != columns[4])[:1]])
-        if row < len(node):
+        bad = np.append(np.flatnonzero(terminated != columns[4]), len(node))[0]
+        self._require_rows((*checked[:4], columns[4]), bad)
+        return checked
+
+    def _require_rows(self, columns, bad):
+        # The first row that is wrong, at the latest `bad`, raises as `add`.
+        in_degree = self._arrays.in_degree
+        row = min(bad, kernels.find_bad_transition(in_degree, self.num_actions, *columns[:4]))
+        if row < len(columns[0]):
             try:
                 self._check_transition(*(column[row] for column in columns))
             except (KeyError, ValueError) as error:
                 raise type(error)(f"Row {row}: {error.args[0]}") from None
-        return checked
 
     def edges(self) -> dict[str, NDArray[Any]]:
         """All distinct transitions: a dict of arrays [num_edges].
@@ -587,12 +586,8 @@ class TransitionGraph:
         if depth * len(nodes) > kernels.MAX_STAMP // 2:
             raise ValueError(f"Require fewer roots for depth {depth}, got {len(nodes)}")
         with self.lock:
-            bad = kernels.find_bad_pair(self._arrays.in_degree, self.num_actions, nodes, actions)
-            if bad >= 0:
-                self.require_node(nodes[bad])
-                raise ValueError(
-                    f"Require 0 <= action < {self.num_actions}, got {actions[bad]} for root {bad}"
-                )
+            zeros = np.zeros(len(nodes))
+            self._require_rows((nodes, actions, zeros, nodes, zeros), len(nodes))
             seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
             return kernels.expand_roots(
                 self._arrays, nodes, actions, depth, min(breadth, MAX_TRANSITIONS), seed,

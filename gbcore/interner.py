@@ -108,7 +108,13 @@ class Interner:
 
     def add_all(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
         """Ids int64 [n] of arrays [n, *shape] of the dtype, as `add` in order."""
-        keys = self._keys_of(arrays)
+        flat = np.ascontiguousarray(arrays).reshape(len(arrays), math.prod(self.shape))
+        flat = flat.view(np.uint8)
+        if self._num_bytes % 8 == 0:  # writeable, so that there is one compiled kernel
+            keys = np.require(flat.view(np.uint64), requirements=["ALIGNED", "WRITEABLE"])
+        else:
+            keys = np.zeros((len(arrays), len(self._key)), np.uint64)
+            keys.view(np.uint8)[:, : self._num_bytes] = flat
         ids = np.empty(len(keys), np.int64)
         done = kernels.intern_keys(self.table, keys, 0, ids)
         while done < len(keys):
@@ -126,15 +132,6 @@ class Interner:
     def _key_of(self, array):
         self._key_array[...] = array
         return self._key
-
-    def _keys_of(self, arrays):
-        flat = np.ascontiguousarray(arrays).reshape(len(arrays), math.prod(self.shape))
-        flat = flat.view(np.uint8)
-        if self._num_bytes % 8 == 0:  # writeable, so that there is one compiled kernel
-            return np.require(flat.view(np.uint64), requirements=["ALIGNED", "WRITEABLE"])
-        keys = np.zeros((len(arrays), len(self._key)), np.uint64)
-        keys.view(np.uint8)[:, : self._num_bytes] = flat
-        return keys
 
     def _grow(self):  # returns the table: what was read of it before is void
         old = self.table

@@ -445,13 +445,13 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
 
 
 @jit
-def find_bad_transition(graph, node, action, reward, next_node):
+def find_bad_transition(in_degree, num_actions, node, action, reward, next_node):
     """First row of arrays [n] with an id of no node, no action, or a reward not finite; or n."""
     for i in range(node.shape[0]):
         for j in (node[i], next_node[i]):
-            if j < 0 or j >= graph.in_degree.shape[0] or graph.in_degree[j] == FREED:
+            if j < 0 or j >= in_degree.shape[0] or in_degree[j] == FREED:
                 return i
-        if not 0 <= action[i] < graph.pair_count.shape[1] or not np.isfinite(reward[i]):
+        if not 0 <= action[i] < num_actions or not np.isfinite(reward[i]):
             return i
     return node.shape[0]
 
@@ -485,17 +485,6 @@ def remove_transitions(graph, table, node, action, reward, next_node, terminated
             graph, table, node[i], action[i], reward[i], next_node[i], terminated[i], freed[size:]
         )
     return freed[:size]
-
-
-@jit
-def find_bad_pair(in_degree, num_actions, nodes, actions):
-    """Index of the first (node, action) that is no node or no action, or -1."""
-    for i in range(nodes.shape[0]):
-        if nodes[i] < 0 or nodes[i] >= in_degree.shape[0] or in_degree[nodes[i]] == FREED:
-            return i
-        if actions[i] < 0 or actions[i] >= num_actions:
-            return i
-    return -1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -584,24 +573,17 @@ def find_misfit(sub, num_actions, least_row):
     level_outcomes, vertex_pairs = sub.level_outcomes, sub.vertex_pairs
     if (
         num_levels < 1
-        or level_vertices.shape[0] != num_levels + 1
-        or level_outcomes.shape[0] != num_levels + 1
+        or not level_vertices.shape[0] == level_outcomes.shape[0] == num_levels + 1
         or vertex_pairs.shape[0] != num_vertices + 1
         or sub.root_nodes.shape[0] != num_roots
         or sub.pair_count.shape[0] != num_pairs
+        or not sub.outcome_weight.shape[0] == sub.outcome_reward.shape[0] == num_outcomes
         or sub.outcome_vertex.shape[0] != num_outcomes
-        or sub.outcome_weight.shape[0] != num_outcomes
-        or sub.outcome_reward.shape[0] != num_outcomes
-        or level_pairs[1] != num_roots
-        or level_vertices[0] != 0
-        or level_vertices[1] != 0
+        or not level_vertices[0] == level_vertices[1] == level_pairs[0] == level_outcomes[0] == 0
+        or not level_pairs[1] == vertex_pairs[0] == num_roots
         or level_vertices[num_levels] != num_vertices
-        or level_pairs[0] != 0
-        or level_pairs[num_levels] != num_pairs
-        or level_outcomes[0] != 0
+        or not level_pairs[num_levels] == vertex_pairs[num_vertices] == num_pairs
         or level_outcomes[num_levels] != num_outcomes
-        or vertex_pairs[0] != num_roots
-        or vertex_pairs[num_vertices] != num_pairs
     ):
         return BAD_PLACE
     for k in range(num_levels):

@@ -191,20 +191,6 @@ def test_a_graph_tells_nobody_who_is_gone():
         graph.add(node, 0, 1.0, node, False)
         assert other == [(node, node)], "of two alike the right one is told no more"
         assert len(graph._watchers) == 1
-        graph.unwatch(other)
-
-
-def test_a_watcher_that_goes_while_others_are_told_takes_nothing_from_them():
-    class GoesAway(list):
-        def extend(self, changes):
-            graph.unwatch(self)
-
-    graph, *_ = graph_that_forgets()
-    goes_away = GoesAway()
-    graph._watchers.append(lambda: goes_away)
-    changes, node = graph.watch(), graph.node(np.array([0]))
-    graph.add(node, 0, 1.0, node, False)
-    assert changes == [(node, node)]
 
 
 @pytest.mark.parametrize(

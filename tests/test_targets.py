@@ -10,13 +10,11 @@ import torch
 from conftest import CORNERS, RULES, TOLERANCE, Case, Leaves, cases, raises_naming, scaled
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from naive import Categoricals, NaiveGraph, enumerate_kept, subset_probabilities
+from naive import NaiveGraph, enumerate_kept, subset_probabilities
 
 from gbcore import (
-    TransitionGraph,
     categorical_targets,
     kernels,
-    point_masses,
     prune,
     q_targets,
     trajectory_subgraphs,
@@ -90,23 +88,18 @@ def test_float32_gives_float32(case, depth):
 @settings(max_examples=scaled(60))
 @given(cases(), depths)
 def test_leaf_rows_are_distinct_nodes_within_reach(case, depth):
-    pairs = case.pairs
-    sub = case.expand(pairs, depth)
-    nodes = np.asarray(sub.nodes)
-    assert nodes.dtype == np.int64
-    assert nodes.ndim == 1
-    assert len(set(nodes.tolist())) == len(nodes)
-    assert set(nodes.tolist()) <= set(case.state_of)
-
-    # From one root: nothing but the root and what lies within depth steps of it.
-    s, a = pairs[len(pairs) // 2] if pairs else (None, None)
-    if s is not None:
+    """From one root: nothing but the root and what lies within depth steps of it."""
+    for s, a in case.pairs[len(case.pairs) // 2 :][:1]:
         within, frontier = {s}, case.naive.transitions(s, a)
         for _ in range(depth):
             reached = {t[4] for t in frontier}
             within |= reached
             frontier = [t for state in reached for t in case.naive.transitions(state)]
         assert set(case.rows(case.expand([(s, a)], depth)).tolist()) <= within
+    nodes = case.expand(case.pairs, depth).nodes
+    assert nodes.dtype == np.int64
+    assert nodes.ndim == 1
+    assert len(set(nodes.tolist())) == len(nodes)
 
 
 @settings(max_examples=scaled(40, 10))
@@ -236,20 +229,6 @@ def test_rules_reduce_to_each_other(case, depth):
 # --- categorical projection ---
 
 
-def one_backup(pmf, reward, gamma, done=False):
-    """Target of a pair with one outcome that leads to the distribution pmf, on -2, -1, 0, 1, 2."""
-    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
-    first, second = graph.node(np.array([0])), graph.node(np.array([1]))
-    graph.add(first, 0, reward, second, done)
-    sub = graph.expand(np.array([first]), np.array([0]), 1)
-    leaf = np.array([[pmf if n == second else [1, 0, 0, 0, 0]] for n in sub.nodes], np.float64)
-    support = torch.linspace(-2, 2, 5, dtype=torch.float64)
-    out = categorical_targets(
-        sub, torch.from_numpy(leaf.reshape(-1, 1, 5)), support, gamma, rule="greedy"
-    )
-    return out.numpy()[0]
-
-
 @pytest.mark.parametrize(
     ("pmf", "reward", "gamma", "done", "expected"),
     [
@@ -272,19 +251,11 @@ def one_backup(pmf, reward, gamma, done=False):
     ],
 )
 def test_projection_by_hand(pmf, reward, gamma, done, expected):
-    got = one_backup(pmf, reward, gamma, done)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_point_masses_are_the_pmfs_of_ends_with_these_rewards(dtype):
-    values = [-9.0, -2.0, -0.25, 0.0, 0.4, 1.0, 2.0, 9.0]
-    support = torch.linspace(-2, 2, 5, dtype=dtype)
-    naive = Categoricals([], support, gamma=0.9)
-    expected = [naive.back_up(value, True, None) for value in values]
-    found = point_masses(torch.tensor(values, dtype=dtype), support)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    assert found.dtype == dtype
+    """Of a pair with one outcome that leads to the distribution pmf, on -2, -1, 0, 1, 2."""
+    case = Case(1, [(0, 0, reward, done, 1)], gamma=gamma)
+    case.leaf_pmf[1] = pmf
+    got = case.categorical_targets(case.expand([(0, 0)], 1), "greedy")
+    np.testing.assert_allclose(got, [expected], rtol=0, atol=1e-12)
 
 
 def test_projection_of_a_mixture_by_hand():
@@ -531,14 +502,6 @@ def test_a_kept_pair_averages_over_all_its_outcomes():
     got = case.q_targets(sub, "greedy")
     expected = {(1 + 2 + 3 * 2 + nested) / 4 for nested in (10, 20, 2 * 40)}
     assert {round(float(g), 6) for g in got} == expected
-
-
-def test_rows_of_a_batch_are_sampled_independently():
-    n = scaled(4_000, 800)
-    first = kept_of_the_hub(1, n)[:, 6]  # probability 13/33
-    p = 13 / 33
-    both = (first[1:] & first[:-1]).mean()
-    assert abs(both - p * p) < 5 * np.sqrt(p * p * (1 - p * p) / n)
 
 
 def test_a_sample_depends_on_its_generator_alone():
