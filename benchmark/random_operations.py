@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -31,6 +30,7 @@ from naive import NaiveGraph, Oracle, Scalars
 from output import fail, lasting_output
 
 from gbcore import FrontierPlanner, TransitionGraph, q_targets
+from gbcore.run.flags import read_flags
 
 NUM_ACTIONS = 3
 BATCH = 100_000  # random numbers drawn at once
@@ -142,7 +142,7 @@ class Twins:
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if min(args.states, args.wave, args.check_frequency) < 1:
         fail("require --states, --wave and --check-frequency >= 1")
     rng = np.random.default_rng(args.seed)

@@ -21,6 +21,8 @@ from kill_and_resume import as_bytes
 from output import ROOT, lasting_output, read_rows
 from runs import read_metrics
 
+from gbcore.run.flags import read_flags
+
 FLAGS = {
     "gb_dqn_minigrid": "--env-id DoorKey-5x5 --total-timesteps 3000 --learning-starts 500",
     "gb_dqn_minatar": "--env-id asterix --total-timesteps 3000 --learning-starts 500",
@@ -58,7 +60,7 @@ def run_of(root, script, flags, folder):
 
 @lasting_output()
 def main():
-    args, failed = tyro.cli(Args, description=__doc__), False
+    args, failed = read_flags(Args, sys.argv[1:], description=__doc__), False
     for script, *choice in itertools.product(args.scripts, args.backups, args.explorations):
         flags = [*FLAGS[script].split(), *SMALL.split(), "--backup", choice[0], "--exploration",
                  choice[1], *args.flags.split()]  # fmt: skip

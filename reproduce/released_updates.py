@@ -29,13 +29,13 @@ from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
-import tyro
 from folders import RESULTS
 from numba import njit
 from output import fail, lasting_output, read_rows, write_rows
 from run_records import SUITES, measurements, script_of
 from runs import run_folders, words_of
 
+from gbcore.run.flags import read_flags
 from gbcore.targets import pair_q_values
 
 COLUMNS = "suite episode_seed task backup depth update seed score first_reward_step commit".split()
@@ -167,12 +167,12 @@ def measure(about):
         with patch.object(script, "Learner", Learner), patch.object(sys, "argv", words):
             script.main()
         measured, _ = measurements(run_folders(folder)[0])
-    return about | {name: measured[name] for name in COLUMNS if name not in about}
+    return about | {name: measured.get(name, "") for name in COLUMNS if name not in about}
 
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if (args.backup, args.update) not in UPDATES:
         fail("--update persistent is for --backup graph")
     rows = read_rows(args.out) if args.out.exists() else []

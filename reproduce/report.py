@@ -25,6 +25,7 @@ from tables import (
     SAME_RATE,
     WHOLE,
     backup_of,
+    cell_text,
     chance_text,
     interval,
     read_protocols,
@@ -205,27 +206,31 @@ def section(protocol, folder):
         yield f"Lines: mean of the seeds{'' if is_atari else ', over five evaluations'}; {LINES}"
 
 
-def whole_graph_table(protocol):
-    """The whole graph's runs, a row per task: how soon they are at 0.9, and whether they stay."""
-    rows, (setting,) = [], protocol.settings()
-    for task in protocol.tasks:
-        runs = protocol.of(setting, task)
-        curves = [np.array(sorted(run["curve"].items())) for run in runs]  # [evaluations, 2]
-        first = [int((curve[:, 1] >= 0.9).argmax()) for curve in curves]  # of each, one is
-        pairs = list(zip(curves, first, strict=True))
-        steps = [curve[k, 0] for curve, k in pairs]
-        least = min(curve[k:, 1].min() for curve, k in pairs)
-        soon = f"{min(steps):,.0f} to {max(steps):,.0f}, median {np.median(steps):,.0f}"
-        scores = [run["score"] for run in runs]
-        row = [short_task(task), str(len(runs)), soon, short(least)]
-        rows.append([*row, f"{short(min(scores))} to {short(max(scores))}"])
-    header = ["", "seeds", "steps to an evaluation of 0.9", "least evaluation after it", "score"]
-    return markdown(header, rows)
+def soon_table(protocols):
+    """A row per task and setting: how soon runs are at 0.9, and whether they stay there."""
+    rows = []
+    for p in (p for p in protocols if p.suite.startswith("minigrid")):
+        for task, setting in itertools.product(p.tasks, p.settings()):
+            runs = p.of(setting, task)
+            curves = [np.array(sorted(run["curve"].items())) for run in runs]  # [evaluations, 2]
+            after = [curve[(curve[:, 1] >= 0.9).argmax() :] for curve in curves]
+            after = [curve for curve in after if len(curve) and curve[0, 1] >= 0.9]
+            steps = [curve[0, 0] for curve in after] + [np.inf] * (len(runs) - len(after))
+            if runs:
+                told = [
+                    f"{of(steps):,.0f}".replace("inf", "-") for of in (np.min, np.median, np.max)
+                ]
+                least = min((curve[:, 1].min() for curve in after), default=np.nan)
+                scores = [run["score"] for run in runs]
+                cells = [f"{len(after)} of {len(runs)}", *told, short(least), cell_text(scores)]
+                rows.append([short_task(task), setting, *cells])
+    header = ["", "setting", "seeds at 0.9", "first after", "median", "last after"]
+    return markdown([*header, "least evaluation then", "score"], rows)
 
 
 def draw_whole_graph(path, whole, others):
     """Its curves beside other backups', of runs five times as long."""
-    (setting,) = whole.settings()
+    setting = next(name for name in whole.settings() if name.startswith("whole-graph, frontier"))
     found = others.curves(["one-step", "tree", "graph", FRONTIER], window=1)
     for task, curves in whole.curves([setting], window=1).items():
         found[task]["whole-graph, frontier"] = curves[setting]
@@ -269,13 +274,13 @@ def replace_block(path, name, parts):
 
 def write_pages(protocols):
     """The repository's own."""
-    docs, (whole,) = ROOT / "docs", read_protocols(RESULTS / "whole_graph")
+    docs, whole = ROOT / "docs", read_protocols(RESULTS / "whole_graph")
     curves = protocols[0].curves(["graph", FRONTIER])
     report_figures.draw_curves(docs / "frontier_minigrid_curves.png", curves)
     replace_block(docs / "report.md", "findings", [*in_short(protocols, docs), origin(protocols)])
     replace_block(docs / "report.md", "claims", claims_of(protocols))
-    replace_block(docs / "report.md", "whole graph", [whole_graph_table(whole)])
-    draw_whole_graph(docs / "whole_graph_curves.png", whole, protocols[0])
+    replace_block(docs / "report.md", "whole graph", [soon_table(whole)])
+    draw_whole_graph(docs / "whole_graph_curves.png", whole[0], protocols[0])
     replace_block(docs / "scores.md", "scores", scores_of(protocols, docs))
     replace_block(ROOT / "README.md", "results", [summary(protocols)])
     return "docs/report.md docs/scores.md README.md"

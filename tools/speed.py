@@ -17,7 +17,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -35,23 +35,19 @@ DEFAULTS = {
     "gb_dqn_minatar": ("freeway", 1_000, 8_000),
     "gb_rainbow_atari": ("Freeway", 100, 200),
 }
-COLUMNS = "hardware torch threads script task backup variant turn steps steps_per_second".split()
+COLUMNS = "script task backup variant turn steps steps_per_second".split()
 LOGGED = 8  # rows of metrics.csv on the clock
 
 
 @dataclass
 class Args:
-    scripts: list[str] = field(default_factory=lambda: list(DEFAULTS))
+    scripts: tuple[str, ...] = tuple(DEFAULTS)
     """names or paths; of two with the same name, the first is what the other is compared with"""
-    env_ids: list[str] = field(default_factory=list)
+    env_ids: tuple[str, ...] = ()
     """tasks, of each script; none: Empty-8x8, MinAtar's freeway or Freeway"""
-    backups: list[str] = field(
-        default_factory=lambda: ["one-step", "n-step", "tree", "graph", "graph-mixed"]
-    )
+    backups: tuple[str, ...] = ("one-step", "n-step", "tree", "graph", "graph-mixed")
     """the first is what the others are compared with"""
-    variants: list[str] = field(
-        default_factory=lambda: ["default"]
-    )  # flags of each backup in turn: default bf16=true
+    variants: tuple[str, ...] = ("default",)  # flags of each backup in turn: default bf16=true
     turns: int = 3  # runs of each
     warm_up_steps: int = 0  # steps of learning before the clock starts; 0 = 1,000, with Atari 100
     steps: int = 0  # steps on the clock; 0 = 8,000 (a period of the target network), with Atari 200
@@ -95,14 +91,13 @@ def timed(args, script, env_id, backup, variant):
             fail(f"{stem} {shlex.join(words)}: {reason}")
         (run,) = Path(folder).iterdir()
         found, counted = rate(run, first_step)
-    about = hardware(known.cuda), torch.__version__, known.threads, script
-    values = *about, module.task_of(known.env_id), backup, variant, counted, found
+    values = script, module.task_of(known.env_id), backup, variant, counted, found
     return dict(zip([name for name in COLUMNS if name != "turn"], values, strict=True))
 
 
-def hardware(cuda):
-    """The GPU that a script would take, or the processor and its cores."""
-    if cuda:
+def hardware():
+    """The GPU that Atari's script would take, or the processor and its cores."""
+    if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = re.findall(r"model name\s*: (.*)", info) or [platform.machine()]
@@ -110,34 +105,25 @@ def hardware(cuda):
 
 
 def tables(rows):
-    """Markdown of rows of COLUMNS, as a file holds them: a table for each script and task."""
-    groups = {}
+    """Markdown of rows of COLUMNS: a table for each script's name and task."""
+    groups, found = {}, []
     for row in rows:
-        about = (str(row[name]) for name in ("task", "hardware", "torch", "threads"))
-        groups.setdefault((Path(row["script"]).stem, *about), []).append(row)
-    found = []
-    for (script, task, where, version, threads), group in groups.items():
+        groups.setdefault((Path(row["script"]).stem, row["task"]), []).append(row)
+    for (script, task), group in groups.items():
         rates = {}  # name -> turn -> steps/s
         several = len({row["script"] for row in group}) > 1
         for row in group:
-            name = row["backup"] + ("" if row["variant"] == "default" else f", {row['variant']}")
+            name = row["backup"] + f", {row['variant']}" * (row["variant"] != "default")
             name += f" ({row['script']})" * several
             rates.setdefault(name, {})[int(row["turn"])] = float(row["steps_per_second"])
-        first = next(iter(rates))
-        lines = []
+        first, lines = next(iter(rates)), []
         for name, turns in rates.items():
             ratios = [turns[t] / rates[first][t] for t in turns if t in rates[first]]
-            low, middle, high = map(
-                short, (min(turns.values()), median(turns.values()), max(turns.values()))
-            )
+            low, middle, high = (short(f(turns.values())) for f in (min, median, max))
             spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            lines.append(
-                [name, f"**{middle}** ({low} to {high})", spread if name != first else "1"]
-            )
-        found += [
-            f"`{script}.py`, {task}. {where}; `--threads {threads}`, torch {version}.\n",
-            markdown(["backup", "steps/s (range)", f"of {first} (range)"], lines) + "\n",
-        ]
+            lines.append([name, f"**{middle}** ({low} to {high})", spread])
+        header = ["backup", "steps/s (range)", f"of {first} (range)"]
+        found.append(f"`{script}.py`, {task}\n\n{markdown(header, lines)}\n")
     return "\n".join(found)
 
 
@@ -161,7 +147,7 @@ def main():
             print(*(rows[-1][name] for name in COLUMNS[3:]), file=sys.stderr)
             if args.out:
                 write_rows(args.out, COLUMNS, rows)  # what there is, if it is stopped
-    print(tables(rows))
+    print(f"{hardware()}; torch {torch.__version__}\n\n{tables(rows)}")
 
 
 if __name__ == "__main__":
