@@ -15,7 +15,7 @@ the same command: it goes on from the checkpoints. On a cluster, --run-dir must 
 that all machines share, and this repository at the same path on each of them.
 """
 
-import collections
+import contextlib
 import fcntl
 import functools
 import itertools
@@ -62,7 +62,7 @@ class Args:
     """where their rows are collected, as CSV; the folder results of --run-dir by default"""
     checkpoint_frequency: int = 10_000  # steps between checkpoints
 
-    workers: int = 0  # runs at a time; 0 = as many as the processors, or the cluster, allow
+    workers: int = 0  # runs at a time on this machine; 0 = as many as its processors allow
     threads: int = 1  # CPU threads of each run
     gpus_per_run: float = 0.0  # GPUs of each run, also a part of one; 0 = none
     address: str | None = None
@@ -217,76 +217,6 @@ def execute(run, threads):
         return *found, resumable.get(finished[-1])
 
 
-class Sweep:
-    """Runs what is queued; a line per event."""
-
-    def __init__(self, args, ray, records, todo, num_finished):
-        self.args, self.ray, self.records = args, ray, records
-        self.queue, self.running = collections.deque(todo), {}  # running: Ray's reference -> Run
-        self.num_finished, self.num_runs = num_finished, num_finished + len(todo)
-        self.attempts, self.given_up = collections.Counter(), []
-        self.begin, self.steps_made = time.monotonic(), 0
-
-    def run(self):
-        """Until nothing is queued and nothing runs."""
-        args, ray = self.args, self.ray
-        task = ray.remote(execute).options(
-            num_cpus=args.threads, num_gpus=args.gpus_per_run, max_retries=0
-        )
-        while self.queue or self.running:
-            while self.queue and len(self.running) < self.slots():
-                run = self.queue.popleft()
-                self.attempts[run.key] += 1
-                self.running[task.remote(run, args.threads)] = run
-                self.say(f"start {run.key}")
-            for reference in ray.wait(list(self.running), timeout=1.0)[0]:
-                run = self.running.pop(reference)
-                try:
-                    self.keep(run, *ray.get(reference))
-                except ray.exceptions.RayError as error:  # it failed, or the worker was killed
-                    self.try_again(run, first_line(getattr(error, "cause", None) or error))
-
-    def keep(self, run, row, curve, resumed_from):
-        """Keep the row of a run that finished."""
-        self.records.add({run.key: (row, curve)})
-        self.num_finished += 1
-        self.steps_made += row["steps"] - (resumed_from or 0)
-        since = "" if resumed_from is None else f" (went on from step {resumed_from})"
-        left = sum(other.total_timesteps for other in (*self.queue, *self.running.values()))
-        minutes = (time.monotonic() - self.begin) * left / max(self.steps_made, 1) / 60
-        self.say(
-            f"done {run.key}{since}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
-            f"({self.num_finished} of {self.num_runs}, {minutes:,.0f} min to go)"
-        )
-
-    def try_again(self, run, reason):
-        if self.attempts[run.key] <= RETRIES:
-            self.queue.appendleft(run)
-            self.say(f"try again {run.key}: {reason}")
-        else:
-            self.given_up.append(run)
-            self.say(f"given up {run.key}: {reason}; see {run.folder / LOG}")
-
-    def slots(self):
-        """How many runs fit at a time."""
-        args, have = self.args, self.ray.cluster_resources()
-        fit = have.get("CPU", 0) / args.threads
-        if args.gpus_per_run:
-            fit = min(fit, have.get("GPU", 0) / args.gpus_per_run)
-        return args.workers or max(1, int(fit + 1e-9))
-
-    def say(self, text):
-        print(time.strftime("%H:%M:%S"), text, flush=True)
-
-    def wait_for_processes(self):
-        """Until every process has written its checkpoint and let go of its lock."""
-        for run in self.running.values():
-            path = run.folder / "lock"
-            if path.exists():
-                with path.open("a") as lock:  # on NFS only a file open for writing can be locked
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-
-
 def first_line(error):
     return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
 
@@ -317,14 +247,39 @@ def start_ray(args):
     return ray
 
 
-def make_runs(args, records, grid, todo):
+def make_runs(args, records, todo):
     """Make the runs on Ray; Ctrl-C and SIGTERM end the program. Returns those given up."""
-    ray = start_ray(args)
-    sweep = Sweep(args, ray, records, todo, len(grid) - len(todo))
+    ray, given_up, steps_made, begin = start_ray(args), [], 0, time.monotonic()
+    task = ray.remote(execute).options(
+        num_cpus=args.threads,
+        num_gpus=args.gpus_per_run,
+        max_retries=RETRIES,
+        retry_exceptions=True,  # not only where the worker was killed
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    left = {}
     try:
-        sweep.run()
+        left |= {task.remote(run, args.threads): run for run in todo}  # Ray queues what has no room
+        while left:
+            for reference in ray.wait(list(left), timeout=1.0)[0]:
+                run = left.pop(reference)
+                try:
+                    row, curve, resumed_from = ray.get(reference)
+                except ray.exceptions.RayError as error:  # it failed, or the worker was killed
+                    given_up.append(run)
+                    reason = first_line(getattr(error, "cause", None) or error)
+                    say(f"given up {run.key}: {reason}; see {run.folder / LOG}")
+                    continue
+                records.add({run.key: (row, curve)})
+                steps_made += row["steps"] - (resumed_from or 0)
+                steps_left = sum(other.total_timesteps for other in left.values())
+                minutes = (time.monotonic() - begin) * steps_left / max(steps_made, 1) / 60
+                since = "" if resumed_from is None else f" (went on from step {resumed_from})"
+                say(
+                    f"done {run.key}{since}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
+                    f"({len(left)} of {len(todo)} runs are left, {minutes:,.0f} min)"
+                )
     except (OSError, ValueError) as error:  # rows cannot be written: runs are kept in --run-dir
         fail(error)
     except KeyboardInterrupt:
@@ -332,13 +287,27 @@ def make_runs(args, records, grid, todo):
             signal.signal(number, signal.SIG_IGN)
         print("stopping: runs write their checkpoints ...", flush=True)
         ray.shutdown()
-        sweep.wait_for_processes()
-        left = sweep.num_runs - sweep.num_finished
-        print(f"stopped; {left} of {len(grid)} runs are left, the same command goes on")
+        wait_for_processes(left.values())
+        print(f"stopped; {len(left)} of {len(todo)} runs are left, the same command goes on")
         sys.exit(130)
     ray.shutdown()
-    print(f"{sweep.num_finished} of {sweep.num_runs} runs are finished")
-    return sweep.given_up
+    return given_up
+
+
+def say(text):
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def wait_for_processes(runs, seconds=60.0):
+    """Until every process has written its checkpoint and let go of its lock, if it is ours."""
+    end = time.monotonic() + seconds  # another sweep may hold the lock of the same run
+    for path in (run.folder / "lock" for run in runs if (run.folder / "lock").exists()):
+        with path.open("a") as lock:  # on NFS only a file open for writing can be locked
+            while time.monotonic() < end:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.1)
 
 
 @lasting_output()
@@ -369,7 +338,7 @@ def main():
         for run in todo:
             print("python", shlex.join((*run.command, "--run-dir", str(args.run_dir))))
         return
-    given_up = make_runs(args, records, grid, todo) if todo else []
+    given_up = make_runs(args, records, todo) if todo else []
     folder = shlex.quote(str(results))
     print(f"scores and curves: python reproduce/report.py --results-dir {folder}")
     sys.exit(1 if given_up else 0)

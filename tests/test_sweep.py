@@ -351,36 +351,30 @@ def test_bad_input_is_one_line_and_status_2(words, named, monkeypatch, capsys):
 
 
 class Ray:
-    """Ray as the sweep uses it, with outcomes that are given; keeps what was submitted."""
+    """Ray as the sweep uses it, with outcomes that are given."""
 
     class exceptions:
         RayError = RuntimeError
 
-    def __init__(self, outcomes):
-        self.outcomes, self.submitted = outcomes, 0
+    def __init__(self, *outcomes):
+        self.outcomes, self.kept = iter(outcomes), {}
+        self.shutdown = lambda: None
 
-    def remote(self, function):
-        return self
+    def remote(self, *arguments):  # of a function, or of what it is called with
+        self.kept[len(self.kept)] = arguments
+        return self if len(arguments) == 1 else len(self.kept) - 1
 
     def options(self, **_):
-        task = type("Task", (), {})()
-        task.remote = self.submit
-        return task
-
-    def submit(self, run, threads):
-        self.submitted += 1
-        return self.submitted - 1
+        return self
 
     def wait(self, references, timeout):
-        return references, []
+        return references[:1], references[1:]
 
     def get(self, reference):
-        if isinstance(self.outcomes[reference], Exception):
-            raise self.outcomes[reference]
-        return self.outcomes[reference]
-
-    def cluster_resources(self):
-        return {"CPU": 1}
+        outcome = next(self.outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 def one_run(tmp_path):
@@ -389,21 +383,19 @@ def one_run(tmp_path):
     return args, *sweep.make_grid(args).values()
 
 
-def test_a_run_is_tried_twice_again_and_then_given_up(tmp_path, capsys):
+def test_rows_of_finished_runs_are_kept_and_what_fails_is_given_up(tmp_path, monkeypatch, capsys):
     args, run = one_run(tmp_path)
+    args.seeds = (1, 2)
+    todo = list(sweep.make_grid(args).values())
     finished = ({"score": 1.0, "steps": 100_000, "wall_seconds": 9.0}, {1000: 1.0}, 7_000)
-    killed = RuntimeError("status 1: Killed")
-    for outcomes, given_up in (([killed, killed, finished], []), ([killed] * 3, [run])):
-        records = Records(tmp_path / str(len(given_up)))
-        of_sweep = sweep.Sweep(args, Ray(outcomes), records, [run], 0)
-        of_sweep.run()
-        assert of_sweep.ray.submitted == 3
-        assert of_sweep.given_up == given_up
-        assert records.rows("minigrid").keys() == ({run.key} if not given_up else set())
-    out = capsys.readouterr().out
-    assert f"try again {run.key}: status 1: Killed" in out
-    assert f"done {run.key} (went on from step 7000): score 1, 9 s (1 of 1, 0 min to go)" in out
-    assert f"given up {run.key}: status 1: Killed; see {run.folder / 'log.txt'}" in out
+    ray, records = Ray(finished, RuntimeError("status 1: Killed")), Records(tmp_path / "rows")
+    monkeypatch.setattr(sweep, "start_ray", lambda args: ray)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert sweep.make_runs(args, records, todo) == todo[1:]
+    assert records.rows("minigrid").keys() == {run.key}
+    done, given_up = capsys.readouterr().out.splitlines()
+    assert f"done {run.key} (went on from step 7000): score 1, 9 s (1 of 2 runs are left" in done
+    assert f"given up {todo[1].key}: status 1: Killed; see {todo[1].folder / 'log.txt'}" in given_up
 
 
 def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
@@ -433,17 +425,12 @@ def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
     assert len(commands) == 2
 
 
-def test_only_processes_of_this_sweep_are_waited_for(tmp_path):
-    args = sweep.Args(suites=("minigrid",), tasks=("Empty-8x8",), seeds=(1,), run_dir=tmp_path)
-    ours, other, *_ = sweep.make_grid(args).values()
-    for run in (ours, other):
-        run.folder.mkdir()
-        (run.folder / "lock").touch()
-    of_sweep = sweep.Sweep(args, None, None, [ours, other], 0)
-    of_sweep.running[0] = ours
-    with (other.folder / "lock").open("w") as lock:
+def test_processes_of_another_sweep_are_not_waited_for_for_ever(tmp_path):
+    _, run = one_run(tmp_path)
+    run.folder.mkdir()
+    with (run.folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        of_sweep.wait_for_processes()
+        sweep.wait_for_processes([run], seconds=0.2)
 
 
 def wait_until(condition, seconds=240.0):  # kernels may have to be compiled
@@ -492,16 +479,15 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=60)
     assert first.returncode == 130, out + err
-    assert out.count("try again") == 1
     assert "stopped; 1 of 1 runs are left" in out
     assert not processes_of(runs)
     assert "interrupted after" in log.read_text().splitlines()[-1]  # with a checkpoint
 
     second = start()
-    out, err = second.communicate(timeout=150)
+    out, err = second.communicate(timeout=300)
     assert second.returncode == 0, out + err
     assert "went on from step" in out
-    assert "1 of 1 runs are finished" in out
+    assert "(0 of 1 runs are left, 0 min)" in out
     assert not processes_of(runs)
     (row,) = Records(results).rows("minigrid").values()
     assert (row["seed"], row["steps"]) == ("1", "200000")
