@@ -1,15 +1,15 @@
-"""Millions of random operations on a TransitionGraph and on the tests' oracle, compared on the way.
+"""Random operations on a TransitionGraph and on the tests' oracle, compared on the way.
 
-    python benchmark/random_operations.py                  # ten million
+    python benchmark/random_operations.py                  # a million
     python benchmark/random_operations.py --frame-stack
 
 Of every thousand operations about 490 add a transition, 500 remove one, and ten expand a pair, to
 the depth of one backup, and compare it with the oracle's. The graph grows and shrinks in waves, so
 that its arrays grow and its ids and blocks are used again. A frontier planner follows all changes.
 Whenever the graph has grown by a half, and every --check-frequency operations, everything is
-compared, saved and restored; the operations go on with what was loaded, with a deep copy or with
-what was pickled, in turn. In every second wave nothing is planned in between, so that taking the
-planner's state has to make room itself. Exit status 1 at the first difference.
+compared; the operations go on with graph and planner as they are, as saved and loaded, as a deep
+copy and as unpickled, in turn. In every second wave nothing is planned in between, so that taking
+the planner's state has to make room itself. Exit status 1 at the first difference.
 """
 
 import copy
@@ -17,7 +17,6 @@ import pickle
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +32,11 @@ from gbcore import FrontierPlanner, TransitionGraph, q_targets
 from gbcore.run.flags import read_flags
 
 NUM_ACTIONS = 3
-BATCH = 100_000  # random numbers drawn at once
 
 
 @dataclass
 class Args:
-    operations: int = 10_000_000  # random operations
+    operations: int = 1_000_000  # random operations
     states: int = 20_000  # distinct observations to choose from
     wave: int = 400_000  # operations in which the graph grows and shrinks once
     check_frequency: int = 250_000  # operations between two comparisons of everything
@@ -68,58 +66,54 @@ class Twins:
         self.held = []  # every single observation of a transition
         self.num_checks = self.largest = 0
 
-    def ids(self, store, t, of="find"):
-        """A transition with the ids that a store has for its states."""
-        node, next_node = (getattr(store, of)(self.observations[s]) for s in (t[0], t[3]))
-        return node, t[1], t[2], next_node, t[4]
+    def rows(self, t, of="find"):
+        """A transition with the ids of its states in the graph, and in the oracle."""
+        for store in (self.graph, self.naive):
+            node, next_node = (getattr(store, of)(self.observations[s]) for s in (t[0], t[3]))
+            yield node, t[1], t[2], next_node, t[4]
 
     def add(self, t):
-        row = self.ids(self.graph, t, "node")
-        self.graph.add(*row)
-        self.naive.add(*self.ids(self.naive, t, "node"))
+        ours, theirs = self.rows(t, "node")
+        self.graph.add(*ours)
+        self.naive.add(*theirs)
         self.held.append(t)
 
     def remove(self, place):
         self.held[place], self.held[-1] = self.held[-1], self.held[place]
-        t = self.held.pop()
-        row, naive_row = self.ids(self.graph, t), self.ids(self.naive, t)
-        name = dict(zip(row[::3], naive_row[::3], strict=True))
-        freed = {name[node] for node in self.graph.remove(*row)}
-        assert freed == set(self.naive.remove(*naive_row)), "other states were freed"
+        ours, theirs = self.rows(self.held.pop())
+        name = dict(zip(ours[::3], theirs[::3], strict=True))
+        freed = {name[node] for node in self.graph.remove(*ours)}
+        assert freed == set(self.naive.remove(*theirs)), "other states were freed"
 
     def expand(self, t):
         """Compare one backup over all outcomes of a pair with the oracle's."""
-        sub = self.graph.expand([self.ids(self.graph, t)[0]], [t[1]], depth=1)
+        (node, action, *_), (state, *_) = self.rows(t)
+        sub = self.graph.expand([node], [action], depth=1)
         names = [self.naive.find(obs) for obs in self.graph.observations_of(sub.nodes)]
         leaf_q = np.array([[(37 * (s + a) % 101) / 7 for a in range(NUM_ACTIONS)] for s in names])
         leaf_q = leaf_q.reshape(-1, NUM_ACTIONS)
         got = q_targets(sub, leaf_q, 0.9)[0]
         values = Scalars(dict(zip(names, leaf_q, strict=True)), 0.9)
-        expected = Oracle(self.naive, values, "greedy").target(
-            self.ids(self.naive, t)[0], t[1], depth=1
-        )
+        expected = Oracle(self.naive, values, "greedy").target(state, action, depth=1)
         assert abs(got - expected) < 1e-9 * max(1, abs(expected)), f"{got}, not {expected}"
 
-    def compare(self):
-        """Everything that graph and planner hold, with what they should hold; both go on as they
-        are, as loaded, as a deep copy, and as unpickled, in turn.
-        """
+    def loaded(self):
+        """Graph and planner as they are restored from what was saved."""
         state = self.planner.state()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "graph.npz"
             self.graph.save(path, compress=False)
-            graph = TransitionGraph.load(path)
-        planner = FrontierPlanner(graph)
+            planner = FrontierPlanner(TransitionGraph.load(path))
         planner.restore(state)
-        for one in (self.graph, self.planner, graph, planner):
+        return planner.graph, planner
+
+    def compare(self):
+        """Everything that graph and planner hold, with what they should hold; go on with a copy."""
+        pair, loaded = (self.graph, self.planner), self.loaded()
+        for one in (*pair, *loaded):
             assert not one.check_valid(), one.check_valid()[0]
-        pair = self.graph, self.planner
-        self.graph, self.planner = (
-            lambda: pair,
-            lambda: (graph, planner),
-            lambda: copy.deepcopy(pair),
-            lambda: pickle.loads(pickle.dumps(pair)),
-        )[self.num_checks % 4]()
+        copied = copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))
+        self.graph, self.planner = (pair, loaded, *copied)[self.num_checks % 4]
         name_of = np.full(self.graph.num_ids, -1)
         for state, obs in self.naive.observation.items():
             node = self.graph.find(obs)
@@ -145,42 +139,28 @@ def main():
     args = read_flags(Args, sys.argv[1:], description=__doc__)
     if min(args.states, args.wave, args.check_frequency) < 1:
         fail("require --states, --wave and --check-frequency >= 1")
-    rng = np.random.default_rng(args.seed)
-    twins = Twins(args)
-    done, begin, next_size = Counter(), time.perf_counter(), 8
+    rng, twins = np.random.default_rng(args.seed), Twins(args)
+    begin, next_size = time.perf_counter(), 8
     for i in range(args.operations):
-        if i % BATCH == 0:
-            shape = min(BATCH, args.operations - i)
-            kinds, picks = rng.random(shape), rng.random(shape)
-            # Most states are rare and some are hubs: outcomes by the hundreds.
-            sources = (args.states * rng.random(shape) ** 3).astype(np.int64).tolist()
-            targets = (args.states * rng.random(shape) ** 2).astype(np.int64).tolist()
-            others = rng.integers([NUM_ACTIONS, 3, 8], size=(shape, 3)).tolist()
-        k = i % BATCH
-        pick = int(picks[k] * len(twins.held))
-        growing = i % args.wave < args.wave // 2
-        if twins.held and kinds[k] < 0.01:
-            twins.expand(twins.held[pick])
-            kind = "expand"
-        elif twins.held and kinds[k] < (0.3 if growing else 0.76):
-            twins.remove(pick)
-            kind = "remove"
-        else:
-            action, reward, terminated = others[k]
-            twins.add((sources[k], action, float(reward), targets[k], terminated == 0))
-            kind = "add"
-        done[kind] += 1
-        grown = twins.graph.num_ids >= next_size
-        if grown:
+        kind, pick, source, target = rng.random(4)
+        place, is_growing = int(pick * len(twins.held)), i % args.wave < args.wave // 2
+        if twins.held and kind < 0.01:
+            twins.expand(twins.held[place])
+        elif twins.held and kind < (0.3 if is_growing else 0.76):
+            twins.remove(place)
+        else:  # most states are rare and some are hubs: outcomes by the hundreds
+            action, reward, terminated = rng.integers([NUM_ACTIONS, 3, 8]).tolist()
+            states = int(args.states * source**3), int(args.states * target**2)
+            twins.add((states[0], action, float(reward), states[1], terminated == 0))
+        if grown := twins.graph.num_ids >= next_size:
             next_size = 1 + next_size * 3 // 2
         if grown or (i + 1) % args.check_frequency == 0 or i + 1 == args.operations:
             twins.compare()
         elif i // args.wave % 2 and i % 50 == 0:
             twins.planner.plan(200)  # never in the first wave: growth is left to state()
-    counts = ", ".join(f"{n:,} {name}" for name, n in done.items())
     print(
-        f"{args.operations:,} operations ({counts}), everything compared {twins.num_checks} times, "
-        f"at most {twins.largest:,} edges, {twins.graph.num_ids:,} ids: no difference in "
+        f"{args.operations:,} operations, everything compared {twins.num_checks} times, at most "
+        f"{twins.largest:,} edges, {twins.graph.num_ids:,} ids: no difference in "
         f"{time.perf_counter() - begin:.0f} s"
     )
 

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import run_records
-import tyro
 from folders import ROOT
 from output import fail, lasting_output
 from run_records import SUITES, Key, Records, flags_of, key_of
@@ -144,20 +143,15 @@ OF_THE_SWEEP = (
 @functools.cache
 def overrides(suite, backup, words, on_gpu):
     """Flags given as name=value, in the script's types and ranges, and fit for the backup."""
-    given = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        name = name.replace("-", "_")
-        if not equals:
-            fail(f"require name=value, got {word!r}")
+    given = {name.replace("-", "_"): value for name, _, value in (w.partition("=") for w in words)}
+    for name, value in given.items():
+        if not value:
+            fail(f"Require name=value, got {name}")
         if name in OF_THE_SWEEP:
             fail(f"{name} is no override: the sweep chooses it (--help)")
-        given[name] = value.capitalize() if value in ("true", "false") else value
-    typed = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     flags_class, normal = run_records.script_of(suite).Args, flags_of(suite, backup=backup)
     default = flags_class(**normal | {"cuda": normal["cuda"] and on_gpu})
-    config = (tyro.conf.FlagConversionOff,)
-    args = read_flags(flags_class, [*typed, f"--backup={backup}"], default=default, config=config)
+    args = read_flags(flags_class, [*words_of(given), "--backup", backup], default=default)
     check_flags(args)
     return {name: getattr(args, name) for name in given}
 

@@ -19,7 +19,7 @@ import run_records
 import sweep
 import tyro
 from conftest import jitted, write_checkpoint
-from folders import RESULTS, ROOT
+from folders import ROOT
 from run_records import SUITES, Key, Records, finished_runs, flags_of, key_of
 
 pytestmark = jitted
@@ -266,11 +266,6 @@ def test_every_printed_command_is_the_run_that_it_stands_for(tmp_path):
         assert key_of(run.key.suite, vars(parsed)) == run.key
 
 
-def test_a_result_of_something_else_is_no_finished_run(tmp_path):
-    (tmp_path / "result.json").write_text('{"score": 1.0}')
-    assert not run_records.is_finished(tmp_path)
-
-
 def test_tasks_are_run_in_the_order_in_which_they_are_named():
     args = sweep.Args(suites=("minatar", "atari100k"), backups=("tree",), seeds=(1,))
     tasks = [*SUITES["minatar"].tasks, *SUITES["atari100k"].tasks]
@@ -292,15 +287,6 @@ def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without
     assert "--total-timesteps 200000" in command
     assert key(frontier_share=0.1) == key()
     assert key(exploration="frontier", frontier_share=0.1) != key(exploration="frontier")
-
-
-def test_rows_of_a_user_stay_out_of_tracked_files(tmp_path, monkeypatch, capsys):
-    make_run(tmp_path / "a", env_id="Empty-8x8", seed=77)
-    before = {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
-    in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)
-    assert f"1 rows collected from {tmp_path} to {tmp_path / 'results'}" in capsys.readouterr().out
-    assert len(Records(tmp_path / "results").rows("minigrid")) == 1
-    assert {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")} == before
 
 
 def test_overrides_are_checked_among_the_flags_of_the_runs(tmp_path, monkeypatch, capsys):

@@ -320,18 +320,6 @@ def write_page(run, layout, q, path):
         fail(f"cannot write {path}: {error.strerror}")
 
 
-def describe(run):
-    """What one sees, in numbers: lines."""
-    found = measures.crossovers(run.graph)
-    yield (
-        f"novel state ratio {found['novel_state_ratio']:.3f}; initial states: "
-        f"{len(run.initial_states):,}; {found['self_loops']:.1%} of the transitions are self-loops"
-    )
-    yield f"{found['crossed']:.1%} of the states have more than one predecessor:"
-    for low, high, number, share in measures.crossed_by_distance(run):
-        yield f"  {low} to {high} steps from the start: {share:.1%} of {number:,} states"
-
-
 @lasting_output()
 def main():
     args = read_flags(Args, sys.argv[1:], description=__doc__)
@@ -355,7 +343,10 @@ def main():
             write_page(run, layout, q, path)
         else:
             draw_picture(layout, path)
-    print("\n".join([layout.title, *describe(run), *layout.notes[2:]]))
+    found = measures.crossovers(run.graph)
+    shares = "{crossed:.1%} of the states have several predecessors; {self_loops:.1%} of the "
+    shares += "transitions are self-loops; novel state ratio {novel_state_ratio:.3f}"
+    print("\n".join([layout.title, shares.format(**found), *layout.notes[2:]]))
     if pages and run.missing:
         print(f"the page has no values: {run.missing}")
     print(f"wrote {', '.join(map(str, outs))}")

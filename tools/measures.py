@@ -15,6 +15,8 @@ def crossovers(graph):
     """
     edges = graph.edges()
     loop = edges["source"] == edges["next"]
+    pairs = np.unique(np.stack([edges["source"], edges["next"]])[:, ~loop], axis=1)
+    crossed = np.bincount(pairs[1], minlength=1) > 1
     return {
         "states": graph.num_nodes,
         "acted_in": len(np.unique(edges["source"])),
@@ -22,35 +24,9 @@ def crossovers(graph):
         "novel_state_ratio": graph.novel_state_ratio,
         "real_numbers": graph.obs_dtype.kind == "f",
         "rewarded": float((edges["reward"] != 0).mean()),
-        "crossed": float((predecessors(graph) > 1).sum() / graph.num_nodes),
+        "crossed": float(crossed.sum() / graph.num_nodes),
         "self_loops": float(edges["count"][loop].sum() / edges["count"].sum()),
     }
-
-
-def predecessors(graph):
-    """Distinct other states that lead to each state: int64 [num_ids]."""
-    edges = graph.edges()
-    pairs = np.stack([edges["source"], edges["next"]], axis=1)
-    pairs = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
-    return np.bincount(pairs[:, 1], minlength=graph.num_ids)
-
-
-def crossed_by_distance(run):
-    """Share of states with more than one predecessor, from the nearest to the farthest states.
-
-    Yields rows (least distance, greatest distance, states, share) of quarters of the states, except
-    that no distance is divided between two.
-    """
-    graph = run.graph
-    edges = graph.edges()
-    distance = recorded.distances(graph.num_ids, edges["source"], edges["next"], run.initial_states)
-    reached = np.flatnonzero(distance >= 0)
-    distance, crossed = distance[reached], predecessors(graph)[reached] > 1
-    limits = np.unique(np.quantile(distance, [0.25, 0.5, 0.75, 1], method="lower"))
-    quarter = np.searchsorted(limits, distance)
-    for k, high in enumerate(limits):
-        inside = quarter == k
-        yield distance[inside].min(), high, inside.sum(), crossed[inside].mean()
 
 
 def target_changes(graph, replay, depth, breadth, gamma, rng, num_rows=2_000):

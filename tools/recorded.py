@@ -21,11 +21,12 @@ import ale_py
 import numpy as np
 import torch
 from output import ROOT, fail, warn
-from runs import read_config
+from runs import read_config, words_of
 from scipy import sparse
 
 from gbcore import Replay, TransitionGraph
 from gbcore.run import flush_denormals, load_checkpoint
+from gbcore.run.flags import read_flags
 
 COLUMNS = Replay.COLUMNS
 ACTIONS = {
@@ -228,14 +229,8 @@ def load_script(script):
 
 def args_of(module, config):
     """The script's Args of a run."""
-    normal = vars(module.Args())
-    for name, value in config.items():
-        if name not in normal:
-            fail(f"config.json has --{name}, which {module.__file__} does not have")
-        kinds = {type(normal[name])} | ({int} if type(normal[name]) is float else set())
-        if normal[name] is not None and type(value) not in kinds:
-            fail(f"config.json: Require {name} as {normal[name]!r}, got {value!r}")
-    return module.Args(**config)
+    given = {name: value for name, value in config.items() if value is not None}
+    return read_flags(module.Args, words_of(given))
 
 
 def distances(num_ids, source, target, starts):
