@@ -363,7 +363,8 @@ def main():
     learner = Learner(args, graph, replay, device)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
-        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
+        by_kind = args.backup == "whole-graph"
+        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share, by_kind)
     run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium", "minigrid"))
     with run:
         train(args, run, env, learner, rng)

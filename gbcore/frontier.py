@@ -11,7 +11,7 @@ from gbcore import frontier_kernels
 from gbcore.arrays import Rows, check_array, copy_rows, grown, refuse_shallow_copy
 from gbcore.frontier_kernels import CELLS_GIVEN, HEAP_SIZE, STACK_SIZE, PlanArrays
 from gbcore.graph import TransitionGraph
-from gbcore.kernels import EMPTY
+from gbcore.kernels import EMPTY, FREED
 
 UNLIMITED = 2**62  # edges
 MEMORY = 10_000  # steps over which a rate is taken
@@ -24,12 +24,18 @@ class FrontierPlanner:
 
     With c(s, a) the count of a pair, f(T) those of its transitions, and V(s) = max_a Q(s, a):
 
-        Q(s, a) = 1                                                            if c(s, a) = 0
-        Q(s, a) = (prior + discount * sum_T f(T) (1 - done) V(s')) / (prior + c(s, a))    else
+        Q(s, a) = w(s)                                                            if c(s, a) = 0
+        Q(s, a) = (prior w(s) + discount sum_T f(T) (1 - done) V(s')) / (prior + c(s, a))   else
 
-    With prior 0 (the default) this is the expected discount ** (steps to an untried pair) of the
-    best policy on the graph. A prior counts as so many observations in which the pair led into the
-    unknown: what was tried seldom stays attractive, with a bonus that shrinks as 1 / count.
+    w(s) is 1, or by kind 1 / n for the n-th state that was found of its kind, and stays so. States
+    [H, W, ...] are of a kind if they have the same cells, wherever these are. So what combines
+    known things anew is worth little: an object that lies elsewhere leads to no new kind, a door
+    that opens does. Where observations have one axis, each is a kind of its own.
+
+    With prior 0 and w = 1 (the defaults) this is the expected discount ** (steps to an untried
+    pair) of the best policy on the graph. A prior counts as so many observations in which the pair
+    led into the unknown: what was tried seldom stays attractive, with a bonus that shrinks as
+    1 / count.
 
     Values are kept up to date by prioritised sweeping: the graph tells which transitions changed,
     `plan` follows the consequences through the predecessors, a bounded number of edges at a time.
@@ -44,6 +50,7 @@ class FrontierPlanner:
         discount: of the way, in (0, 1).
         prior: observations of the unknown that a tried pair is credited with, >= 0.
         tolerance: relative change of a value that is not followed; (1 - discount) / 50 if None.
+        by_kind: is an untried pair worth less, the more states of the kind were found before?
 
     Raises:
         ValueError: for a discount, prior or tolerance out of range.
@@ -55,6 +62,7 @@ class FrontierPlanner:
         discount: float = 0.95,
         prior: float = 0.0,
         tolerance: float | None = None,
+        by_kind: bool = False,
     ) -> None:
         if not 0 < discount < 1:
             raise ValueError(f"Require 0 < discount < 1, got {discount}")
@@ -68,12 +76,14 @@ class FrontierPlanner:
         self.discount: float = float(discount)
         self.prior: float = float(prior)
         self.tolerance: float = float(tolerance)
+        self.by_kind: bool = by_kind and len(graph.obs_shape) > 1
         self._q = np.zeros(graph.num_actions)
         with graph.lock:
             self._changes = graph.watch()  # pairs of nodes, since the last plan
             self._clear(num_cells=graph.num_edges)
             edges = graph.edges()
             pairs = np.stack([edges["source"], edges["next"]], axis=1)
+            self._appraise(np.unique(pairs))
             frontier_kernels.follow_changes(graph.arrays, self._plan, pairs)
 
     def __repr__(self) -> str:
@@ -84,8 +94,11 @@ class FrontierPlanner:
     def _clear(self, num_cells):
         room, num_cells = self.graph.capacity, max(num_cells, 1024)
         self._changes.clear()
+        self._kinds: dict[int, int] = {}  # -> number of states found
+        self._appraised = np.full(room if self.by_kind else 0, EMPTY)  # generation of the id
         self._plan = PlanArrays(
             value=np.ones(room),
+            worth=np.ones(room),
             first_in=np.full(room, EMPTY, np.int64),
             first_out=np.full(room, EMPTY, np.int64),
             cell_source=np.empty(num_cells, np.int64),
@@ -139,9 +152,9 @@ class FrontierPlanner:
         q = np.empty(self.graph.num_actions)
         with self.graph.lock:
             self.graph.require_node(node)
-            value = self._make_room().value
+            plan = self._make_room()
             frontier_kernels.back_up_actions(
-                self.graph.arrays, value, operator.index(node), self.discount, self.prior, q
+                self.graph.arrays, plan, operator.index(node), self.discount, self.prior, q
             )
         return q
 
@@ -182,7 +195,7 @@ class FrontierPlanner:
             source = np.empty(plan.totals[CELLS_GIVEN], np.int64)
             source = source[: frontier_kernels.list_predecessors(plan, n, number, source)]
             heap = plan.heap[: plan.totals[HEAP_SIZE]]
-            return Rows(
+            rows = Rows(
                 value=plan.value[:n],
                 num_predecessors=number,
                 predecessors=source,
@@ -190,6 +203,11 @@ class FrontierPlanner:
                 heap=heap,
                 priority=plan.priority[heap],
             )
+            if self.by_kind:
+                appraised = self._appraised[:n] == self.graph.generations
+                rows["worth"] = np.where(appraised, plan.worth[:n], 0)
+                rows["kinds"] = np.array(list(self._kinds.items()), np.uint64).reshape(-1, 2)
+            return rows
 
     def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
@@ -212,6 +230,12 @@ class FrontierPlanner:
             raise ValueError("Require as many predecessors as are counted")
         if len(np.unique(stack)) < len(stack) or len(np.unique(heap)) < len(heap):
             raise ValueError("Require each node once in the stack, and once in the heap")
+        if self.by_kind:
+            worth, kinds = saved["worth"], saved["kinds"]  # worth 0: not found yet
+            check_array("worth", worth, np.float64, (n,))
+            check_array("kinds", kinds, np.uint64, (len(kinds), 2))
+            if not ((worth >= 0) & (worth <= 1)).all():
+                raise ValueError("Require 0 <= worth <= 1")
 
         with self.graph.lock:
             self._clear(num_cells=len(source))
@@ -221,6 +245,10 @@ class FrontierPlanner:
             plan.stack[: len(stack)], plan.on_stack[stack] = stack, True
             plan.heap[: len(heap)], plan.place[heap] = heap, np.arange(len(heap))
             plan.priority[heap] = saved["priority"]
+            if self.by_kind:
+                plan.worth[:n] = np.where(worth > 0, worth, 1)
+                self._appraised[:n] = np.where(worth > 0, self.graph.generations, EMPTY)
+                self._kinds = dict(kinds.tolist())
             plan.totals[[STACK_SIZE, HEAP_SIZE]] = len(stack), len(heap)
 
     def check_valid(self) -> list[str]:
@@ -248,7 +276,7 @@ class FrontierPlanner:
                 for node in np.flatnonzero(arrays.degree[:n] > 0):
                     value = self._plan.value[node]
                     backed_up = frontier_kernels.back_up_state(
-                        arrays, self._plan.value, node, self.discount, self.prior, q
+                        arrays, self._plan, node, self.discount, self.prior, q
                     )
                     if abs(backed_up - value) > self.tolerance * max(backed_up, value):
                         problems.append(f"node {node}: value {value}, {backed_up} by its actions")
@@ -267,6 +295,7 @@ class FrontierPlanner:
         """The arrays, with room for what the changes bring, and those not followed yet [n, 2]."""
         plan = self._make_room()
         changes = np.array(self._changes, np.int64).reshape(-1, 2)
+        self._appraise(changes.reshape(-1))
         room = plan.totals[CELLS_GIVEN] + len(changes)
         if room > len(plan.cell_source):
             room = max(room, 2 * len(plan.cell_source))
@@ -281,13 +310,42 @@ class FrontierPlanner:
             self._plan = plan._replace(
                 **{name: grown(getattr(plan, name), room, fill) for name, fill in _NODE_FILLS}
             )
+            if self.by_kind:
+                self._appraised = grown(self._appraised, room, EMPTY)
         return self._plan
+
+    def _appraise(self, nodes):
+        """Worth of the nodes that are new: 1 / n for the n-th of its kind."""
+        if not self.by_kind:
+            return
+        plan, nodes = self._plan, np.array(list(dict.fromkeys(nodes.tolist())), np.int64)
+        nodes = nodes[self._appraised[nodes] != self.graph.generations[nodes]]
+        in_use = self.graph.arrays.in_degree[nodes] != FREED
+        plan.worth[nodes] = 1
+        if in_use.any():
+            kinds = _kinds_of(self.graph.observations_of(nodes[in_use])).tolist()
+            for node, kind in zip(nodes[in_use].tolist(), kinds, strict=True):
+                self._kinds[kind] = number = self._kinds.get(kind, 0) + 1
+                plan.worth[node] = 1 / number
+        self._appraised[nodes] = np.where(in_use, self.graph.generations[nodes], EMPTY)
+        for node in nodes:
+            frontier_kernels.push_stack(plan, node)
+
+
+def _kinds_of(obs):
+    """A hash of the cells of observations [n, H, W, ...] in whatever order: uint64 [n]."""
+    cells = np.ascontiguousarray(obs).reshape(*obs.shape[:3], -1).view(np.uint8)
+    mixed = np.full(cells.shape[:3], 0xCBF29CE484222325, np.uint64)
+    for byte in np.moveaxis(cells, 3, 0):
+        mixed = (mixed ^ byte) * np.uint64(0x100000001B3)
+        mixed ^= mixed >> np.uint64(32)
+    return mixed.sum(axis=(1, 2))
 
 
 _CELL_ARRAYS = ("cell_source", "cell_target", "next_in", "previous_in", "next_out")
 _NODE_FILLS = (
-    ("value", 1), ("first_in", EMPTY), ("first_out", EMPTY), ("place", EMPTY), ("stack", 0),
-    ("on_stack", 0), ("heap", 0), ("priority", 0),
+    ("value", 1), ("worth", 1), ("first_in", EMPTY), ("first_out", EMPTY), ("place", EMPTY),
+    ("stack", 0), ("on_stack", 0), ("heap", 0), ("priority", 0),
 )  # fmt: skip
 
 
@@ -311,6 +369,7 @@ class FrontierEpisodes:
     Args:
         graph: the TransitionGraph. A `FrontierPlanner` of its own plans over it.
         share: of the episodes at most, in [0, 1].
+        by_kind: as of `FrontierPlanner`.
 
     Raises:
         ValueError: for a share out of range.
@@ -322,10 +381,10 @@ class FrontierEpisodes:
     )  # fmt: skip
     SAVED: tuple[str, ...] = "share", "start_value", "is_frontier", "is_planned", "is_underway"
 
-    def __init__(self, graph: TransitionGraph, share: float = 0.5) -> None:
+    def __init__(self, graph: TransitionGraph, share: float = 0.5, by_kind: bool = False) -> None:
         if not 0 <= share <= 1:
             raise ValueError(f"Require 0 <= share <= 1, got {share}")
-        self.planner: FrontierPlanner = FrontierPlanner(graph)
+        self.planner: FrontierPlanner = FrontierPlanner(graph, by_kind=by_kind)
         self.most: float = float(share)
         self.share: float = 0.0  # at the last start of an episode
         self.start_value: float = 1.0

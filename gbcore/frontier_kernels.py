@@ -19,7 +19,8 @@ ROUNDING = 1.0 + 1e-12
 # The arrays
 # --------------------------------------------------------------------------------------------------
 #
-#   value [N]   V(s), 1 for an id that has an untried action: also for one that names no node
+#   value [N]   V(s), 1 for an id that names no node
+#   worth [N]   of the node's untried actions
 #
 #   The graph has no incoming edges. Here every pair (s, s') with a transition that goes on, s to
 #   s', has one cell in two lists: s's own (first_out, next_out), and those that lead to s'
@@ -35,6 +36,7 @@ class PlanArrays(NamedTuple):
     """The arrays of a `FrontierPlanner`; N node ids, C cells."""
 
     value: NDArray[np.float64]  # [N]
+    worth: NDArray[np.float64]  # [N], in (0, 1]
     first_in: NDArray[np.int64]  # [N]
     first_out: NDArray[np.int64]  # [N]
     cell_source: NDArray[np.int64]  # [C]
@@ -56,25 +58,27 @@ class PlanArrays(NamedTuple):
 
 
 @jit
-def back_up_actions(graph, value, node, discount, prior, q):
+def back_up_actions(graph, plan, node, discount, prior, q):
     """Q(s, a) of one node from the values of its successors, into q float64 [A]."""
     q[:] = 0.0
     start = graph.block_start[node]
     for e in range(start, start + graph.degree[node]):
         if not graph.edge_terminated[e]:
-            q[graph.edge_action[e]] += graph.edge_count[e] * value[graph.edge_next[e]]
+            q[graph.edge_action[e]] += graph.edge_count[e] * plan.value[graph.edge_next[e]]
+    worth = plan.worth[node]
     for a in range(q.shape[0]):
         count = graph.pair_count[node, a]
-        q[a] = 1.0 if count == 0 else (prior + discount * q[a]) / (prior + count)
+        q[a] = worth if count == 0 else (prior * worth + discount * q[a]) / (prior + count)
 
 
 @jit
-def back_up_state(graph, value, node, discount, prior, q):
+def back_up_state(graph, plan, node, discount, prior, q):
     """V(s) of one node from the values of its successors; q float64 [A] is scratch."""
-    for a in range(q.shape[0]):
-        if graph.pair_count[node, a] == 0:
-            return 1.0
-    back_up_actions(graph, value, node, discount, prior, q)
+    if plan.worth[node] == 1.0:  # there is nothing better
+        for a in range(q.shape[0]):
+            if graph.pair_count[node, a] == 0:
+                return 1.0
+    back_up_actions(graph, plan, node, discount, prior, q)
     best = q.max()
     return best if best >= FLOOR else 0.0
 
@@ -277,7 +281,7 @@ def make_plan(graph, plan, changes, discount, prior, tolerance, budget, q):
             totals[STACK_SIZE] -= 1
             node = plan.stack[totals[STACK_SIZE]]
             plan.on_stack[node] = False
-            old, new = value[node], back_up_state(graph, value, node, discount, prior, q)
+            old, new = value[node], back_up_state(graph, plan, node, discount, prior, q)
             work += 1 + graph.degree[node]
             if new > old * (1.0 + tolerance):
                 push_heap(plan, node, new)
@@ -294,7 +298,7 @@ def make_plan(graph, plan, changes, discount, prior, tolerance, budget, q):
                     work += 1
         elif totals[HEAP_SIZE] > 0:
             node = pop_heap(plan)
-            new = back_up_state(graph, value, node, discount, prior, q)
+            new = back_up_state(graph, plan, node, discount, prior, q)
             work += 1 + graph.degree[node]
             if new <= value[node] * (1.0 + tolerance):
                 continue

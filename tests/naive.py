@@ -402,21 +402,34 @@ def graph_action_value(graph, values, leaf_q, state, action, gamma, prior):
 # --- the frontier planner's values ---
 
 
-def frontier_values(graph, discount, prior):
+def frontier_values(graph, discount, prior, worth=None):
     """V(s) of every state of a NaiveGraph, by sweeps over all of them until nothing moves.
 
-    Q(s, a) = 1 if the pair was never tried, else
-    (prior + discount * sum_T f(T) (1 - done) V(s')) / (prior + c(s, a)).
+    Q(s, a) = w(s) if the pair was never tried, else
+    (prior w(s) + discount * sum_T f(T) (1 - done) V(s')) / (prior + c(s, a)).
     """
     return values_of(
         graph, 1.0,
-        lambda values, s, a: frontier_action_value(graph, values, s, a, discount, prior),
+        lambda values, s, a: frontier_action_value(graph, values, s, a, discount, prior, worth),
     )  # fmt: skip
 
 
-def frontier_action_value(graph, values, state, action, discount, prior):
-    transitions = graph.transitions(state, action)
+def frontier_action_value(graph, values, state, action, discount, prior, worth=None):
+    transitions, w = graph.transitions(state, action), 1.0 if worth is None else worth[state]
     if not transitions:
-        return 1.0
+        return w
     known = sum(f * values[s2] for (_, _, _, done, s2), f in transitions.items() if not done)
-    return (prior + discount * known) / (prior + sum(transitions.values()))
+    return (prior * w + discount * known) / (prior + sum(transitions.values()))
+
+
+class FrontierWorth(dict):
+    """State of a NaiveGraph -> w(s): 1 / n for the n-th state found whose cells, sorted, are so."""
+
+    def __init__(self):
+        self.found = {}
+
+    def meet(self, state, obs):
+        if state not in self and obs is not None:
+            kind = tuple(sorted(tuple(np.ravel(cell)) for row in obs for cell in row))
+            self.found[kind] = self.found.get(kind, 0) + 1
+            self[state] = 1 / self.found[kind]

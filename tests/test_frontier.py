@@ -3,32 +3,46 @@
 import numpy as np
 import pytest
 from conftest import raises_naming, scaled
-from naive import NaiveGraph, frontier_action_value, frontier_values
+from naive import FrontierWorth, NaiveGraph, frontier_action_value, frontier_values
 
 from gbcore import FrontierEpisodes, FrontierPlanner, LeafTable, TransitionGraph
 from gbcore.frontier import MEMORY, WORTHWHILE
 
 
 class World:
-    """Transitions among integers, in a TransitionGraph with its planner and in a NaiveGraph."""
+    """Transitions among integers, in a TransitionGraph with its planner and in a NaiveGraph.
 
-    def __init__(self, num_actions, discount=0.9, prior=0.0, tolerance=None, capacity=4):
-        self.graph = TransitionGraph(num_actions, (1,), np.int64, capacity=capacity)
-        self.naive = NaiveGraph(num_actions, (1,), np.int64)
-        self.planner = FrontierPlanner(self.graph, discount, prior, tolerance)
+    By kind an integer is a grid of its four ternary digits: 5 = 0012 and 7 = 0021 are of a kind.
+    """
+
+    def __init__(
+        self, num_actions, discount=0.9, prior=0.0, tolerance=None, capacity=4, by_kind=False
+    ):
+        shape = (2, 2) if by_kind else (1,)
+        self.graph = TransitionGraph(num_actions, shape, np.int64, capacity=capacity)
+        self.naive = NaiveGraph(num_actions, shape, np.int64)
+        self.planner = FrontierPlanner(self.graph, discount, prior, tolerance, by_kind)
+        self.worth = FrontierWorth() if by_kind else None
+
+    def observation(self, s):
+        digits = [[s // 27 % 3, s // 9 % 3], [s // 3 % 3, s % 3]]
+        return np.array([s] if self.worth is None else digits, np.int64)
 
     def change(self, method, s, a, s2, done=False):
         """`add` or `remove` a transition; a state is interned first, and may be forgotten after."""
-        observations = [np.array([i], np.int64) for i in (s, s2)]
+        observations = [self.observation(i) for i in (s, s2)]
         ids, states = ([g.node(obs) for obs in observations] for g in (self.graph, self.naive))
         getattr(self.graph, method)(ids[0], a, 0.0, ids[1], done)
         getattr(self.naive, method)(states[0], a, 0.0, states[1], done)
+        if self.worth is not None:
+            for state in states:
+                self.worth.meet(state, self.naive.observation.get(state))
 
     def add(self, *transition):
         self.change("add", *transition)
 
     def id(self, s):
-        return self.graph.find(np.array([s]))
+        return self.graph.find(self.observation(s))
 
     def value(self, s):
         return self.planner.values[self.id(s)]
@@ -37,13 +51,19 @@ class World:
         """All values are those of the oracle."""
         assert self.planner.check_valid() == []
         planner = self.planner
-        values = frontier_values(self.naive, planner.discount, planner.prior)
+        values = frontier_values(self.naive, planner.discount, planner.prior, self.worth)
         for state, value in values.items():
             node = self.graph.find(self.naive.observation[state])
             np.testing.assert_allclose(planner.values[node], value, rtol, 1e-8)
             expected = [
                 frontier_action_value(
-                    self.naive, values, state, action, planner.discount, planner.prior
+                    self.naive,
+                    values,
+                    state,
+                    action,
+                    planner.discount,
+                    planner.prior,
+                    self.worth,
                 )
                 for action in range(self.graph.num_actions)
             ]
@@ -76,15 +96,16 @@ def random_world(seed, num_changes=200, check=None, **options):
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("by_kind", [False, True])
 @pytest.mark.parametrize("seed", range(scaled(40, 8)))
-def test_values_are_those_of_value_iteration(seed):
+def test_values_are_those_of_value_iteration(seed, by_kind):
     def check(world):
         assert world.planner.check_valid() == []  # also while changes wait
         world.planner.plan()
         assert world.planner.num_waiting == 0
         world.check(rtol=1e-7)
 
-    random_world(seed, check=check, tolerance=1e-10)
+    random_world(seed, check=check, tolerance=1e-10, by_kind=by_kind)
 
 
 @pytest.mark.parametrize("seed", range(scaled(20, 4)))
@@ -132,6 +153,33 @@ def test_a_forgotten_pair_is_untried_again():
     world.change("remove", 1, 0, 0)
     world.planner.plan()
     assert (world.value(0), world.value(1)) == (pytest.approx(0.9), 1)
+
+
+def test_a_state_is_worth_less_the_more_of_its_kind_were_found():
+    world = World(1, by_kind=True)
+    for s, s2 in ((1, 3), (3, 9), (9, 2), (2, 6)):  # 0001, 0010, 0100; 0002, 0020
+        world.add(s, 0, s2)
+        world.planner.plan()
+    assert [world.planner.action_values(world.id(s))[0] for s in (6, 2)] == [1 / 2, 0.9 / 2]
+    assert world.value(1) == pytest.approx(0.9**4 / 2)
+    world.change("remove", 2, 0, 6)  # forgotten, and found again: the third of its kind
+    world.planner.plan()
+    world.add(2, 0, 6)
+    world.planner.plan()
+    assert world.value(6) == 1 / 3
+    graph = TransitionGraph(1, (3,))
+    assert not FrontierPlanner(graph, by_kind=True).by_kind  # each is a kind of its own
+
+
+def test_cells_are_told_apart_by_all_their_bytes():
+    graph = TransitionGraph(1, (2, 1, 2), np.float32)
+    planner = FrontierPlanner(graph, by_kind=True)
+    grids = ([[[1, 2]], [[3, 4]]], [[[3, 4]], [[1, 2]]], [[[1, 4]], [[3, 2]]], [[[2, 1]], [[3, 4]]])
+    for grid in grids:
+        node = graph.node(np.array(grid, np.float32))
+        graph.add(0, 0, 0.0, node, False)
+    planner.plan()
+    assert planner._plan.worth[: graph.num_ids].tolist() == [1, 1 / 2, 1, 1]
 
 
 def test_a_graph_that_is_there_already_is_planned_over():
@@ -322,12 +370,14 @@ DAMAGE = {
     "stack": lambda a: np.array([10**6]),
     "heap": lambda a: np.array([-1]),
     "priority": lambda a: np.zeros(99),
+    "worth": lambda a: -a,
+    "kinds": lambda a: a.ravel(),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_arrays_of_another_graph_are_refused(name):
-    world = random_world(0)
+    world = random_world(0, by_kind=True)
     state = world.planner.state()
     with pytest.raises(ValueError, match="Require"):
         world.planner.restore(state | {name: DAMAGE[name](state[name])})

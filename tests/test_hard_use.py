@@ -119,7 +119,7 @@ class Parts:
         self.replay = PrioritizedReplay(self.graph, 40, 0.5)
         self.leaves = LeafTable(self.graph, values_of)
         self.planner = FrontierPlanner(self.graph)
-        self.episodes = FrontierEpisodes(self.graph)
+        self.episodes = FrontierEpisodes(self.graph, by_kind=True)
         self.values = GraphValues(self.graph, self.leaves, 0.9)
         self.use(range(70))
 
