@@ -1,5 +1,6 @@
 """tools/: what is read from runs, measured on graphs, laid out and drawn."""
 
+import importlib
 import itertools
 import json
 import re
@@ -22,6 +23,7 @@ import pytest
 import recorded
 import tyro
 import would_it_help
+from conftest import command, is_one_line
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
@@ -305,25 +307,22 @@ class Hidden(gymnasium.Env):
         return np.ones(1, np.float32), float(self.time == 4 and action), self.time == 5, False, {}
 
 
-def test_what_never_changes_gets_no_advice_to_try(capsys, monkeypatch):
+def test_what_never_changes_gets_no_advice_to_try(capsys):
     gymnasium.register("Hidden-v0", Hidden)
     for task, first, last in (
         ("Hidden-v0", "verdict: No: where all observations are alike", "--backup tree"),
         ("CartPole", "verdict: No: at this depth", "--backup tree"),
     ):
-        words = [task, "--steps", "300", "--sampled", "20"]
-        monkeypatch.setattr(sys, "argv", ["would_it_help.py", *words])
-        would_it_help.main()
+        assert command(would_it_help, task, "--steps", "300", "--sampled", "20") == 0
         text = capsys.readouterr().out
         assert first in text
         assert text.endswith(f"{last}\n")
         assert ("\nkey: " in text) == (task == "CartPole")
         assert "Worth trying" not in text
-    monkeypatch.setattr(sys, "argv", ["would_it_help.py", "CartPole", "--steps", "3"])
-    would_it_help.main()
+    assert command(would_it_help, "CartPole", "--steps", "3") == 0
     assert capsys.readouterr().out.endswith("verdict: No verdict: require 200 steps, got 3.\n")
-    monkeypatch.setattr(sys, "argv", ["would_it_help.py", "MinAtar/freeway", "--env-kwargs", "{}"])
-    refused(capsys, would_it_help.main, "--env-kwargs is for")
+    assert command(would_it_help, "MinAtar/freeway", "--env-kwargs", "{}") == 2
+    assert is_one_line(capsys, "--env-kwargs is for")
 
 
 class InPlace(gymnasium.Env):
@@ -396,6 +395,12 @@ def test_bad_input_is_one_line(capsys, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def draw_graph():
+    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
+    return importlib.import_module("draw_graph")
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """A finished run of 300 steps."""
@@ -442,27 +447,23 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     random = [evaluate.play(run, episodes=2, epsilon=1, seed=seed)[1] for seed in (5, 5, 6)]
     assert random[0] == random[1] != random[2]
 
-    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--episodes", "2"])
-    evaluate.main()
+    assert command(evaluate, run_folder, "--episodes", "2") == 0
     assert f"{run.task} graph seed 1: mean return" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder / "graph.npz")])
-    refused(capsys, evaluate.main, "graph.npz is a graph without a network")
-    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--video", "none/e.mp4"])
-    refused(capsys, evaluate.main, "--video", "none/e.mp4")
-
-    monkeypatch.setattr("sys.argv", ["evaluate.py", str(run_folder), "--video", str(video)])
+    assert command(evaluate, run_folder / "graph.npz") == 2
+    assert is_one_line(capsys, "graph.npz is a graph without a network")
+    assert command(evaluate, run_folder, "--video", "none/e.mp4") == 2
+    assert is_one_line(capsys, "--video", "none/e.mp4")
     for error in (None, NotImplementedError):
         draws_nothing = Mock(return_value=None, side_effect=error)
         monkeypatch.setattr(gb_dqn_minigrid.Task, "render", draws_nothing)
-        with pytest.raises(SystemExit, match="1"):
-            evaluate.main()
+        assert command(evaluate, run_folder, "--video", video) == 1
         out, err = capsys.readouterr()
         assert "mean return" in out
         assert err.startswith(f"error: cannot write {video}")
 
 
 @pytest.mark.usefixtures("torch_settings")
-def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys, monkeypatch):
+def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys):
     flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50, "batch_size": 4}
     flags |= {"total_timesteps": 400, "eval_frequency": 0, "target_network_frequency": 100}
     learner, folder = conftest.play(gb_dqn_minatar, tmp_path, **flags)
@@ -470,8 +471,7 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys, monkeypatch):
     np.testing.assert_array_equal(run.policy()(obs), learner.policy()(obs))
     assert (learner.policy()(obs) != run.network()(obs).argmax(axis=1)).any()
     row = learner.replay.node[:1], learner.replay.action[:1]
-    monkeypatch.setattr(sys, "argv", ["draw_subgraph.py", str(folder), "--state", str(row[0][0])])
-    draw_subgraph.main()
+    assert command(draw_subgraph, folder, "--state", row[0][0]) == 0
     first, second, *_ = capsys.readouterr().out.partition("the whole graph's")[2].splitlines()
     state, action, target = re.search(r"of \((\d+), (.+)\): (.*); its way", first).groups()
     assert second.startswith(f"{state}: {action} ")
@@ -543,14 +543,13 @@ def test_tools_load_the_script_that_made_a_run(run_of_a_copy, run_folder, capsys
     assert f"is read with {ROOT / 'gbcore'}" in capsys.readouterr().err
 
 
-def test_tools_look_at_a_run_of_the_whole_graph_at_depth_5(run_of_a_copy, capsys, monkeypatch):
+def test_tools_look_at_a_run_of_the_whole_graph_at_depth_5(run_of_a_copy, capsys):
     run = run_of_a_copy[0]
     config = json.loads((run / "config.json").read_text()) | {"backup": "whole-graph"}
     (run / "config.json").write_text(json.dumps(config))
     flags = ("--sampled", "20", "--steps", "7", "--env-kwargs", "{}")
     for tool, *words in ((would_it_help, *flags), (draw_subgraph, "--leaves", "zero")):
-        monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", str(run), *words])
-        tool.main()
+        assert command(tool, run, *words) == 0
         out, err = capsys.readouterr()
         named = "warning: --env-kwargs and --steps do nothing with a run" in err
         assert named == (tool is would_it_help)
@@ -558,18 +557,17 @@ def test_tools_look_at_a_run_of_the_whole_graph_at_depth_5(run_of_a_copy, capsys
         assert ("; the run learned from other targets" in out) == (tool is draw_subgraph)
 
 
-def test_what_cannot_be_read_is_refused_and_never_drawn(run_of_a_copy, capsys, monkeypatch):
+def test_what_cannot_be_read_is_refused_and_never_drawn(run_of_a_copy, capsys):
     run, script = run_of_a_copy
     script.unlink()
     for tool, *words in ((evaluate,), (draw_subgraph,), (draw_subgraph, "--leaves", "online")):
-        monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", str(run), *words])
-        refused(capsys, tool.main, "is gone", "my_agent.py")
-    monkeypatch.setattr(sys, "argv", ["draw_subgraph.py", str(run), "--leaves", "zero"])
-    draw_subgraph.main()
+        assert command(tool, run, *words) == 2
+        assert is_one_line(capsys, "is gone", "my_agent.py")
+    assert command(draw_subgraph, run, "--leaves", "zero") == 0
     assert "leaf values: zero" in capsys.readouterr().out
     script.write_text("import nothing_of_this_name")
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(run)])
-    refused(capsys, evaluate.main, "cannot load the script", "nothing_of_this_name")
+    assert command(evaluate, run) == 2
+    assert is_one_line(capsys, "cannot load the script", "nothing_of_this_name")
 
 
 def test_a_network_of_another_shape_is_one_line(run_of_a_copy, capsys):
@@ -608,16 +606,12 @@ def test_the_default_root_is_one_where_graph_and_tree_differ(capsys, monkeypatch
     wide = recorded_rows([(0, 0, 0.1 * s, 1 + s, False, True) for s in range(60)])
     monkeypatch.setattr(recorded, "read", lambda path: wide)
     words = (tmp_path, "--leaves", "zero", "--out", tmp_path / "s.png")
-    monkeypatch.setattr(sys, "argv", ["draw_subgraph.py", *map(str, words)])
-    draw_subgraph.main()
+    assert command(draw_subgraph, *words) == 0
     assert capsys.readouterr().out.count("\n") <= 40
     assert (tmp_path / "s.png").stat().st_size > 5_000
 
 
-def test_the_layouts_and_their_pictures(run_folder, tmp_path, capsys, monkeypatch):
-    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
-    import draw_graph
-
+def test_the_layouts_and_their_pictures(draw_graph, run_folder, tmp_path, capsys):
     run = recorded.read(run_folder)
     layout = draw_graph.lay_out(run, layout="rings")
     edges, n = layout.edges, len(layout.states)
@@ -638,9 +632,7 @@ def test_the_layouts_and_their_pictures(run_folder, tmp_path, capsys, monkeypatc
     assert run.initial_states[0] in part.states
     assert "the 10 of" in part.notes[1]
     outs = [tmp_path / f"graph{suffix}" for suffix in draw_graph.SUFFIXES]
-    command = ["draw_graph.py", str(run_folder), "--out", *map(str, outs), "--color-by", "value"]
-    monkeypatch.setattr(sys, "argv", command)
-    draw_graph.main()
+    assert command(draw_graph, run_folder, "--out", *outs, "--color-by", "value") == 0
     assert all(path.stat().st_size > 5_000 for path in outs)
     assert "novel state ratio" in capsys.readouterr().out
     assert layout.title.startswith("MiniGrid-Empty-5x5-v0, graph backup: ")
@@ -651,10 +643,7 @@ def test_the_layouts_and_their_pictures(run_folder, tmp_path, capsys, monkeypatc
     assert (layout.edges["reward"][-1], layout.edges["colour"][-1]) == (-1, "#1c4fd8")
 
 
-def test_a_page_holds_whatever_a_run_is_called(tmp_path):
-    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
-    import draw_graph
-
+def test_a_page_holds_whatever_a_run_is_called(draw_graph, tmp_path):
     run = recorded_rows(CROSSING)
     run.name = "</script><!--<script>"
     layout = draw_graph.lay_out(run)
@@ -665,20 +654,14 @@ def test_a_page_holds_whatever_a_run_is_called(tmp_path):
     assert "script>" not in text
 
 
-def test_states_that_no_transition_joins_are_no_picture(capsys):
-    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
-    import draw_graph
-
+def test_states_that_no_transition_joins_are_no_picture(draw_graph, capsys):
     graph = TransitionGraph(1, (1,), np.int64)
     graph.add(graph.node(np.array([0])), 0, 0.0, graph.node(np.array([1])), False)
     run = recorded.Recorded("chain", graph)
     refused(capsys, lambda: draw_graph.lay_out(run, max_states=1), "no transition joins the 1 ")
 
 
-def test_pictures_of_observations_in_the_page(run_folder):
-    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
-    import draw_graph
-
+def test_pictures_of_observations_in_the_page(draw_graph, run_folder):
     def picture(run):
         return draw_graph.picture_of(run, run.graph.observations_of(np.array([0]))[0])
 
@@ -704,13 +687,9 @@ def test_pictures_of_observations_in_the_page(run_folder):
     assert draw_graph.observation_html(game, 0).startswith('<img src="data:image/png;base64,')
 
 
-def test_links_of_the_page_lead_to_what_its_states_are(run_folder, tmp_path, monkeypatch):
-    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
-    import draw_graph
-
+def test_links_of_the_page_lead_to_what_its_states_are(draw_graph, run_folder, tmp_path):
     page = tmp_path / "graph.html"
-    monkeypatch.setattr(sys, "argv", ["draw_graph.py", str(run_folder), "--out", str(page)])
-    draw_graph.main()
+    assert command(draw_graph, run_folder, "--out", page) == 0
     run, text = recorded.read(run_folder), page.read_text()
     edges, (start,) = run.graph.edges(), run.initial_states.tolist()
     sections = dict(re.findall(r'<section id="s(\d+)"(.*?)</section>', text, re.DOTALL))
