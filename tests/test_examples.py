@@ -21,7 +21,7 @@ from runs import read_metrics
 
 import gbcore
 from examples import gb_dqn_gymnasium as example
-from gbcore import PrioritizedReplay, Replay, TransitionGraph
+from gbcore import Replay, TransitionGraph
 from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask, gymnasium_id
 
@@ -393,31 +393,6 @@ def test_what_is_no_frame_is_one_line_and_leaves_no_file(frames, named, tmp_path
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_a_replay_with_keys_gives_back_what_was_observed(kind):
-    def make():
-        graph = TransitionGraph(2, (2,), np.float32, key_shape=(1,), key_dtype=np.int64)
-        return Replay(graph, 6) if kind == "uniform" else PrioritizedReplay(graph, 6, 0.5)
-
-    replay, rng, seen = make(), np.random.default_rng(0), []
-    obs = rng.normal(size=2).astype(np.float32)
-    node = replay.graph.node(obs, np.array([0]))
-    for i in range(15):
-        seen.append(obs)
-        following = rng.normal(size=2).astype(np.float32)
-        next_node = replay.graph.node(following, np.array([(i + 1) % 3]))
-        replay.add(node, i % 2, 0.0, next_node, False, obs)
-        node, obs = next_node, following
-    assert replay.graph.num_nodes == 3
-    expected = np.stack(seen)[[12, 13, 14, 9, 10, 11]]
-    rows = np.array([4, 0, 5, 1, 2, 3])
-    np.testing.assert_array_equal(replay.observations(replay.batch_of(rows)), expected[rows])
-    other = make()
-    other.graph.restore(replay.graph.state())
-    other.restore(replay.state())
-    np.testing.assert_array_equal(other.observations(other.batch_of(rows)), expected[rows])
-
-
 def test_a_replay_with_keys_refuses_what_is_no_observation_and_has_then_not_changed():
     graph = TransitionGraph(2, (2,), np.float32, key_shape=(1,))
     replay = Replay(graph, 6)
@@ -541,17 +516,6 @@ def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp
     assert "the episode under way plays otherwise" in capsys.readouterr().err
 
 
-def test_one_network_of_every_shape_has_the_scale_in_its_parameters():
-    network = example.make_network(example.Args(), (8, 8, 3), 4)
-    network.scale.fill_(255)
-    obs = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
-    values = network.values(obs)
-    assert (values.shape, values.dtype) == ((2, 4), torch.float32)
-    other = example.make_network(example.Args(), (8, 8, 3), 4)
-    other.load_state_dict(network.state_dict())
-    torch.testing.assert_close(other.values(obs), values)
-
-
 # --------------------------------------------------------------------------------------------------
 # tabular.py
 # --------------------------------------------------------------------------------------------------
@@ -635,8 +599,7 @@ def test_the_page_s_key_merges_and_its_replay_keeps_what_was_seen():
 
 def test_the_page_s_dict_observation_is_an_array():
     space = spaces.Dict(position=spaces.Box(0, 1, (2,)), has_key=spaces.Discrete(2))
-    found = names(space=space)
-    exec(DICT, found)
+    exec(DICT, found := names(space=space))
     np.testing.assert_allclose(found["obs"], [0.1, 0.2, 0, 1], rtol=1e-6)
 
 
@@ -738,22 +701,3 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
         ((_, expected, _, ends),) = lake.unwrapped.P[states[source]][action]
         assert over == ends
         assert over or states[after] == expected, "a reset is no transition"
-
-
-# --------------------------------------------------------------------------------------------------
-# reproduce/environments.py
-# --------------------------------------------------------------------------------------------------
-
-
-def test_the_page_s_table_is_of_the_rows(monkeypatch, tmp_path):
-    harness = importlib.import_module("environments")
-    (tmp_path / "docs").mkdir()
-    page = (ROOT / "docs" / "environments.md").read_text()
-    written = tmp_path / "docs" / "environments.md"
-    written.write_text(page)
-    monkeypatch.setattr(harness, "ROOT", tmp_path)
-    rows = [line.split(",") for line in harness.ROWS.read_text().splitlines()[1:]]
-    harness.report(rows)
-    assert written.read_text() == page
-    harness.report([[*row[:4], "1234", *row[5:]] for row in rows])
-    assert "1,234 (" in written.read_text()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import command, is_one_line, jitted, only_run, play, spy
+from conftest import command, jitted, only_run, play, spy
 from output import read_rows
 from runs import read_metrics
 
@@ -447,15 +447,3 @@ def test_what_a_run_leaves(tmp_path):
     assert result["score"] == float(rows[-1]["episodic_return"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--env-id", "Freewy"], ["Freewy", "freeway"]),
-        (["--n-atoms", "1"], ["--n-atoms", "1"]),
-        (["--v-min", "3", "--v-max", "3"], ["--v-min", "3.0"]),
-        (["--depth", "0"], ["--depth"]),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(flags, words, capsys):
-    assert command(script, *flags) == 2
-    assert is_one_line(capsys, *words)

@@ -85,37 +85,48 @@ def test_evaluations_play_one_episode_in_each_environment():
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--backup", "grph"], ["grph", "graph-mixed"]),
-        (["--bakcup", "graph"], ["--bakcup", "--backup"]),
-        (["--depth"], ["--depth"]),
-        (["--depth", "two"], ["--depth", "two"]),
-        (["--depth", "1.5e0"], ["--depth", "1.5e0"]),
-        (["--depth", "-1"], ["--depth", "-1"]),
-        (["--depth", "0"], ["--depth must be at least 1"]),
-        (["--depth", str(2**32)], ["--depth", str(2**32)]),
-        (["--breadth", "-1"], ["--breadth", "-1"]),
-        (["--save-model", "False"], ["--save-model", "--no-save-model"]),
-        (["--track=true"], ["--track", "--no-track"]),
-        (["--run-dir", "caf\udce9"], ["--run-dir", "UTF-8", "caf"]),
-        (["--threads", str(2**32)], ["--threads", str(2**32), "1024"]),
-        (["--seed", "-1"], ["--seed", "-1"]),
-        (["--buffer-size", "31"], ["31", "32"]),
-        (["--total-timesteps", "31"], ["31", "32"]),
-        (["--total-timesteps", str(2**63)], ["--total-timesteps", str(2**31 - 1)]),
-        (["--learning-rate", "1e30"], ["--learning-rate", "1e+30"]),
-        (["--adam-eps", "1e-320"], ["--adam-eps", "1e-12"]),
-        (["--resume", "/nowhere"], ["/nowhere"]),
-        (["--gamma", "nan"], ["--gamma", "nan"]),
-        (["--exploration", "curious"], ["--exploration", "frontier", "curious"]),
-        (["--frontier-share", "1.5"], ["--frontier-share", "1.5"]),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(flags, words, capsys):
-    assert command(script, *flags) == 2
-    assert is_one_line(capsys, *words)
+BAD_INPUT = [  # script, flags, words that are told
+    (script, "--backup grph", "grph graph-mixed"),
+    (script, "--bakcup graph", "--bakcup --backup"),
+    (script, "--depth", "--depth"),
+    (script, "--depth two", "--depth two"),
+    (script, "--depth 1.5e0", "--depth 1.5e0"),
+    (script, "--depth -1", "--depth -1"),
+    (script, "--depth 0", "--depth must be at least 1"),
+    (script, f"--depth {2**32}", f"--depth {2**32}"),
+    (script, "--save-model False", "--save-model --no-save-model"),
+    (script, "--track=true", "--track --no-track"),
+    (script, "--run-dir caf\udce9", "--run-dir UTF-8 caf"),
+    (script, f"--threads {2**32}", f"--threads {2**32} 1024"),
+    (script, "--seed -1", "--seed -1"),
+    (script, "--buffer-size 31", "31 32"),
+    (script, "--total-timesteps 31", "31 32"),
+    (script, f"--total-timesteps {2**63}", f"--total-timesteps {2**31 - 1}"),
+    (script, "--learning-rate 1e30", "--learning-rate 1e+30"),
+    (script, "--adam-eps 1e-320", "--adam-eps 1e-12"),
+    (script, "--resume /nowhere", "/nowhere"),
+    (script, "--gamma nan", "--gamma nan"),
+    (script, "--exploration curious", "--exploration frontier curious"),
+    (script, "--frontier-share 1.5", "--frontier-share 1.5"),
+    (script, "--env-id freewy", "freewy freeway"),
+    (script, "--env-id chess", "chess space_invaders"),
+    (script, "--episode-seed 2", "--episode-seed fresh fixed"),
+    (gb_dqn_minigrid, "--env-id DorKey-6x6", "DorKey-6x6 MiniGrid-DoorKey-6x6-v0"),
+    (gb_dqn_minigrid, "--env-id CartPole-v1", "CartPole-v1 grid examples/"),
+    (gb_dqn_minigrid, "--env-id Ant-v5", "Ant-v5 examples/"),
+    (gb_dqn_minigrid, "--env-id MiniGrid-GoToObj", "MiniGrid-GoToObject"),
+    (gb_dqn_minigrid, "--backup whole-graph --gamma 1", "--gamma below 1"),
+    (gb_dqn_minigrid, "--act-on graph", "--act-on graph whole-graph"),
+    (gb_rainbow_atari, "--env-id Freewy", "Freewy freeway"),
+    (gb_rainbow_atari, "--n-atoms 1", "--n-atoms 1"),
+    (gb_rainbow_atari, "--v-min 3 --v-max 3", "--v-min 3.0"),
+]
+
+
+@pytest.mark.parametrize(("script", "flags", "words"), BAD_INPUT)
+def test_bad_input_is_one_line_and_status_2(script, flags, words, capsys):
+    assert command(script, *flags.split()) == 2
+    assert is_one_line(capsys, *words.split())
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", Path(__file__) / "runs"])
@@ -175,27 +186,30 @@ def test_a_copy_that_postpones_its_annotations_can_be_resumed(tmp_path, monkeypa
     assert asdict(parse_flags(mine.Args, mine.__file__)) == asdict(args) | {"resume": str(tmp_path)}
 
 
-def test_flags_that_do_nothing_are_named(capsys):
-    check_flags(script.Args(frontier_share=0.9, total_timesteps=100, cuda=False))
-    first, second = capsys.readouterr().err.splitlines()
-    assert "--learning-starts" in first
-    assert "--frontier-share does nothing" in second
-    idle = {"one-step": 2, "n-step": 1, "tree": 1, "graph": 0, "graph-mixed": 0, "whole-graph": 2}
-    for backup, number in idle.items():
-        check_flags(script.Args(backup=backup, depth=3, breadth=7, cuda=False))
-        named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
-        assert named == ["--breadth", "--depth"][:number]
-    for flags in ({"backup": "one-step"}, {"depth": 1}, {"backup": "whole-graph"}):
-        check_flags(script.Args(**flags, prior=1.0, cuda=False))
-        is_whole = flags.get("backup") == "whole-graph"
-        assert ("--prior does nothing" in capsys.readouterr().err) != is_whole
-    rainbow = gb_rainbow_atari.Args(
-        depth=1, breadth=7, eval_frequency=0, curve_episodes=1, cuda=False, cuda_graphs=False,
-        wandb_entity="me",
-    )  # fmt: skip
-    check_flags(rainbow)
-    named = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
-    assert named == ["--breadth", "--curve-episodes", "--cuda-graphs", "--wandb-entity"]
+IDLE = [  # script, flags, those that do nothing
+    (script, {"frontier_share": 0.9}, ["frontier-share"]),
+    (script, {"depth": 1, "breadth": 7, "prior": 1.0}, ["breadth", "prior"]),
+    (gb_rainbow_atari, {"curve_episodes": 1, "eval_frequency": 0, "cuda_graphs": False,
+                        "wandb_entity": "me"}, ["curve-episodes", "cuda-graphs", "wandb-entity"]),
+]  # fmt: skip
+OF_BACKUPS = {
+    "one-step": ["breadth", "depth", "prior"], "n-step": ["breadth"], "tree": ["breadth"],
+    "graph": [], "graph-mixed": [], "whole-graph": ["breadth", "depth"],
+}  # fmt: skip
+SET = {"depth": 3, "breadth": 7, "prior": 1.0}
+IDLE += [(script, {"backup": name, **SET}, idle) for name, idle in OF_BACKUPS.items()]
+
+
+@pytest.mark.parametrize(("script", "flags", "idle"), IDLE)
+def test_flags_that_do_nothing_are_named(script, flags, idle, capsys):
+    check_flags(script.Args(**flags, cuda=False))
+    told = [line.split(" does nothing")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == [f"warning: --{name}" for name in idle]
+
+
+def test_where_nothing_is_learned_is_said(capsys):
+    check_flags(script.Args(total_timesteps=100, cuda=False))
+    assert is_one_line(capsys, "--learning-starts")
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ def write_video(path: str | Path, frames: Iterable[Any], fps: int, zoom: int = 1
 
     writer, size, number = None, None, 0
     try:
-        for frame in frames:
-            frame = as_rgb(frame)
+        for frame in map(as_rgb, frames):
+            number += 1
             size = size or frame.shape
             if frame.shape != size:
                 raise ValueError(f"require frames of one size, got {frame.shape} after {size}")
@@ -114,13 +114,10 @@ def write_video(path: str | Path, frames: Iterable[Any], fps: int, zoom: int = 1
             odd = [(0, side % 2) for side in frame.shape[:2]]  # the codec halves both sides
             frame = np.pad(frame, (*odd, (0, 0)), mode="edge")
             if writer is None:
-                sides = frame.shape[1], frame.shape[0]
-                writer = imageio_ffmpeg.write_frames(
-                    str(path), sides, fps=fps, macro_block_size=2, ffmpeg_log_level="quiet"
-                )
+                how = {"fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "quiet"}
+                writer = imageio_ffmpeg.write_frames(str(path), frame.shape[1::-1], **how)
                 writer.send(None)
             writer.send(np.ascontiguousarray(frame))
-            number += 1
         if number == 0:
             raise ValueError("require at least one frame, got none")
         writer.close()

@@ -156,13 +156,12 @@ def _integer(text):
 
 def spans(flags_class: type[Any]) -> dict[str, tuple[float, float] | None]:
     """Least and most of each flag by name; None where its type tells none."""
-    hints = typing.get_type_hints(flags_class, include_extras=True)
-    return {field.name: _span(hints[field.name]) for field in fields(flags_class)}
-
-
-def _span(hint):
-    of_union = (getattr(part, "__metadata__", ()) for part in (hint, *typing.get_args(hint)))
-    return next((of for of in itertools.chain(*of_union) if isinstance(of, tuple)), None)
+    found = {}
+    for name, hint in typing.get_type_hints(flags_class, include_extras=True).items():
+        parts = (hint, *typing.get_args(hint))  # of a union
+        about = [of for part in parts for of in getattr(part, "__metadata__", ())]
+        found[name] = next((of for of in about if isinstance(of, tuple)), None)
+    return found
 
 
 def fixed_flags(args: RunFlags) -> str:
@@ -189,8 +188,9 @@ def _spelled(args, name):
 
 def check_values(args: Any) -> None:
     """Refuse flags of a dataclass that are out of their range."""
-    for name, span in spans(type(args)).items():
-        flag, value = f"--{name.replace('_', '-')}", getattr(args, name)
+    of_types = spans(type(args))
+    for name, value in vars(args).items():
+        flag, span = f"--{name.replace('_', '-')}", of_types[name]
         if span and value is not None and not span[0] <= value <= span[1]:  # NaN is in no range
             fail(f"{flag} must be at least {span[0]} and at most {span[1]}, got {value}")
         if isinstance(value, float) and not math.isfinite(value):
@@ -272,10 +272,12 @@ def _saved_flags(flags_class, script, path):
         raise ValueError(f"it is a run of {Path(made_by).name}: {command}")
     if unknown := config.keys() - {field.name for field in fields(flags_class)}:
         raise ValueError(f"{unknown}, in config.json, is no flag of {script.name}")
-    switches = {name: value for name, value in config.items() if isinstance(value, bool)}
-    words = [f"--{'' if value else 'no_'}{name}" for name, value in switches.items()]
-    others = config.keys() - switches.keys()
-    words += [f"--{name}={config[name]}" for name in others if config[name] is not None]
+    words = []
+    for name, value in config.items():
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no_'}{name}")
+        elif value is not None:
+            words.append(f"--{name}={value}")
     saved = _parsed(flags_class, words)
     module = saved.env_id.rpartition(":")[0].replace(".", "/")
     for place in (Path(base, module).resolve() for base in (path, "", *sys.path) if module):

@@ -189,7 +189,7 @@ class Run:
         self.require_finite()
         if episodes is None:
             self._save()
-            self._end_interrupted()
+            self._end(score=None)
         returns, lengths = episodes
         self._directory.log_evaluation(self._counters.step, returns, lengths)
         self._counters.evaluations.append(float(np.mean(returns)))
@@ -207,11 +207,9 @@ class Run:
         An interrupted run ends the program with status 130.
         """
         if self.step < self._args.total_timesteps or self.step != self._counters.evaluated_step:
-            self._end_interrupted()
+            self._end(score=None)
         score = score_of(self._counters.evaluations)
-        more = {name: value(score) for name, value in more.items()}
-        told = [f"{name.replace('_', ' ')} {v:.3f}" for name, v in more.items() if v is not None]
-        self._write_end(", ".join([f"score {score:g}", *told]), self._directory.path, score, **more)
+        self._end(score, **{name: value(score) for name, value in more.items()})
         self.stop.restore()  # Ctrl-C ends at once what comes after it
 
     @contextlib.contextmanager
@@ -268,13 +266,9 @@ class Run:
                     f"--learning-rate, or scale the rewards, which are up to {largest:g}", 1,
                 )  # fmt: skip
 
-    def _end_interrupted(self):
-        path = shlex.quote(str(self._directory.path))
-        self._write_end("interrupted", f"go on with --resume {path}", score=None)
-        sys.exit(130)
-
-    def _write_end(self, summary, hint, score, **more):
-        args, counters = self._args, self._counters
+    def _end(self, score, **more):
+        """Write what was learned, and say so; without a score the program ends, interrupted."""
+        args, counters, path = self._args, self._counters, self._directory.path
         self._progress.close()
         if args.save_model:
             self._directory.write_model(self._learner.online, self._graph)
@@ -300,15 +294,19 @@ class Run:
         if self._replay.size:
             self._print_worth_of_graph()
         if score is not None and not counters.rewarded:
-            frontier = "" if self.frontier else "--exploration frontier (docs/frontier.md), "
             print(
                 f"No reward was seen in {counters.step} steps: is there one? What may find it: "
-                f"{frontier}more --total-timesteps"
+                "--exploration frontier (docs/frontier.md), more --total-timesteps"
             )
+        values = {"score": score, **more}.items()
+        told = [f"{name.replace('_', ' ')} {v:g}" for name, v in values if v is not None]
         print(
-            f"{self.task} {args.backup} seed {args.seed}: {summary} after {counters.step} steps, "
-            f"{result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; {hint}"
+            f"{self.task} {args.backup} seed {args.seed}: {', '.join(told) or 'interrupted'} after "
+            f"{counters.step} steps, {result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; "
+            f"{path if told else f'go on with --resume {shlex.quote(str(path))}'}"
         )
+        if score is None:
+            sys.exit(130)
 
     def _print_worth_of_graph(self):
         """How often states come again, and how often a target has more than one path."""
