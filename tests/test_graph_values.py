@@ -125,22 +125,6 @@ def test_values_follow_a_graph_that_forgets(monkeypatch):
     assert graph.generations.max() > 3, "ids were given out again"
 
 
-def test_new_leaf_values_are_all_taken_at_once():
-    graph, replay, table = graph_that_forgets(1_000)
-    values = GraphValues(graph, table, 0.5)
-    list(walk(replay, values, np.random.default_rng(2), 300))
-    values.update()
-    nodes = np.arange(graph.num_nodes)
-    before = values.values(nodes)
-    table.evaluate = lambda obs: 10 + leaf_of(obs)
-    values.renew()
-    assert (values.values(nodes) > before + 0.1).any()
-    after = values.values(nodes)
-    for _ in range(20):
-        values.update()
-    np.testing.assert_allclose(values.values(nodes), after, atol=0.01)
-
-
 def test_reading_changes_nothing_and_what_came_or_changed_since_is_not_known():
     graph, replay, table = graph_that_forgets()
     values = GraphValues(graph, table, 0.9)

@@ -374,18 +374,14 @@ def test_sizes_that_no_array_has_are_refused_or_mean_all(size):
             make()
 
 
-def test_a_deep_expansion_of_many_roots_starts_its_marks_anew():
-    case = Case(2, TRANSITIONS)
-    with pytest.raises(ValueError, match="Require fewer roots for depth 65536, got 20000"):
-        case.graph.expand(np.zeros(20_000, np.int64), np.zeros(20_000, np.int64), 2**16)
-
-
 def test_subgraphs_that_no_memory_holds_are_given_up():
     case = Case(2, TRANSITIONS)
     case.graph._room[:] = 256, 256, 1, 2**29  # outcomes run short after a level of that size
     with pytest.raises(MemoryError, match="Require a smaller depth"):
         case.graph.expand([case.id_of[0]], [0], 3)
     assert case.graph.expand([case.id_of[0]], [0], 3).num_roots == 1
+    with pytest.raises(ValueError, match="Require fewer roots for depth 65536, got 20000"):
+        case.graph.expand(np.zeros(20_000, np.int64), np.zeros(20_000, np.int64), 2**16)
     with pytest.raises(ValueError, match="Require chunk >= 1, got -1"):
         LeafTable(case.graph, values_of).values([0], chunk=-1)
 

@@ -108,6 +108,8 @@ GOOD = columns_of(CROSSING)
         ({"actions": GOOD["actions"][:3]}, "Require as many actions as observations"),
         ({"actions": GOOD["actions"] / 2}, "actions [N] that are integers >= 0, got float64"),
         ({"actions": GOOD["actions"] - 1}, "integers >= 0, got int64 (6,) from -1"),
+        ({"actions": GOOD["actions"].astype(str)}, "actions [N] that are integers >= 0, got <U21"),
+        ({"observations": np.array(3)}, "observations that are numbers, got int64 ()"),
         ({"rewards": np.full(6, np.inf)}, "Require finite rewards"),
         ({"rewards": GOOD["rewards"].astype(str)}, "Require finite rewards"),
         ({"next_observations": np.zeros((6, 2), int)}, "Require next_observations as int64 (6, 1)"),

@@ -12,13 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive import NaiveGraph, enumerate_kept, subset_probabilities
 
-from gbcore import (
-    categorical_targets,
-    kernels,
-    prune,
-    q_targets,
-    trajectory_subgraphs,
-)
+from gbcore import categorical_targets, kernels, prune, q_targets, trajectory_subgraphs
 from gbcore.categorical import back_up, pad
 from gbcore.kernels import MAX_STAMP
 from gbcore.targets import pair_q_values
