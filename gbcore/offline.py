@@ -45,26 +45,28 @@ def read_transitions(path: str | Path) -> dict[str, NDArray[Any]]:
                 raise ValueError(f"Require an .npz with {', '.join(COLUMNS)}, got no {missing[0]}")
             columns = [file[name] for name in COLUMNS]
     obs, actions, rewards, next_obs, *ends = columns
-    if obs.dtype.kind not in "biuf":
-        raise ValueError(f"Require observations that are numbers, got {obs.dtype}")
+    _require(obs.ndim and obs.dtype.kind in "biuf", "observations that are numbers", obs)
     for name, column in zip(COLUMNS, columns, strict=True):
-        if column.shape[:1] != obs.shape[:1] or not len(obs):
-            raise ValueError(f"Require as many {name} as observations, at least one, got "
-                             f"{column.shape} and {obs.shape}")  # fmt: skip
-    if obs.shape != next_obs.shape or obs.dtype != next_obs.dtype:
-        raise ValueError(f"Require next_observations as {obs.dtype} {obs.shape}, got "
-                         f"{next_obs.dtype} {next_obs.shape}")  # fmt: skip
-    if actions.ndim != 1 or actions.dtype.kind not in "iu" or actions.min() < 0:
-        raise ValueError(f"Require actions [N] that are integers >= 0, got {actions.dtype} "
-                         f"{actions.shape} from {actions.min()}")  # fmt: skip
-    if rewards.ndim != 1 or rewards.dtype.kind not in "biuf" or not np.isfinite(rewards).all():
-        raise ValueError("Require finite rewards [N]")
+        wanted = f"as many {name} as observations {obs.shape}, at least one"
+        _require(column.shape[:1] == obs.shape[:1] != (0,), wanted, column)
+    is_alike = obs.shape == next_obs.shape and obs.dtype == next_obs.dtype
+    _require(is_alike, f"next_observations as {obs.dtype} {obs.shape}", next_obs)
+    wanted = "actions [N] that are integers >= 0"
+    _require(actions.ndim == 1 and actions.dtype.kind in "iu", wanted, actions)
+    _require(actions.min() >= 0, wanted, actions, f" from {actions.min()}")
+    is_number = rewards.ndim == 1 and rewards.dtype.kind in "biuf"
+    _require(is_number and np.isfinite(rewards).all(), "finite rewards [N]", rewards)
     for name, column in zip(COLUMNS[4:], ends, strict=True):
-        if column.ndim != 1 or not np.isin(column, (0, 1)).all():
-            raise ValueError(f"Require {name} [N] of True and False")
+        holds = column.ndim == 1 and np.isin(column, (0, 1)).all()
+        _require(holds, f"{name} [N] of True and False", column)
     columns[1:3] = actions.astype(np.int64), rewards.astype(np.float64)
     columns[4:] = (column.astype(np.bool_) for column in ends)
     return dict(zip(COLUMNS, columns, strict=True))
+
+
+def _require(holds, wanted, column, more=""):
+    if not holds:
+        raise ValueError(f"Require {wanted}, got {column.dtype} {column.shape}{more}")
 
 
 def _episodes_of_minari(folder):

@@ -25,15 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gbcore import kernels
 from gbcore.arrays import as_indices
-from gbcore.kernels import (
-    BAD_ACTION,
-    BEHAVIOUR,
-    DOUBLE,
-    FITS,
-    GREEDY,
-    POLICY,
-    Subgraphs,
-)
+from gbcore.kernels import BAD_ACTION, BEHAVIOUR, DOUBLE, FITS, GREEDY, POLICY, Subgraphs
 
 RULES = {"greedy": GREEDY, "double": DOUBLE, "policy": POLICY, "behaviour": BEHAVIOUR}
 
