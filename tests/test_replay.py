@@ -14,14 +14,7 @@ def replay_of(capacity, kind=Replay, *arguments, num_states=5):
     return kind(graph, capacity, *arguments), [graph.node(np.array([i])) for i in range(num_states)]
 
 
-def test_a_replay_of_one_row_is_cut_there():
-    replay, (node, *_) = replay_of(1)
-    for _ in range(3):
-        replay.add(node, 0, 1.0, node, False)
-        assert replay.cut.all()
-
-
-def test_rows_are_cut_where_an_episode_ends_and_where_the_ring_does():
+def test_rows_are_cut_where_the_next_one_does_not_go_on():
     replay, nodes = replay_of(4)
     for i in range(4):
         replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
@@ -30,17 +23,15 @@ def test_rows_are_cut_where_an_episode_ends_and_where_the_ring_does():
     assert replay.cut.tolist() == [False, True, False, True]
     replay.add(nodes[4], 0, 0.0, nodes[0], False)  # in place of the oldest row
     assert replay.cut.tolist() == [True, True, False, False]
-    assert (replay.position, replay.size, replay.graph.num_transitions) == (1, 4, 4)
-
-
-def test_a_row_that_does_not_go_on_from_the_one_before_is_cut_off():
-    replay, nodes = replay_of(4)
-    for i in (0, 1, 3):  # nobody said that an episode ended after the second one
-        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
-    assert replay.cut[:3].tolist() == [False, True, True]
-    other, _ = replay_of(4)
-    other.graph.restore(replay.graph.state())
-    other.restore(replay.state())
+    replay.add(nodes[2], 0, 0.0, nodes[3], False)  # nobody said that an episode ended
+    assert replay.cut.tolist() == [True, True, False, False]
+    assert (replay.position, replay.size, replay.graph.num_transitions) == (2, 4, 4)
+    replay.add(nodes[3], 0, 0.0, nodes[4], False)
+    assert replay.cut.tolist() == [True, False, True, False]
+    alone, (node, *_) = replay_of(1)
+    for _ in range(3):
+        alone.add(node, 0, 1.0, node, False)
+        assert alone.cut.all()
 
 
 def test_rows_after_a_state_have_no_priority_once_it_is_restored():
