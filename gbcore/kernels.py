@@ -88,13 +88,13 @@ def find_key(table, key, h):
 
 
 @jit
-def place_id(slots, h, i):
-    """Write id i into the first empty slot of its probe sequence."""
+def find_slot(slots, h, entry):
+    """First slot of a probe sequence that holds an entry, which is there, or EMPTY."""
     mask = slots.shape[0] - 1
     slot = np.int64(h & np.uint64(mask))
-    while slots[slot] != EMPTY:
+    while slots[slot] != entry:
         slot = (slot + 1) & mask
-    slots[slot] = i
+    return slot
 
 
 @jit
@@ -103,7 +103,7 @@ def rebuild_slots(table):
     for i in range(table.totals[TABLE_IDS]):
         if table.links[i] == LIVE:
             table.hashes[i] = hash_words(table.rows[i])
-            place_id(table.slots, table.hashes[i], i)
+            table.slots[find_slot(table.slots, table.hashes[i], EMPTY)] = i
 
 
 @jit
@@ -129,7 +129,7 @@ def intern_key(table, key):
     table.links[i] = LIVE
     table.hashes[i] = h
     table.rows[i] = key
-    place_id(table.slots, h, i)
+    table.slots[find_slot(table.slots, h, EMPTY)] = i
     return i
 
 
@@ -157,9 +157,7 @@ def free_key(table, i):
     """Forget the key of id i and put the id on the free list."""
     slots = table.slots
     mask = slots.shape[0] - 1
-    hole = np.int64(table.hashes[i] & np.uint64(mask))
-    while slots[hole] != i:
-        hole = (hole + 1) & mask
+    hole = find_slot(slots, table.hashes[i], i)
     # Shift later keys of the cluster back, so that searches need no tombstones.
     slot = hole
     while True:
@@ -344,7 +342,8 @@ def add_transition(graph, node, action, reward, next_node, terminated):
         graph.edge_reward[e] = reward
         graph.edge_terminated[e] = terminated
         graph.edge_count[e] = 1
-        place_id(graph.edge_slots, hash_edge_at(graph, node, e), (node << 32) | degree)
+        slot = find_slot(graph.edge_slots, hash_edge_at(graph, node, e), EMPTY)
+        graph.edge_slots[slot] = (node << 32) | degree
         graph.degree[node] += 1
         graph.in_degree[next_node] += 1
         totals[TOTAL_EDGES] += 1
@@ -370,7 +369,7 @@ def rebuild_edge_slots(graph, num_ids):
     for node in range(num_ids):
         for k in range(graph.degree[node]):
             h = hash_edge_at(graph, node, graph.block_start[node] + k)
-            place_id(graph.edge_slots, h, (node << 32) | k)
+            graph.edge_slots[find_slot(graph.edge_slots, h, EMPTY)] = (node << 32) | k
 
 
 @jit
@@ -416,10 +415,7 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
     last = graph.degree[node] - 1
     if k != last:  # the last edge of the block fills the gap
         h = hash_edge_at(graph, node, start + last)
-        mask = graph.edge_slots.shape[0] - 1
-        slot = np.int64(h & np.uint64(mask))
-        while graph.edge_slots[slot] != (node << 32) | last:
-            slot = (slot + 1) & mask
+        slot = find_slot(graph.edge_slots, h, (node << 32) | last)
         graph.edge_slots[slot] = (node << 32) | k
         copy_edge(graph, start + last, start + k)
     graph.degree[node] = last
