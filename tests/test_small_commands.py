@@ -15,6 +15,7 @@ import timings
 from conftest import jitted, run_process
 from folders import ROOT
 from output import read_rows
+from play import script_of
 from run_records import SUITES
 from runs import read_returns
 from test_dqn_scripts import make_learner
@@ -22,6 +23,7 @@ from test_sweep import make_run
 
 import gb_dqn_minigrid as minigrid
 from gbcore import Replay, TransitionGraph
+from gbcore.run.flags import read_flags
 
 
 @pytest.fixture
@@ -147,6 +149,24 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
         *warned, line = capsys.readouterr().err.splitlines()
         assert named in line
         assert warned == [f"warning: no run in {empty}"] * (words[0] == empty)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("--round 1.5", "an integer of at least -9 and at most 9"),
+        ("--round=x", "an integer of at least -9 and at most 9"),
+        ("--depth 2.5", "an integer of at least 1 and at most 2147483647"),
+        ("--learning-starts 1e-1", "an integer of at least 0 and at most 2147483647"),
+        ("--gamma high", "a number of at least 0 and at most 1"),
+    ],
+)
+def test_a_value_that_is_no_number_is_told_with_the_range(words, asked, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        read_flags(script_of("gymnasium").Args, words.split())
+    flag, value = words.replace("=", " ").split()
+    told = f"error: {flag} must be {asked}, got {value!r}\n"
+    assert (stopped.value.code, capsys.readouterr().err) == (2, told)
 
 
 @pytest.mark.parametrize("folder", ["tools", "reproduce", "benchmark", "examples"])

@@ -127,6 +127,14 @@ def _parsed(flags_class, arguments, **options):
         if message[0] == f"Unrecognized options: {value}" and flag.startswith("--"):
             name = flag.removeprefix("--").removeprefix("no-")
             raise ValueError(f"{flag} takes no value, got {value}: give --{name} or --no-{name}")
+    no_number = r"Error parsing (--\S+): (?:invalid literal|could not convert|no type matching)"
+    if found := re.match(no_number, message[0]):
+        flag, name = found[1], found[1].removeprefix("--").replace("-", "_")
+        given = {word.replace("_", "-"): value for word, value in itertools.pairwise(words)}
+        hint, span = typing.get_type_hints(flags_class)[name], spans(flags_class)[name]
+        kind = "an integer" if "int" in str(hint) else "a number"
+        reach = f" of at least {span[0]} and at most {span[1]}" if span else ""
+        raise ValueError(f"{flag} must be {kind}{reach}, got {given[flag]!r}")
     near = [line.split()[0] for part in more[:-1] for line in part if line.startswith("--")]
     hint = f"; nearest: {', '.join(near)}" if message[0].startswith("Unrec") and near else ""
     raise ValueError(" ".join(message) + hint)
