@@ -22,7 +22,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
@@ -30,6 +29,7 @@ from output import ROOT, fail, lasting_output
 from runs import read_metrics
 
 from gbcore.run import load_checkpoint
+from gbcore.run.flags import read_flags
 
 SMALL = "--batch-size 8 --breadth 5 --threads 1 --no-cuda --log-frequency 100"
 DQN = (
@@ -165,7 +165,7 @@ def kill_runs(script, flags, moments, folder, rng):
 
 @lasting_output()
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = read_flags(Args, sys.argv[1:], description=__doc__)
     if args.kills < 1:
         fail(f"--kills must be >= 1, got {args.kills}")
     rng = np.random.default_rng(args.seed)

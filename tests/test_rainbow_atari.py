@@ -445,5 +445,3 @@ def test_what_a_run_leaves(tmp_path):
     rows = read_rows(run / "evaluations.csv")
     assert [row["global_step"] for row in rows] == ["20", "40"], "the last one is not done twice"
     assert result["score"] == float(rows[-1]["episodic_return"])
-
-
