@@ -12,8 +12,8 @@
 set -u
 out=${1:?a folder} root=$(cd "$(dirname "$0")/.." && pwd)
 before=${2:+$(cd "$2" && pwd)}
+python=$(realpath -s "$(command -v "${PYTHON:-python}")")
 mkdir -p "$out" && cd "$out" || exit
-python=${PYTHON:-python}
 
 part() { # name, seconds at most, and the command; it may save at the limit
   local name=$1 seconds=$2 left=$((575 - SECONDS)) begin=$SECONDS
@@ -23,17 +23,17 @@ part() { # name, seconds at most, and the command; it may save at the limit
   echo "$name: status $? after $((SECONDS - begin)) s, see $PWD/$name.txt"
 }
 
-speed="--scripts gb_rainbow_atari --turns 1 ${RATES:---warm-up-steps 300 --steps 1000}"
-speed="$speed --variants bf16=true --backups"
+speed=(--scripts gb_rainbow_atari --turns 1 ${RATES:---warm-up-steps 300 --steps 1000})
+speed+=(--variants "bf16=true threads=1" --backups)
 part check 200 "$python" "$root/tools/check_gpu.py" ${CHECK:---steps 60} --compile
 for turn in 1 2; do
   for copy in $before "$root"; do
-    part "speed_${turn}_$(basename "$copy")" 90 "$python" "$copy/tools/speed.py" $speed one-step graph
+    part "speed_${turn}_$(basename "$copy")" 90 "$python" "$copy/tools/speed.py" "${speed[@]}" one-step graph
   done
 done
 for number in 2 4 8; do
   part "parallel_$number" 60 bash -c 'for i in $(seq "$1"); do "${@:2}" & done; wait' - \
-    "$number" "$python" "$root/tools/speed.py" $speed graph
+    "$number" "$python" "$root/tools/speed.py" "${speed[@]}" graph
 done
 run=(--env-id Freeway --bf16 --run-dir runs ${FREEWAY:-})
 [ -d runs ] && run=(--resume runs/*/)
