@@ -28,7 +28,8 @@ speed+=(--variants "bf16=true threads=1" --backups)
 part check 200 "$python" "$root/tools/check_gpu.py" ${CHECK:---steps 60} --compile
 for turn in 1 2; do
   for copy in $before "$root"; do
-    part "speed_${turn}_$(basename "$copy")" 90 "$python" "$copy/tools/speed.py" "${speed[@]}" one-step graph
+    part "speed_${turn}_$(basename "$copy")" 90 \
+      "$python" "$copy/tools/speed.py" "${speed[@]}" one-step graph
   done
 done
 for number in 2 4 8; do
