@@ -95,10 +95,10 @@ class FrontierPlanner:
         room, num_cells = self.graph.capacity, max(num_cells, 1024)
         self._changes.clear()
         self._kinds: dict[int, int] = {}  # -> number of states found
-        self._appraised = np.full(room if self.by_kind else 0, EMPTY)  # generation of the id
         self._plan = PlanArrays(
             value=np.ones(room),
             worth=np.ones(room),
+            appraised=np.full(room, EMPTY, np.int64),
             first_in=np.full(room, EMPTY, np.int64),
             first_out=np.full(room, EMPTY, np.int64),
             cell_source=np.empty(num_cells, np.int64),
@@ -204,7 +204,7 @@ class FrontierPlanner:
                 priority=plan.priority[heap],
             )
             if self.by_kind:
-                appraised = self._appraised[:n] == self.graph.generations
+                appraised = plan.appraised[:n] == self.graph.generations
                 rows["worth"] = np.where(appraised, plan.worth[:n], 0)
                 rows["kinds"] = np.array(list(self._kinds.items()), np.uint64).reshape(-1, 2)
             return rows
@@ -247,7 +247,7 @@ class FrontierPlanner:
             plan.priority[heap] = saved["priority"]
             if self.by_kind:
                 plan.worth[:n] = np.where(worth > 0, worth, 1)
-                self._appraised[:n] = np.where(worth > 0, self.graph.generations, EMPTY)
+                plan.appraised[:n] = np.where(worth > 0, self.graph.generations, EMPTY)
                 self._kinds = dict(kinds.tolist())
             plan.totals[[STACK_SIZE, HEAP_SIZE]] = len(stack), len(heap)
 
@@ -310,8 +310,6 @@ class FrontierPlanner:
             self._plan = plan._replace(
                 **{name: grown(getattr(plan, name), room, fill) for name, fill in _NODE_FILLS}
             )
-            if self.by_kind:
-                self._appraised = grown(self._appraised, room, EMPTY)
         return self._plan
 
     def _appraise(self, nodes):
@@ -319,7 +317,7 @@ class FrontierPlanner:
         if not self.by_kind:
             return
         plan, nodes = self._plan, np.array(list(dict.fromkeys(nodes.tolist())), np.int64)
-        nodes = nodes[self._appraised[nodes] != self.graph.generations[nodes]]
+        nodes = nodes[plan.appraised[nodes] != self.graph.generations[nodes]]
         in_use = self.graph.arrays.in_degree[nodes] != FREED
         plan.worth[nodes] = 1
         if in_use.any():
@@ -327,7 +325,7 @@ class FrontierPlanner:
             for node, kind in zip(nodes[in_use].tolist(), kinds, strict=True):
                 self._kinds[kind] = number = self._kinds.get(kind, 0) + 1
                 plan.worth[node] = 1 / number
-        self._appraised[nodes] = np.where(in_use, self.graph.generations[nodes], EMPTY)
+        plan.appraised[nodes] = np.where(in_use, self.graph.generations[nodes], EMPTY)
         for node in nodes:
             frontier_kernels.push_stack(plan, node)
 
@@ -344,8 +342,8 @@ def _kinds_of(obs):
 
 _CELL_ARRAYS = ("cell_source", "cell_target", "next_in", "previous_in", "next_out")
 _NODE_FILLS = (
-    ("value", 1), ("worth", 1), ("first_in", EMPTY), ("first_out", EMPTY), ("place", EMPTY),
-    ("stack", 0), ("on_stack", 0), ("heap", 0), ("priority", 0),
+    ("value", 1), ("worth", 1), ("appraised", EMPTY), ("first_in", EMPTY), ("first_out", EMPTY),
+    ("place", EMPTY), ("stack", 0), ("on_stack", 0), ("heap", 0), ("priority", 0),
 )  # fmt: skip
 
 
