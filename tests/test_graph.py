@@ -669,6 +669,7 @@ NODE, EDGE, HELD = "its node", "its first edge", "the first that is held"
         ("degree", NODE, None), ("pair_count", NODE, None), ("contents", NODE, BIG),
         ("table.totals", 0, None), ("table.rows", NODE, None), ("table.hashes", NODE, None),
         ("table.slots", HELD, -1), ("frames.rows", 0, None), ("frame_uses", 0, None),
+        ("table.links", NODE, -1),
     ],
 )  # fmt: skip
 def test_check_valid_reports_a_corrupt_array(name, at, value):
@@ -797,8 +798,11 @@ def test_a_node_with_100_000_outcomes():
         graph.add(nodes[0], k % 2, 0.5, nodes[k + 1], k % 3 == 0)
     graph.add(nodes[0], 0, 0.5, nodes[1], True)
     assert (graph.num_edges, graph.num_transitions) == (n, n + 1)
-    sub = graph.expand(nodes[:1], [0], depth=3, breadth=10, rng=np.random.default_rng(0))
-    assert len(sub.nodes) <= n // 2
+    graph.add(nodes[1], 1, 0.25, nodes[0], False)  # from where 10 of them are sampled
+    sub = graph.expand(nodes[1], 1, depth=3, breadth=10, rng=np.random.default_rng(0))
+    targets = q_targets(sub, np.zeros((len(sub.nodes), 2)), 1.0, "behaviour")
+    assert targets == pytest.approx([0.75])
+    assert graph.remove(nodes[1], 1, 0.25, nodes[0], False) == []
     for k in range(n - 1, 0, -1):
         assert graph.remove(nodes[0], k % 2, 0.5, nodes[k + 1], k % 3 == 0) == [nodes[k + 1]]
     assert graph.edges()["count"].tolist() == [2]
