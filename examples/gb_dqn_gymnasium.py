@@ -80,8 +80,9 @@ class Args(gb.RunFlags):
     }
 
     def __post_init__(self):
-        if self.round is not None and self.act_on is None:
-            self.act_on = "network"  # it tells states apart that rounding merges
+        if self.round is not None:  # the network acts: it tells apart states that rounding merges
+            of_network = {name: pair[0] for name, pair in self.DEFAULTS.items()}
+            vars(self).update({k: v for k, v in of_network.items() if vars(self)[k] is None})
         super().__post_init__()
 
 
