@@ -21,6 +21,7 @@ from runs import read_metrics
 
 import gbcore
 from examples import gb_dqn_gymnasium as example
+from examples import sokoban
 from gbcore import Replay, TransitionGraph
 from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask, gymnasium_id
@@ -519,6 +520,28 @@ def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp
 # --------------------------------------------------------------------------------------------------
 # tabular.py
 # --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("level", "steps"), [(0, 17), (1, 15)])
+def test_a_level_of_sokoban_is_solved_by_breadth_first_search(level, steps):
+    env = sokoban.Sokoban(level)
+    start, _ = env.reset(seed=0)
+    length, queue = {start.tobytes(): 0}, [start]
+    for cells in queue:  # which grows
+        for action in range(4):
+            env.cells = cells.copy()
+            obs, reward, terminated, _, _ = env.step(action)
+            assert env.observation_space.contains(obs)
+            assert (obs.sum(axis=(0, 1)) == start.sum(axis=(0, 1))).all(), "nothing is lost"
+            assert (obs[..., 0] + obs[..., 2] + obs[..., 3] <= 1).all(), "one thing in a cell"
+            if terminated:
+                assert reward == 1
+                assert length[cells.tobytes()] + 1 == steps
+                return
+            if obs.tobytes() not in length:
+                length[obs.tobytes()] = length[cells.tobytes()] + 1
+                queue.append(obs)
+    raise AssertionError("no way")
 
 
 def test_the_tabular_agent_finds_the_shortest_path(capsys):
