@@ -90,6 +90,7 @@ BAD_INPUT = [  # script, flags, words that are told
     (script, "--bakcup graph", "--bakcup --backup"),
     (script, "--depth", "--depth"),
     (script, "--depth two", "--depth two"),
+    (script, "--depth= --seed 1", "--depth integer ''"),
     (script, "--depth 1.5e0", "--depth 1.5e0"),
     (script, "--depth -1", "--depth -1"),
     (script, "--depth 0", "--depth must be at least 1"),

@@ -122,10 +122,11 @@ def _parsed(flags_class, arguments, **options):
     lines = [line.strip("│╰╯ ") for line in shown.getvalue().splitlines()[1:]]
     parts = itertools.groupby(lines, lambda line: line.strip("─-") == "")
     message, *more = [list(part) for is_rule, part in parts if not is_rule]
-    words = " ".join(arguments).replace("=", " ").split()
+    words = [part for word in arguments for part in word.split("=", word.startswith("--"))]
     for flag, value in itertools.pairwise(words):
-        if message[0] == f"Unrecognized options: {value}" and flag.startswith("--"):
-            name = flag.removeprefix("--").removeprefix("no-")
+        name = flag.removeprefix("--").removeprefix("no-")
+        is_flag = flag.startswith("--") and name.replace("-", "_") in spans(flags_class)
+        if is_flag and message[0] == f"Unrecognized options: {value}":
             raise ValueError(f"{flag} takes no value, got {value}: give --{name} or --no-{name}")
     no_number = r"Error parsing (--\S+): (?:invalid literal|could not convert|no type matching)"
     if found := re.match(no_number, message[0]):
@@ -257,6 +258,7 @@ def _flags_of_run(flags_class, script, path):
     """The run's own flags, and those of FREE that are given."""
     try:
         saved = _saved_flags(flags_class, script, Path(path))
+        saved.resume = path
         args = read_flags(flags_class, sys.argv[1:], default=saved)
         for name, value in asdict(saved).items():
             given, flag = getattr(args, name), f"--{name.replace('_', '-')}"
@@ -291,7 +293,6 @@ def _saved_flags(flags_class, script, path):
     for place in (Path(base, module).resolve() for base in (path, "", *sys.path) if module):
         if path.resolve() in place.parents and any(place.parent.glob(f"{place.name}*")):
             raise ValueError(f"the module of its environment is in the run's own folder: {place}")
-    saved.resume = str(path)
     return saved
 
 
