@@ -242,7 +242,11 @@ class Game:
 
     def restore(self, state):
         """Play an episode again, up to where `state` was called."""
+        if state["last_action"] not in range(self.num_actions):
+            raise ValueError("Require the game's own last action")
         for of, begin in ((self.env, "outer"), (self.env.env, "inner")):
+            if state["begin"][begin]["state"]["pos"] not in range(625):  # NumPy would read there
+                raise ValueError("Require a random state within its 624 words")
             of.random.set_state(state["begin"][begin])
         self.env.last_action = state["last_action"]
         self.reset()

@@ -222,7 +222,7 @@ def finished(undisturbed, tmp_path):
 def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
     script, run = finished(case)
     before = files_in(run)
-    assert command(script, "--resume", run) == 0
+    assert command(script, "--resume", f"{run}/") == 0  # as shells complete it
     assert "is finished: score" in capsys.readouterr().out
     assert files_in(run) == before
     (run / "episode.mp4").write_bytes(b"the old network's")
@@ -402,6 +402,22 @@ def test_what_is_damaged_or_not_the_run_s_own_is_refused(damage, words, finished
     script, run = finished("minigrid")
     (run / "result.json").unlink()
     damage(run)
+    is_refused(script, run, capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("begin", "inner", "state", "pos"), 625, ["624 words"]),
+        (("begin", "outer", "state", "pos"), -1, ["624 words"]),
+        (("last_action",), 6, ["last action"]),
+        (("last_action",), -1, ["last action"]),
+    ],
+)
+def test_a_game_that_cannot_be_is_refused(place, value, words, finished, capsys):
+    script, run = finished("minatar")
+    (run / "result.json").unlink()
+    edit_tree("env", *place, value=lambda _: value)(run)
     is_refused(script, run, capsys, *words)
 
 
