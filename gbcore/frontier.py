@@ -335,7 +335,7 @@ def _kinds_of(obs):
     cells = np.ascontiguousarray(obs).reshape(*obs.shape[:3], -1).view(np.uint8)
     mixed = np.full(cells.shape[:3], 0xCBF29CE484222325, np.uint64)
     for byte in np.moveaxis(cells, 3, 0):
-        mixed = (mixed ^ byte) * np.uint64(0x100000001B3)
+        mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
         mixed ^= mixed >> np.uint64(32)
     return mixed.sum(axis=(1, 2))
 

@@ -1,5 +1,7 @@
 """gbcore/frontier.py against value iteration on dictionaries; what it costs; what it does."""
 
+import itertools
+
 import numpy as np
 import pytest
 from conftest import raises_naming, scaled
@@ -180,6 +182,15 @@ def test_cells_are_told_apart_by_all_their_bytes():
         graph.add(0, 0, 0.0, node, False)
     planner.plan()
     assert planner._plan.worth[: graph.num_ids].tolist() == [1, 1 / 2, 1, 1]
+
+
+def test_grids_of_any_two_cells_are_of_kinds_of_their_own():
+    graph = TransitionGraph(1, (2, 1))
+    planner = FrontierPlanner(graph, by_kind=True)
+    for low, high in itertools.combinations_with_replacement(range(48), 2):
+        graph.add(0, 0, 0.0, graph.node(np.array([[low], [high]], np.uint8)), False)
+    planner.plan()
+    assert (planner._plan.worth[: graph.num_ids] == 1).all()
 
 
 def test_a_graph_that_is_there_already_is_planned_over():
