@@ -643,14 +643,15 @@ def test_the_layouts_and_their_pictures(draw_graph, run_folder, tmp_path, capsys
     assert (layout.edges["reward"][-1], layout.edges["colour"][-1]) == (-1, "#1c4fd8")
 
 
-def test_a_page_holds_whatever_a_run_is_called(draw_graph, tmp_path):
+def test_pictures_and_pages_hold_whatever_a_run_is_called(draw_graph, tmp_path):
     run = recorded_rows(CROSSING)
-    run.name = "</script><!--<script>"
+    run.name = "caf\udce9 </script><!--<script>"
     layout = draw_graph.lay_out(run)
     draw_graph.paint(layout, "visits", None)
+    draw_graph.draw_picture(layout, tmp_path / "picture.svg")
     draw_graph.write_page(run, layout, None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    assert "&lt;/script&gt;&lt;!--&lt;script&gt;" in text
+    assert "caf? &lt;/script&gt;&lt;!--&lt;script&gt;" in text
     assert "script>" not in text
 
 

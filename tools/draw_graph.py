@@ -116,6 +116,7 @@ def lay_out(run, max_states=100_000, layout="auto"):
     title += f": {n:,} states, {inside.sum():,} distinct transitions"
     if run.steps and not left_out:
         title += f" in {run.steps:,} steps"
+    title = title.encode(errors="replace").decode()  # a folder's name need not be UTF-8
     found = Layout(states, edges, initial, initial, initial[:0], None, title, left_out)
     note = "lines: transitions; circles: transitions of a state to itself; +: "
     if layout == "springs" or (layout == "auto" and n <= SPRINGS):
