@@ -233,7 +233,7 @@ class FrontierPlanner:
         if self.by_kind:
             worth, kinds = saved["worth"], saved["kinds"]  # worth 0: not found yet
             check_array("worth", worth, np.float64, (n,))
-            check_array("kinds", kinds, np.uint64, (len(kinds), 2))
+            check_array("kinds", kinds, np.uint64, (np.size(kinds) // 2, 2))
             if not ((worth >= 0) & (worth <= 1)).all():
                 raise ValueError("Require 0 <= worth <= 1")
 

@@ -272,7 +272,7 @@ class GraphValues:
         pairs = saved["waiting"]["pairs"]
         check_array("value", value, np.float64, (n,))
         check_array("valued", valued, np.bool_, (n,))
-        check_array("pairs", pairs, np.int64, (len(pairs), 2))
+        check_array("pairs", pairs, np.int64, (np.size(pairs) // 2, 2))
         if not np.isfinite(value).all():
             raise ValueError("Require finite values")
         if len(pairs) and not 0 <= pairs.min() <= pairs.max() < n:

@@ -185,6 +185,7 @@ def test_a_graph_tells_nobody_who_is_gone():
         (lambda saved: saved["rows"].update(valued=np.zeros(1)), "Require valued"),
         (lambda saved: saved["rows"]["valued"].fill(False), "Require a value of every node"),
         (lambda saved: saved["waiting"].update(pairs=np.zeros((2, 3), np.int64)), "Require pairs"),
+        (lambda saved: saved["waiting"].update(pairs=np.int64(0)), "Require pairs"),
         (lambda saved: saved["waiting"].update(pairs=np.full((1, 2), 999)), "Require changes"),
         (lambda saved: saved.update(next=10**6), "Require 0 <= next"),
         (lambda saved: saved.update(renewed=-1), "Require 0 <= renewed"),
