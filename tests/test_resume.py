@@ -391,6 +391,7 @@ REFUSED = [  # what is done to a run that was killed at its end, words that are 
     *((replace(name, **PIPE), [name]) for name in ("config.json", checkpoint.NAME, METRICS)),
     (with_pickle, ["allow_pickle=False"]),
     (edit_tree("learner", "adam", value=lambda _: {}), ["Require checkpoint/learner/adam"]),
+    (edit_tree("counters", "step", value=lambda _: 241), ["Require 0 to 240 steps, got 241"]),
     (edit_tree("run", "obs", value=lambda obs: obs ^ 1), ["plays otherwise"]),
     (edit_tree("replay", "rows", "node", value=lambda node: node + 10**6), []),
     (edit_tree("graph", "edge_next", value=lambda node: node + 10**6), []),

@@ -337,9 +337,11 @@ class Run:
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from what `state` returned, once all other parts do.
 
-        ValueError where the environment is in another state. On another device the GPU's own
-        generator is kept.
+        ValueError where the environment is in another state, or steps are more than all. On another
+        device the GPU's own generator is kept.
         """
+        if not 0 <= self.step <= self._args.total_timesteps:
+            raise ValueError(f"Require 0 to {self._args.total_timesteps} steps, got {self.step}")
         if not np.array_equal(self._env.obs, saved["obs"]):
             raise ValueError(
                 "the episode under way plays otherwise: other versions of the environment, "
