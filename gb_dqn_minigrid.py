@@ -231,6 +231,8 @@ class Task:
             gb.fail(f"cannot make {env_id}: {error}; {gb.ELSEWHERE}")
         if not isinstance(env.unwrapped, MiniGridEnv):
             gb.fail(f"cannot use {env_id}, which is no MiniGrid grid; {gb.ELSEWHERE}")
+        if not isinstance(env.action_space, gymnasium.spaces.Discrete):
+            gb.fail(f"cannot use {env_id}: its actions are {env.action_space}, not discrete")
         env.unwrapped.gen_obs = dict  # the agent's partial view costs most of a step: leave it out
         self.env, self.seed = FullyObsWrapper(env), seed
         self.num_actions = int(env.action_space.n)

@@ -316,3 +316,21 @@ def test_video(tmp_path):
 )
 def test_spellings_of_a_task(script, name, expected):
     assert script.task_of(name) == expected
+
+
+def test_a_grid_with_other_actions_is_one_line(capsys):
+    from minigrid.envs import EmptyEnv
+
+    class WheelEnv(EmptyEnv):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    gymnasium.register("MiniGrid-Wheel-v0", WheelEnv)
+    try:
+        assert command(minigrid_script, "--env-id", "MiniGrid-Wheel-v0") == 2
+    finally:
+        del gymnasium.registry["MiniGrid-Wheel-v0"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Box" in line
+    assert "not discrete" in line

@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -100,6 +101,12 @@ def parse_flags(flags_class: type[Flags], script: str) -> Flags:
     if args.resume is not None:
         args = _flags_of_run(flags_class, Path(script), args.resume)
     check_flags(args)
+    asked = str(args.resume or args.run_dir)
+    folder = Path(asked).absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):  # told before a minute of compiling
+        fail(f"cannot write to {asked!r}: require a folder that can be written to")
     return args
 
 

@@ -294,9 +294,10 @@ class Run:
         if self._replay.size:
             self._print_worth_of_graph()
         if score is not None and not counters.rewarded:
+            frontier = "" if self.frontier else "--exploration frontier (docs/frontier.md), "
             print(
                 f"No reward was seen in {counters.step} steps: is there one? What may find it: "
-                "--exploration frontier (docs/frontier.md), more --total-timesteps"
+                f"{frontier}more --total-timesteps"
             )
         values = {"score": score, **more}.items()
         told = [f"{name.replace('_', ' ')} {v:g}" for name, v in values if v is not None]
