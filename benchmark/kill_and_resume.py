@@ -2,12 +2,11 @@
 
     python benchmark/kill_and_resume.py --script gb_rainbow_atari
 
-Of twenty kills three come while the script starts, nine while it trains, and eight are aimed at the
-writing of a checkpoint; every second one hits a run with frontier exploration. Exit status 1 if
-anything that the two runs leave behind differs.
+Of twenty kills twelve come at any moment of the start and of the training that follows, and eight
+are aimed at the writing of a checkpoint; every second one hits a run with frontier exploration.
+Exit status 1 if anything that the two runs leave behind differs.
 """
 
-import contextlib
 import json
 import shutil
 import signal
@@ -45,7 +44,7 @@ FLAGS = {
 }
 SAVED, NEW = "checkpoint.npz", "new.checkpoint.npz"
 EXPLORATIONS = ("epsilon-greedy", "frontier")
-MOMENTS = ["start"] * 3 + ["training"] * 9 + ["checkpoint"] * 8
+MOMENTS = ["any"] * 12 + ["writing"] * 8
 
 
 @dataclass
@@ -58,6 +57,17 @@ class Args:
     seed: int = 0  # of the moments
 
 
+def outcome(run):
+    """What a run learned and wrote, times aside."""
+    with np.load(run / "graph.npz") as graph:
+        return {
+            "metrics": read_metrics(run),
+            "evaluations": (run / "evaluations.csv").read_text(),
+            "weights": as_bytes(torch.load(run / "model.pt", weights_only=True)),
+            "graph": as_bytes(dict(graph)),
+        }
+
+
 def left_behind(run):
     """All that a finished run leaves, times aside: what must not depend on interruptions."""
     tree = load_checkpoint(run)
@@ -66,17 +76,7 @@ def left_behind(run):
     result = json.loads((run / "result.json").read_text())
     for name in ("sps", "training_seconds", "wall_seconds"):
         result.pop(name)
-    with np.load(run / "graph.npz") as file:
-        graph = dict(file)
-    found = {
-        "metrics": read_metrics(run),
-        "evaluations": (run / "evaluations.csv").read_text(),
-        "result": result,
-        "weights": torch.load(run / "model.pt", weights_only=True),
-        "graph": graph,
-        **tree,
-    }
-    return {name: as_bytes(part) for name, part in found.items()}
+    return outcome(run) | {"result": result} | as_bytes(tree)
 
 
 def as_bytes(part):
@@ -88,20 +88,14 @@ def as_bytes(part):
     return (part.dtype, part.shape, part.tobytes()) if isinstance(part, np.ndarray) else part
 
 
-def path_in(folder, name):
+def path_in(folder, name=""):
     """A file of the only run in a folder; nowhere before there is a run."""
     return next(folder.glob("*"), folder / "none") / name
 
 
-def written(folder, name):
-    """When a file of the run was written; None where there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        return path_in(folder, name).stat().st_mtime_ns
-
-
 def start(script, flags, folder):
     """A process: of a new run in an empty folder, or of the run that is there, resumed."""
-    run = path_in(folder, "config.json").parent
+    run = path_in(folder)
     flags = ["--resume", run] if run.exists() else [*flags, "--run-dir", folder]
     with open(f"{folder}.log", "w") as log:
         return subprocess.Popen(
@@ -113,22 +107,21 @@ def finish(process, folder):
     """Wait for the end, which has to be a good one; what the run left behind."""
     if process.wait() != 0:
         raise RuntimeError(Path(f"{folder}.log").read_text())
-    return left_behind(path_in(folder, ""))
+    return left_behind(path_in(folder))
 
 
-def kill(process, folder, moment, pause, rng):
-    """Kill it, at most `pause` seconds after a moment. False if it ended before."""
-    before = written(folder, SAVED)
-    waits = [] if moment == "start" else [lambda: written(folder, SAVED) != before]  # it trains
-    if moment == "checkpoint":
-        number = rng.integers(1, 4)
-        waits += [lambda: not written(folder, NEW), lambda: written(folder, NEW)] * number
-    for holds in waits:
-        while not holds():
-            if process.poll() is not None:
-                return False
-            time.sleep(0.0005)
-    time.sleep(rng.uniform(0, 0.005 if moment == "checkpoint" else pause))
+def kill(process, folder, moment, seconds, rng):
+    """Kill it, within seconds or as it writes a checkpoint. False if it ended before."""
+    until = time.monotonic() + rng.uniform(0, seconds)
+    number, is_there = rng.integers(1, 4), True
+    while number if moment == "writing" else time.monotonic() < until:
+        if process.poll() is not None:
+            return False
+        was_there, is_there = is_there, path_in(folder, NEW).exists()
+        number -= is_there > was_there
+        time.sleep(0.0005)
+    if moment == "writing":
+        time.sleep(rng.uniform(0, 0.005))
     process.kill()
     return process.wait() == -signal.SIGKILL
 
@@ -141,21 +134,17 @@ def kill_runs(script, flags, moments, folder, rng):
     seconds = time.perf_counter() - begin
     training = json.loads(path_in(alone, "result.json").read_text())["training_seconds"]
     print(f"{script}: left alone it takes {seconds:.0f} s, {training:.1f} s of it training")
+    seconds += 2 * training / len(MOMENTS) - training
     kills, differences = Counter(), []
     while moments:
-        runs = folder / f"killed_{len(list(folder.iterdir()))}"
+        runs = folder / f"killed_{len(moments)}"
         process = start(script, flags, runs)
-        while moments:
-            pause = seconds - training if moments[-1] == "start" else 2 * training / len(MOMENTS)
-            if not kill(process, runs, moments[-1], pause, rng):
-                break
-            killed_at = "starting" if moments.pop() == "start" else "training"
-            if written(runs, NEW):
-                killed_at = "writing a checkpoint"
-            kills[killed_at] += 1
-            print(f"  killed while {killed_at}", flush=True)
-            if not written(runs, SAVED):
-                kills["before there was a checkpoint"] += 1
+        while moments and kill(process, runs, moments[-1], seconds, rng):
+            moments.pop()
+            at = "writing a checkpoint" if path_in(runs, NEW).exists() else "starting or training"
+            kills[at] += 1
+            print(f"  killed while {at}", flush=True)
+            if not path_in(runs, SAVED).exists():  # nothing to go on with
                 shutil.rmtree(runs, ignore_errors=True)
             process = start(script, flags, runs)
         got = finish(process, runs)
@@ -179,12 +168,9 @@ def main():
             found = kill_runs(args.script, words, own, Path(folder) / exploration, rng)
             differences += found[0]
             kills += found[1]
-    too_early = kills.pop("before there was a checkpoint", 0)
-    print(
-        f"{sum(kills.values())} kills ({', '.join(f'{n} {what}' for what, n in kills.items())}), "
-        f"{too_early} before there was a checkpoint: "
-        f"{'differences in ' + ', '.join(differences) if differences else 'no difference'}"
-    )
+    told = ", ".join(f"{number} {at}" for at, number in kills.items())
+    found = f"differences in {', '.join(differences)}" if differences else "no difference"
+    print(f"{sum(kills.values())} kills ({told}): {found}")
     sys.exit(bool(differences))
 
 

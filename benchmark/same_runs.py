@@ -14,12 +14,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
 import tyro
-from kill_and_resume import as_bytes
-from output import ROOT, lasting_output, read_rows
-from runs import read_metrics
+from kill_and_resume import outcome
+from output import ROOT, lasting_output
 
 from gbcore.run.flags import read_flags
 
@@ -42,32 +39,22 @@ class Args:
     flags: str = ""  # more of them, for all
 
 
-def run_of(root, script, flags, folder):
+def run_of(root, script, flags):
     """What a run leaves."""
-    subprocess.run(
-        [sys.executable, root / f"{script}.py", *flags, "--run-dir", folder],
-        cwd=root, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(root)},
-    )  # fmt: skip
-    (run,) = Path(folder).iterdir()
-    with np.load(run / "graph.npz") as graph:
-        return {
-            "metrics": read_metrics(run),
-            "evaluations": read_rows(run / "evaluations.csv"),
-            "weights": as_bytes(torch.load(run / "model.pt", weights_only=True)),
-            "graph": as_bytes(dict(graph)),
-        }
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, root / f"{script}.py", *flags, "--run-dir", folder]
+        how = {"stdout": subprocess.DEVNULL, "env": os.environ | {"PYTHONPATH": str(root)}}
+        subprocess.run(command, cwd=root, check=True, **how)
+        return outcome(*Path(folder).iterdir())
 
 
 @lasting_output()
 def main():
     args, failed = read_flags(Args, sys.argv[1:], description=__doc__), False
     for script, *choice in itertools.product(args.scripts, args.backups, args.explorations):
-        flags = [*FLAGS[script].split(), *SMALL.split(), "--backup", choice[0], "--exploration",
-                 choice[1], *args.flags.split()]  # fmt: skip
-        found = []
-        for root in (args.other.resolve(), ROOT):
-            with tempfile.TemporaryDirectory() as folder:
-                found.append(run_of(root, script, flags, folder))
+        flags = [*FLAGS[script].split(), *SMALL.split(), *args.flags.split()]
+        flags += ["--backup", choice[0], "--exploration", choice[1]]
+        found = [run_of(root, script, flags) for root in (args.other.resolve(), ROOT)]
         differ = [name for name in found[0] if found[0][name] != found[1][name]]
         failed |= bool(differ)
         print(script, *choice, "differs in" if differ else "the same", *differ, flush=True)

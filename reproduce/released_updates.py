@@ -1,7 +1,7 @@
 """n-step and graph as the authors released them: do these updates make the paper's scores?
 
-    python reproduce/released_updates.py --backup graph --suites minatar --parallel 2
-    python reproduce/released_updates.py --suites minigrid --depth 10   # the released command's
+    python reproduce/released_updates.py graph minatar freeway --seed 2
+    python reproduce/released_updates.py n-step minigrid Empty-8x8 --depth 10  # as they ran it
 
 What they released for MiniGrid and MinAtar (gridworld/core/backup.py and the replay that it reads)
 differs from the paper, in `graph` as `back_up_in_place` says, and in `n-step`:
@@ -12,26 +12,24 @@ differs from the paper, in `graph` as `back_up_in_place` says, and in `n-step`:
 - A return that ends at one bootstraps from the highest value of any state: the state after it is
   blank, has no index, and NumPy takes an index of None for the whole table.
 
-The scripts run with these changes in their learner, all else under the report's protocol. (A time
-limit of MinAtar is a termination there.) Runs whose rows --out has are not run again. Rows that say
-`paper` are of the paper's update, at another depth. `--update persistent` takes one thing alone of
-the released `graph`: nested values are written into the table of target values, until the next
-target network.
+`persistent` takes one thing alone of the released `graph`: nested values are written into the table
+of target values, until the next target network. The script runs with the change in its learner, all
+else under the report's protocol, and the run adds a row to --out. (A time limit of MinAtar is a
+termination there.) Rows that say `paper` are of the paper's update, at another depth.
 """
 
-import itertools
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
+import tyro
 from folders import RESULTS
 from numba import njit
-from output import fail, lasting_output, read_rows, write_rows
+from output import lasting_output, read_rows, write_rows
 from run_records import SUITES, measurements, script_of
 from runs import run_folders, words_of
 
@@ -43,14 +41,13 @@ COLUMNS = "suite episode_seed task backup depth update seed score first_reward_s
 
 @dataclass
 class Args:
-    suites: tuple[Literal["minatar", "minigrid"], ...] = ("minatar", "minigrid")
-    """of them all tasks; MinAtar's with fixed episode seeds, as in the authors' code"""
-    backup: Literal["n-step", "graph"] = "n-step"  # whose update
-    update: Literal["released", "persistent"] = "released"  # persistent: of graph
+    change: tyro.conf.Positional[Literal["n-step", "graph", "persistent"]]  # of the update
+    suite: tyro.conf.Positional[Literal["minatar", "minigrid"]]
+    """MinAtar's episodes are seeded alike, as in the authors' code"""
+    task: tyro.conf.Positional[str]  # of the suite
     depth: int = 5
     """steps of a return or levels; the paper has 5, the released command for MiniGrid 10"""
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)  # runs of each
-    parallel: int = 1  # runs at a time
+    seed: int = 1  # of the run
     out: Path = RESULTS / "released_updates.csv"  # CSV file with a row per run
 
 
@@ -138,57 +135,42 @@ def persistent_graph(learner, batch, rng, time_limit_is_terminal):
     return batch, pair_q[: subgraphs.num_roots]
 
 
-UPDATES = {
-    ("n-step", "released"): released_n_step,
-    ("graph", "released"): released_graph,
-    ("graph", "persistent"): persistent_graph,
-}
+UPDATES = {"n-step": released_n_step, "graph": released_graph, "persistent": persistent_graph}
 
 
-def measure(about):
-    """The row of a new run, of which `about` has the first columns, as a CSV file has them."""
-    suite, backup = about["suite"], about["backup"]
-    script, change = script_of(suite), UPDATES[backup, about["update"]]
+def measure(args):
+    """The row of a new run."""
+    script, change = script_of(args.suite), UPDATES[args.change]
+    backup = "n-step" if args.change == "n-step" else "graph"
+    seeding = {"episode_seed": "fixed"} if args.suite == "minatar" else {}
 
     class Learner(script.Learner):
         def update(self, batch, rng):
-            batch, self.released = change(self, batch, rng, suite == "minatar")
+            batch, self.released = change(self, batch, rng, args.suite == "minatar")
             return super().update(batch, rng)
 
         def targets(self, batch, rng):
             return self.released
 
+    about = {"seed": args.seed, "backup": backup, "depth": args.depth} | seeding
     with tempfile.TemporaryDirectory() as folder:
-        flags = {name: about[name] for name in ("seed", "backup", "depth")}
-        flags |= {"env_id": about["task"], "total_timesteps": SUITES[suite].total_timesteps}
+        flags = {"env_id": args.task, "total_timesteps": SUITES[args.suite].total_timesteps}
         flags |= {"run_dir": folder, "save_model": False, "threads": 1, "cuda": False}
-        flags |= {"episode_seed": "fixed"} if suite == "minatar" else {}
-        words = [script.__file__, *words_of(flags)]
+        words = [script.__file__, *words_of(about | flags)]
         with patch.object(script, "Learner", Learner), patch.object(sys, "argv", words):
             script.main()
         measured, _ = measurements(run_folders(folder)[0])
-    return about | {name: measured.get(name, "") for name in COLUMNS if name not in about}
+    about |= {"suite": args.suite, "task": script.task_of(args.task)}
+    about["update"] = "persistent" if args.change == "persistent" else "released"
+    return {name: (measured | about).get(name, "") for name in COLUMNS}
 
 
 @lasting_output()
 def main():
     args = read_flags(Args, sys.argv[1:], description=__doc__)
-    if (args.backup, args.update) not in UPDATES:
-        fail("--update persistent is for --backup graph")
-    rows = read_rows(args.out) if args.out.exists() else []
-    about = {"backup": args.backup, "depth": str(args.depth), "update": args.update}
-    chosen = []
-    for seed, suite in itertools.product(map(str, args.seeds), args.suites):
-        of_suite = {"suite": suite, "episode_seed": "fixed" if suite == "minatar" else ""}
-        tasks = map(script_of(suite).task_of, SUITES[suite].tasks)
-        chosen += [about | of_suite | {"seed": seed, "task": task} for task in tasks]
-    missing = [run for run in chosen if not any(run.items() <= row.items() for row in rows)]
-    with ProcessPoolExecutor(args.parallel) as pool:
-        for running in [pool.submit(measure, run) for run in missing]:
-            row = running.result()
-            rows.append(row)
-            write_rows(args.out, COLUMNS, rows)
-            print(f"{row['task']}, seed {row['seed']}: {row['score']:.3g}", flush=True)
+    row = measure(args)
+    write_rows(args.out, COLUMNS, [*(read_rows(args.out) if args.out.exists() else []), row])
+    print(f"{row['task']}, seed {row['seed']}: {row['score']:.3g}, added to {args.out}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ with one key make the same experiment, wherever and on whatever they run; on one
 number of threads, they compute the same digits.
 """
 
-import contextlib
 import fcntl
 import functools
 import importlib
@@ -29,7 +28,6 @@ from runs import (
     run_folders,
 )
 
-from gbcore.run import load_checkpoint
 from gbcore.run.flags import idle_flags
 
 
@@ -117,20 +115,6 @@ def key_of(suite, config):
     return Key(suite, task, config["backup"], variant, episode_seed, config["seed"])
 
 
-def is_finished(folder):
-    """Whether the run went to its end, and says what it measured."""
-    with contextlib.suppress(ValueError):
-        return read_result(folder) is not None
-    return False
-
-
-def checkpoint_step(folder):
-    """Step of the checkpoint that a run can be resumed from; None without one."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return load_checkpoint(folder, arrays=False)["counters"]["step"]
-    return None
-
-
 def measurements(folder):
     """What a finished run measured: a dict of the columns of ROW after the key, and the curve.
 
@@ -172,7 +156,7 @@ def finished_runs(run_dir, suites, wanted=(), known=()):
                 if is_asked_for and key not in found:
                     found[key] = None if key in known else measurements(folder)
         except (Exception, SystemExit) as error:  # whatever a damaged run raises, by name
-            reason = error if isinstance(error, ValueError) else repr(error)
+            reason = error if isinstance(error, (OSError, ValueError)) else repr(error)
             warn(f"left out: {folder}: {reason}")
     return found
 
@@ -229,10 +213,9 @@ class Records:
                 defaults = json.dumps(self.checked_defaults(suite), indent=1)
                 (self.folder / "defaults.new").write_text(defaults + "\n")
                 (self.folder / "defaults.new").replace(self.folder / "defaults.json")
-                good, rows = self.rows(suite), self._read("", (), [suite])
-                curves = self._read("_curves", (), [suite])
+                rows, curves = self.rows(suite), self._read("_curves", (), [suite])
                 for key, (row, curve) in found.items():
-                    if key.suite == suite and key not in good:
+                    if key.suite == suite and key not in rows:
                         number += 1
                         rows[key] = key._asdict() | {n: str(value) for n, value in row.items()}
                         means = {str(step): f"{mean:.4g}" for step, mean in curve.items()}

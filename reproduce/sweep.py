@@ -15,7 +15,6 @@ the same command: it goes on from the checkpoints. On a cluster, --run-dir must 
 that all machines share, and this repository at the same path on each of them.
 """
 
-import contextlib
 import fcntl
 import functools
 import itertools
@@ -32,6 +31,7 @@ from typing import Literal, NamedTuple
 import run_records
 from folders import ROOT
 from output import fail, lasting_output
+from play import plain
 from run_records import SUITES, Key, Records, flags_of, key_of
 from runs import words_of
 
@@ -96,6 +96,10 @@ def check_args(args):
     for suite, backup in itertools.product(args.suites, args.backups):
         if backup not in (known := run_records.backups_of(suite)):
             fail(f"--backups {backup!r} is none that {suite} has: {', '.join(known)}")
+    known = [name for suite in args.suites for name in SUITES[suite].tasks]
+    for task in args.tasks:
+        if plain(task) not in map(plain, known):
+            fail(f"--tasks {task!r} is none of {', '.join(known)}")
     if args.collect_only and not args.run_dir.is_dir():
         fail(f"--run-dir {str(args.run_dir)!r} is no folder")
 
@@ -111,17 +115,9 @@ def make_grid(args):
 
 
 def chosen_tasks(args, suite):
-    """The suite's tasks, or those that --tasks names in its order, whatever case and hyphens."""
-
-    def letters(name):
-        return "".join(filter(str.isalnum, name.lower()))
-
-    known = {letters(name): name for s in args.suites for name in SUITES[s].tasks}
-    for task in args.tasks:
-        if letters(task) not in known:
-            fail(f"--tasks {task!r} is none of {', '.join(known.values())}")
-    chosen = [known[letters(task)] for task in args.tasks] or SUITES[suite].tasks
-    return [name for name in chosen if name in SUITES[suite].tasks]
+    """The suite's tasks, or those of them that --tasks names, whatever case and hyphens."""
+    asked = [*map(plain, args.tasks)]
+    return [name for name in SUITES[suite].tasks if not asked or plain(name) in asked]
 
 
 def settings(args, suite):
@@ -168,47 +164,46 @@ def make_run(args, suite, flags):
 
 
 def execute(run, threads):
-    """Run the script to its end, from the furthest checkpoint if there is one. In a Ray worker.
+    """Run the script to its end, from the newest checkpoint if there is one. In a Ray worker.
 
-    Returns what the run measured, its curve, and the step of the checkpoint or None. All that
-    it calls is of `run_records`, whose import makes tools/ importable in the worker.
+    Returns what the run measured, and its curve. All that it calls is of `run_records`, whose
+    import makes tools/ importable in the worker.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     libraries = "OMP", "MKL", "OPENBLAS", "NUMBA"
     environment = os.environ | {f"{name}_NUM_THREADS": str(threads) for name in libraries}
+
+    def found():
+        return run_records.finished_runs(run.folder, [run.key.suite], [run.key]).get(run.key)
+
     with (run.folder / "lock").open("w") as lock, (run.folder / LOG).open("a+") as log:
         # The process inherits the lock. One that outlived its worker still writes a checkpoint.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        folders, resumable = run_records.run_folders(run.folder), {}
-        if not any(map(run_records.is_finished, folders)):
-            steps = {folder: run_records.checkpoint_step(folder) for folder in folders}
-            resumable = {folder: step for folder, step in steps.items() if step is not None}
-            commands = [(*run.command, "--run-dir", str(run.folder))]
-            if resumable:
-                furthest = max(resumable, key=resumable.get)
-                commands.insert(0, (run.command[0], "--resume", str(furthest), *run.free))
-            for words in commands:
-                print("$", shlex.join(words), file=log, flush=True)
-                # Not subprocess.run: where the worker is stopped, that kills the run at once.
-                status = subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "TERM", sys.executable, *words],
-                    cwd=ROOT,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=[lock.fileno()],
-                ).wait()
-                if status != 2:  # else the checkpoint cannot be used
-                    break
-        finished = list(filter(run_records.is_finished, run_records.run_folders(run.folder)))
-        if not finished:
+        commands = [] if found() else [(*run.command, "--run-dir", str(run.folder))]
+        saved = sorted(run.folder.glob("*/checkpoint.npz"), key=lambda path: path.stat().st_mtime)
+        for path in saved[-1:] * len(commands):
+            commands.insert(0, (run.command[0], "--resume", str(path.parent), *run.free))
+        for words in commands:
+            print("$", shlex.join(words), file=log, flush=True)
+            # Not subprocess.run: where the worker is stopped, that kills the run at once.
+            status = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", sys.executable, *words],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+            ).wait()
+            if status != 2:  # else the checkpoint cannot be used
+                break
+        if (measured := found()) is None:
             log.seek(0)
             raise RuntimeError(f"status {status}: {log.read().strip().splitlines()[-1]}")
-        found = run_records.measurements(finished[-1])
-        (finished[-1] / "checkpoint.npz").unlink(missing_ok=True)
-        return *found, resumable.get(finished[-1])
+        for path in run.folder.glob("*/checkpoint.npz"):
+            path.unlink()
+        return measured
 
 
 def first_line(error):
@@ -243,7 +238,7 @@ def start_ray(args):
 
 def make_runs(args, records, todo):
     """Make the runs on Ray; Ctrl-C and SIGTERM end the program. Returns those given up."""
-    ray, given_up, steps_made, begin = start_ray(args), [], 0, time.monotonic()
+    ray, given_up, left, begin = start_ray(args), [], {}, time.monotonic()
     task = ray.remote(execute).options(
         num_cpus=args.threads,
         num_gpus=args.gpus_per_run,
@@ -252,37 +247,32 @@ def make_runs(args, records, todo):
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    left = {}
     try:
         left |= {task.remote(run, args.threads): run for run in todo}  # Ray queues what has no room
         while left:
             for reference in ray.wait(list(left), timeout=1.0)[0]:
                 run = left.pop(reference)
                 try:
-                    row, curve, resumed_from = ray.get(reference)
+                    row, curve = ray.get(reference)
                 except ray.exceptions.RayError as error:  # it failed, or the worker was killed
                     given_up.append(run)
                     reason = first_line(getattr(error, "cause", None) or error)
                     say(f"given up {run.key}: {reason}; see {run.folder / LOG}")
                     continue
                 records.add({run.key: (row, curve)})
-                steps_made += row["steps"] - (resumed_from or 0)
-                steps_left = sum(other.total_timesteps for other in left.values())
-                minutes = (time.monotonic() - begin) * steps_left / max(steps_made, 1) / 60
-                since = "" if resumed_from is None else f" (went on from step {resumed_from})"
+                minutes = (time.monotonic() - begin) / (len(todo) - len(left)) * len(left) / 60
                 say(
-                    f"done {run.key}{since}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
+                    f"done {run.key}: score {row['score']:g}, {row['wall_seconds']:.0f} s "
                     f"({len(left)} of {len(todo)} runs are left, {minutes:,.0f} min)"
                 )
     except (OSError, ValueError) as error:  # rows cannot be written: runs are kept in --run-dir
         fail(error)
     except KeyboardInterrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        print("stopping: runs write their checkpoints ...", flush=True)
         ray.shutdown()
-        wait_for_processes(left.values())
-        print(f"stopped; {len(left)} of {len(todo)} runs are left, the same command goes on")
+        print(
+            f"stopped; {len(left)} of {len(todo)} runs are left. Those under way write their "
+            "checkpoints; the same command goes on"
+        )
         sys.exit(130)
     ray.shutdown()
     return given_up
@@ -290,18 +280,6 @@ def make_runs(args, records, todo):
 
 def say(text):
     print(time.strftime("%H:%M:%S"), text, flush=True)
-
-
-def wait_for_processes(runs, seconds=60.0):
-    """Until every process has written its checkpoint and let go of its lock, if it is ours."""
-    end = time.monotonic() + seconds  # another sweep may hold the lock of the same run
-    for path in (run.folder / "lock" for run in runs if (run.folder / "lock").exists()):
-        with path.open("a") as lock:  # on NFS only a file open for writing can be locked
-            while time.monotonic() < end:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(0.1)
 
 
 @lasting_output()

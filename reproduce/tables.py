@@ -57,32 +57,30 @@ class Protocol:
         """Runs, in the order of their seeds."""
         return list(self.runs.get((setting, task), {}).values())
 
-    def scores(self, setting, tasks=None, normalised=False, seeds=None):
-        """{seed: score} of each task; seeds: of each task, only these."""
-        found = []
-        for i, task in enumerate(tasks or self.tasks):
-            runs, scale = self.runs.get((setting, task), {}), self.scales.get(task, 1)
-            kept = runs if seeds is None else sorted(seeds[i])
-            found.append({s: runs[s]["score"] / (scale if normalised else 1) for s in kept})
-        return found
+    def scores(self, setting, normalised=False):
+        """{seed: score} of each task."""
+        scales = self.scales if normalised else {}
+        found = ((scales.get(t, 1), self.runs.get((setting, t), {})) for t in self.tasks)
+        return [{seed: run["score"] / scale for seed, run in of.items()} for scale, of in found]
 
     @functools.cache  # noqa: B019
     def estimate(self, statistic, setting, normalised=False):
         """Estimate of a statistic of the tasks' scores; None until every task has a run."""
-        return aggregate.estimate(statistic, arrays(self.scores(setting, None, normalised)))
+        scores = self.scores(setting, normalised)
+        return aggregate.estimate(statistic, [np.array(list(of.values())) for of in scores])
 
     @functools.cache  # noqa: B019
-    def gain(self, setting, other, tasks=None, normalised=False):
+    def gain(self, setting, other, normalised=False):
         """Estimate of the mean difference over tasks, on the seeds of both; None without any."""
-        pair = (self.scores(name, tasks, normalised) for name in (setting, other))
-        return aggregate.difference(*pair)
+        return aggregate.difference(*(self.scores(of, normalised) for of in (setting, other)))
 
-    def means(self, *settings, tasks=None):
-        """Mean of the tasks' means of each, on the seeds that all have: `gain` is of the same."""
-        found = zip(*(self.scores(name, tasks) for name in settings), strict=True)
-        shared = [set.intersection(*map(set, of_task)) for of_task in found]
-        scores = (self.scores(name, tasks, seeds=shared) for name in settings)
-        return [aggregate.mean_of_tasks(*arrays(of)) for of in scores]
+    def means(self, setting, other):
+        """Mean of the tasks' means of each, on the seeds that both have: `gain` is of the same."""
+        pairs = zip(self.scores(setting), self.scores(other), strict=True)
+        columns = (
+            [(one[s], two[s]) for s in sorted(one.keys() & two.keys())] for one, two in pairs
+        )
+        return np.mean([np.mean(column, axis=0) for column in columns], axis=0)
 
     def paper_mean(self, backup, normalised=False):
         """Mean of the paper's numbers; nan if one is missing."""
@@ -111,10 +109,6 @@ class Protocol:
                 of_task = found.setdefault(short_task(task), {})
                 of_task[setting] = band(curves, 1 if self.suite == ATARI else window)
         return found
-
-
-def arrays(scores):
-    return [np.array(list(of_task.values())) for of_task in scores]
 
 
 def backup_of(setting):

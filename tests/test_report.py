@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-import sys
 
 import aggregate
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import report
 import runs
 import tables
-from conftest import jitted
+from conftest import command, is_one_line, jitted
 from folders import RESULTS, ROOT
 from run_records import Key, Records
 
@@ -29,20 +28,17 @@ def few_repetitions(monkeypatch):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_verdict():
-    cases = [
-        (0.38, "inside"),
-        (0.85, "inside"),
-        (0.86, "above"),
-        (-0.09, "inside"),
-        (-0.1, "below"),
-    ]
-    for mean, expected in cases:
-        assert aggregate.verdict(mean, 0.38, 0.47) == expected
-    # 0.96 +- 0.00 in print; 0.9613 rounds to it.
-    cases = [(0.9613, "inside"), (0.9652, "above"), (0.955, "inside"), (0.954, "below")]
-    for mean, expected in cases:
-        assert aggregate.verdict(mean, 0.96, 0.0) == expected
+@pytest.mark.parametrize(
+    ("mean", "paper", "expected"),
+    [
+        *((mean, (0.38, 0.47), "inside") for mean in (0.38, 0.85, -0.09)),
+        *((mean, (0.96, 0.0), "inside") for mean in (0.9613, 0.955)),  # it rounds to 0.96
+        *((mean, paper, "above") for mean, paper in ((0.86, (0.38, 0.47)), (0.9652, (0.96, 0.0)))),
+        *((mean, paper, "below") for mean, paper in ((-0.1, (0.38, 0.47)), (0.954, (0.96, 0.0)))),
+    ],
+)
+def test_verdict(mean, paper, expected):
+    assert aggregate.verdict(mean, *paper) == expected
 
 
 def test_cells_have_the_deviation_of_the_population():
@@ -161,10 +157,9 @@ def write_rows(folder, scores, tasks, suite="minigrid", episode_seed="", seeds=5
     Records(folder).add(found)
 
 
-def make_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["report.py", "--results-dir", str(tmp_path)])
-    report.main()
-    return (tmp_path / "report.md").read_text()
+def make_report(folder):
+    assert command(report, "--results-dir", folder) == 0
+    return (folder / "report.md").read_text()
 
 
 def rows_of(text, first):
@@ -173,7 +168,7 @@ def rows_of(text, first):
     return [row[1:] for row in rows if row and row[0] == first]
 
 
-def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
+def test_claims_follow_the_data_whichever_way_they_point(tmp_path):
     scores = {
         ("graph", ""): lambda seed, _: 0.5 + 0.01 * seed,
         ("tree", ""): lambda seed, _: 0.2 + 0.01 * seed,
@@ -181,7 +176,7 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
         ("one-step", ""): lambda seed, _: 0.52 + 0.1 * (seed - 3),
     }
     write_rows(tmp_path, scores, MINIGRID)
-    text = make_report(tmp_path, monkeypatch)
+    text = make_report(tmp_path)
     ((paper, here, difference, verdict),) = rows_of(text, "graph > tree")
     assert (paper, here, difference) == ("0.58, 0.20", "0.53, 0.23 (5)", "0.30 [0.30, 0.30]")
     assert verdict == "supported, p < 0.001"
@@ -197,14 +192,14 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path, monkeypatch):
         assert (tmp_path / picture).stat().st_size > 5_000
 
 
-def test_means_are_told_of_the_seeds_that_all_have(tmp_path, monkeypatch):
+def test_means_are_told_of_the_seeds_that_all_have(tmp_path):
     for first, backup in ((1, "graph"), (4, "tree")):
         write_rows(tmp_path, {(backup, ""): lambda seed, _: 0.1 * seed}, MINIGRID, first=first)
-    text = make_report(tmp_path, monkeypatch)
+    text = make_report(tmp_path)
     assert rows_of(text, "graph > tree")[0][1] == "0.45, 0.45 (2)"
 
 
-def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_path, monkeypatch):
+def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_path):
     rate = "learning_rate=0.00025"
     whole = f"act_on=graph depth=0 {rate} prior=0.3"
     scores = {
@@ -216,27 +211,28 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     write_rows(tmp_path, scores, MINATAR, "minatar", "fresh")
     # Of seeds that one of two has alone, a comparison shows nothing.
     write_rows(tmp_path, {("graph", whole): lambda *_: 98.0}, MINATAR, "minatar", "fresh", 5, 6)
-    text = make_report(tmp_path, monkeypatch)
+    text = make_report(tmp_path)
     assert rows_of(text, "graph, whole > tree")[0][:2] == ["-, 6.26", "8.00, 4.00 (5)"]
     assert rows_of(text, "**graph, whole**")[0][5].startswith("53.00 ")
     (row,) = rows_of(text, "graph, whole > tree, learning rate 0.00025")
     assert row[3] == "contradicted, p < 0.001"
     assert rows_of(text, "**graph, act on graph, depth 0, learning rate 0.00025, prior 0.1**")
     write_rows(tmp_path, {("graph", whole): lambda *_: 31.0}, MINATAR, "minatar-1m", "fresh", 1)
-    row = rows_of(make_report(tmp_path, monkeypatch), "MinAtar, 1,000,000 steps, fresh episodes")
+    row = rows_of(make_report(tmp_path), "MinAtar, 1,000,000 steps, fresh episodes")
     assert row == [["- (21.15)", "- (11.46)", "- (15.33)", "- (22.13)", "-", "31.00", "1"]]
 
 
-def test_a_csv_file_without_a_column_is_named(tmp_path, monkeypatch, capsys):
+def test_no_rows_and_no_column_are_one_line_and_status_2(tmp_path, capsys):
+    assert command(report, "--results-dir", tmp_path) == 2
+    assert is_one_line(capsys, f"no rows in {tmp_path}")
     write_rows(tmp_path, {("graph", ""): lambda *_: 0.9}, MINIGRID)
     path = tmp_path / "minigrid.csv"
     path.write_text(path.read_text().replace(",score,", ",mean,"))
-    with pytest.raises(SystemExit):
-        make_report(tmp_path, monkeypatch)
-    assert f"a CSV file in {tmp_path} has no column 'score'" in capsys.readouterr().err
+    assert command(report, "--results-dir", tmp_path) == 2
+    assert is_one_line(capsys, f"a CSV file in {tmp_path} has no column 'score'")
 
 
-def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypatch):
+def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path):
     write_rows(tmp_path, {("n-step", ""): lambda *_: 0.9}, MINIGRID)
     of_run = {"suite": "minigrid", "episode_seed": "", "backup": "n-step", "update": "released"}
     rows = []
@@ -244,7 +240,7 @@ def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypa
         for task, seed in itertools.product(tasks, (1, 2)):
             rows += [of_run | {"task": task, "depth": depth, "seed": seed, "score": score}]
     output.write_rows(tmp_path / "released_updates.csv", rows[0], rows)
-    text = make_report(tmp_path, monkeypatch)
+    text = make_report(tmp_path)
     assert "25 runs, made" in text
     assert rows_of(text, "**n-step**")[0][1] == "0.90 ± 0.00 (5), above"
     (five,), (ten,) = (rows_of(text, f"**n-step, depth {n}, as released**") for n in (5, 10))
@@ -252,25 +248,25 @@ def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path, monkeypa
     assert (ten[1], ten[-3]) == ("0.10 ± 0.00 (2), inside", "-")
 
 
-def test_any_variant_has_a_row_and_is_compared_with_its_backup(tmp_path, monkeypatch):
+def test_any_variant_has_a_row_and_is_compared_with_its_backup(tmp_path):
     write_rows(tmp_path, {("graph", ""): lambda seed, _: 0.9 if seed == 1 else 0.0}, MINIGRID)
     write_rows(tmp_path, {("graph", "breadth=0"): lambda *_: 0.95}, MINIGRID, seeds=1)
     strange = ("tree", "learning_rate=0.01 total_timesteps=5000")
     write_rows(tmp_path, {strange: lambda *_: 0.1}, MINIGRID[:1], seeds=2)
-    text = make_report(tmp_path, monkeypatch)
+    text = make_report(tmp_path)
     assert rows_of(text, "**graph, breadth 0**")[0][-3:] == ["0.95", "0.95", "0.05"]  # of seed 1
     (row,) = rows_of(text, "**tree, learning rate 0.01, total timesteps 5000**")
     assert row == ["0.10 ± 0.00 (2)", *("-" * 7)]
 
 
-def test_rows_of_a_sweep_with_overrides_alone_make_a_report(tmp_path, monkeypatch, capsys):
+def test_rows_of_a_sweep_with_overrides_alone_make_a_report(tmp_path, capsys):
     write_rows(tmp_path, {("tree", "gamma=0.5"): lambda *_: 0.1}, MINIGRID[:1], seeds=2)
-    text = make_report(tmp_path, monkeypatch)
+    text = make_report(tmp_path)
     assert rows_of(text, "**tree, gamma 0.5**")[0][0] == "0.10 ± 0.00 (2)"
     assert "## The paper's claims" not in text
     rooms = ["MiniGrid-FourRooms-v0"]
     write_rows(tmp_path, {("tree", ""): lambda *_: 0.1}, rooms, "minigrid-hard", seeds=2)
-    assert "## MiniGrid, harder tasks" in make_report(tmp_path, monkeypatch)  # not in the paper
+    assert "## MiniGrid, harder tasks" in make_report(tmp_path)  # not in the paper
     assert f"wrote {tmp_path / 'report.md'}\n" in capsys.readouterr().out
 
 
@@ -284,11 +280,11 @@ def atari_rows(folder, backup, variant, scores):
             Records(folder).add({key: (row | {"score": score}, {10_000: score / 2})})
 
 
-def test_atari_runs_in_bfloat16_stand_for_their_backup_beside_the_paper(tmp_path, monkeypatch):
+def test_atari_runs_in_bfloat16_stand_for_their_backup_beside_the_paper(tmp_path):
     atari_rows(tmp_path, "graph", "bf16=True", {"freeway": [21.3]})
     atari_rows(tmp_path, "one-step", "bf16=True", {"freeway": [15.0]})
     atari_rows(tmp_path, "graph", "bf16=True", {"space_invaders": [500.0]})  # none of the 26
-    text = make_report(tmp_path, monkeypatch)
+    text = make_report(tmp_path)
     # 100 * 21.3 / 29.6 percent of human; the paper has 64.16 +- 46.23, which is a score of 18.99.
     one_step = "one-step | bfloat16 | 15.0 | 15.8 | 50.68 (1), inside | 53.29 ± 38.45"
     graph = "graph | bfloat16 | 21.3 | 19.0 | 71.96 (1), inside | 64.16 ± 46.23"
@@ -300,11 +296,11 @@ def test_atari_runs_in_bfloat16_stand_for_their_backup_beside_the_paper(tmp_path
     assert (tmp_path / "report_atari100k_curves.png").stat().st_size > 5_000
 
 
-def test_atari_runs_in_bfloat16_stand_alone_beside_others(tmp_path, monkeypatch):
+def test_atari_runs_in_bfloat16_stand_alone_beside_others(tmp_path):
     atari_rows(tmp_path, "graph", "bf16=True", {"freeway": [20.0], "qbert": [1000.0]})
     atari_rows(tmp_path, "graph", "", {"freeway": [22.0, 24.0]})
     atari_rows(tmp_path, "graph", "bf16=True breadth=0", {"freeway": [21.0]})
-    text = make_report(tmp_path, monkeypatch)
+    text = make_report(tmp_path)
     found = [" ".join([*row[:3], row[4].split()[-1]]) for row in rows_of(text, "freeway")]
     assert found == [
         "graph float32 23.0 inside",
@@ -312,13 +308,6 @@ def test_atari_runs_in_bfloat16_stand_alone_beside_others(tmp_path, monkeypatch)
         "graph, breadth 0 bfloat16 21.0 (1)",
     ]
     assert rows_of(text, "qbert")[0][:2] == ["graph", "bfloat16"]
-
-
-def test_no_rows_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        make_report(tmp_path, monkeypatch)
-    assert stopped.value.code == 2
-    assert f"no rows in {tmp_path}" in capsys.readouterr().err
 
 
 def test_the_committed_pages_are_of_the_committed_rows(monkeypatch):

@@ -194,10 +194,10 @@ def test_a_restored_environment_goes_on_the_same(case, name):
 
 def test_killed_and_resumed(capsys):
     """The small version of benchmark/kill_and_resume.py: one run left alone, and one that is
-    killed while it trains.
+    killed as it writes a checkpoint.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kill_and_resume, "MOMENTS", ["training"] * 20)
+        patch.setattr(kill_and_resume, "MOMENTS", ["writing"] * 20)
         assert command(kill_and_resume, "--kills", "1", "--steps", "500") == 0
     assert "1 kills (1 " in capsys.readouterr().out
 

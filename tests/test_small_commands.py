@@ -3,16 +3,14 @@
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import draw_backups
 import numpy as np
 import plot_runs
 import pytest
 import released_updates
 import timings
-from conftest import jitted, run_process
+from conftest import command, jitted, run_process, spy
 from folders import ROOT
 from output import read_rows
 from play import script_of
@@ -26,33 +24,7 @@ from gbcore import Replay, TransitionGraph
 from gbcore.run.flags import read_flags
 
 
-@pytest.fixture
-def type_command(monkeypatch, capsys):
-    """Run a module's command with words; what it printed."""
-
-    def run(module, *words):
-        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
-        module.main()
-        return capsys.readouterr().out
-
-    return run
-
-
-def test_the_picture_of_the_five_backups_says_what_they_read():
-    replay, names = draw_backups.build()
-    found = {}
-    for backup in draw_backups.BACKUPS:
-        target, read = draw_backups.backed_up(replay, backup)
-        found[backup] = target, {names[a] + names[b] for a, b in read}
-    own = {"sa", "ax", "xb", "bc", "cd"}
-    there = {"xy", "yz", "zgoal"}  # four steps before the reward: gamma ** 4
-    assert found["one-step"] == (0.0, {"sa"})
-    assert found["n-step"] == found["tree"] == (0.0, own)
-    assert found["graph"] == (pytest.approx(0.9**4), own | there)
-    assert found["graph-mixed"] == (pytest.approx(0.9**4 / 2), own | there)  # both were done in x
-
-
-def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
+def test_a_learning_curve_is_the_mean_of_its_seeds(tmp_path, capsys):
     make_run(krull := tmp_path / "krull", "atari100k", env_id="krull")
     ((_, seeds),) = plot_runs.read_settings([krull])
     steps, means, errors = plot_runs.curve_of(seeds)
@@ -69,8 +41,8 @@ def test_a_learning_curve_is_the_mean_of_its_seeds(type_command, tmp_path):
     assert means.tolist() == [0.0, 2.0]
     assert errors == pytest.approx([0.0, 1 / 3**0.5])  # of three seeds, whose deviation is 1
     picture = tmp_path / "krull.png"
-    found = type_command(plot_runs, krull, *runs, "runs/TYPO", "--out", picture)
-    assert found == f"wrote {picture}\n"
+    assert command(plot_runs, krull, *runs, "runs/TYPO", "--out", picture) == 0
+    assert capsys.readouterr().out == f"wrote {picture}\n"
     assert picture.stat().st_size > 0
 
 
@@ -81,14 +53,13 @@ def test_pictures_need_no_backend_of_a_notebook(tool):
 
 
 @pytest.mark.parametrize("number", [1, 4, 5, 12])
-def test_a_legend_leaves_the_curves_their_room(number, type_command, monkeypatch, tmp_path):
+def test_a_legend_leaves_the_curves_their_room(number, monkeypatch, tmp_path):
     for i in range(number):
         make_run(tmp_path / f"run_{i}", env_id="DoorKey-6x6", learning_rate=0.001 * (1 + i))
-    figures, write = [], plot_runs.write_figure
-    spied = lambda figure, path: write(figures.append(figure) or figure, path)  # noqa: E731
-    monkeypatch.setattr(plot_runs, "write_figure", spied)
-    type_command(plot_runs, tmp_path, "--out", tmp_path / "curves.png")
-    ((figure,),) = (figures,)
+    figures = []
+    spy(monkeypatch, plot_runs, "write_figure", lambda figure, path: figures.append(figure))
+    assert command(plot_runs, tmp_path, "--out", tmp_path / "curves.png") == 0
+    (figure,) = figures
     legend = figure.legends[0] if figure.legends else figure.axes[0].get_legend()
     boxes = [part.get_window_extent() for part in (figure.axes[0], legend, figure)]
     axes, of_legend, whole = boxes
@@ -106,19 +77,7 @@ def test_a_row_that_a_full_disk_cut_is_left_out(tmp_path):
     assert read_returns(run) == whole
 
 
-def test_a_copied_script_is_a_setting_of_its_own(tmp_path):
-    for name in ("mine", "theirs"):
-        make_run(run := tmp_path / name, env_id="DoorKey-6x6")
-        config = json.loads((run / "config.json").read_text())
-        (run / "config.json").write_text(json.dumps(config | {"script": f"/a/{name}.py"}))
-    labels = plot_runs.labels(plot_runs.read_settings([tmp_path]))
-    assert [label.split(" (")[0] for label in labels] == [
-        "DoorKey-6x6, graph, script mine",
-        "DoorKey-6x6, graph, script theirs",
-    ]
-
-
-def test_labels_of_curves_are_the_flags_that_differ():
+def test_labels_of_curves_are_the_flags_that_differ(tmp_path):
     one = {"env_id": "Empty", "backup": "graph", "depth": 5}
     settings = [
         (one, {1: 0, 2: 0}),
@@ -132,9 +91,16 @@ def test_labels_of_curves_are_the_flags_that_differ():
         f"Door, graph, depth 5 {single}",
     ]
     assert list(plot_runs.labels(settings[:1])) == ["Empty, graph (2 seeds)"]
+    for name in ("mine", "theirs"):  # copies of a script
+        make_run(run := tmp_path / name, env_id="DoorKey-6x6")
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | {"script": f"/a/{name}.py"}))
+    found = plot_runs.labels(plot_runs.read_settings([tmp_path]))
+    names = [label.split(" (")[0] for label in found]
+    assert names == [f"DoorKey-6x6, graph, script {name}" for name in ("mine", "theirs")]
 
 
-def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
+def test_what_cannot_be_plotted_is_one_line(tmp_path, capsys):
     make_run(run := tmp_path / "run")
     (empty := tmp_path / "empty").mkdir()
     for words, named in (
@@ -143,9 +109,7 @@ def test_what_cannot_be_plotted_is_one_line(type_command, tmp_path, capsys):
         ((run, "--out", tmp_path / "mine"), "require the name of a picture"),
         ((run, "--out", empty), "require the name of a picture"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            type_command(plot_runs, *words)
-        assert stopped.value.code == 2
+        assert command(plot_runs, *words) == 2
         *warned, line = capsys.readouterr().err.splitlines()
         assert named in line
         assert warned == [f"warning: no run in {empty}"] * (words[0] == empty)
@@ -175,8 +139,8 @@ def test_commands_outlive_their_output(folder):
         text = path.read_text()
         if "tyro.cli(Args" in text or "read_flags(Args" in text:
             assert "\n@lasting_output()\ndef main():\n" in text, path
-    command = f"({sys.executable} {ROOT}/tools/evaluate.py --help; echo $? >&2) | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    typed = f"({sys.executable} {ROOT}/tools/evaluate.py --help; echo $? >&2) | true"
+    done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=False)
     assert done.stderr == "0\n"
 
 
@@ -278,37 +242,21 @@ def test_a_released_graph_level_draws_transitions_in_proportion_to_counts():
 @jitted
 @pytest.mark.usefixtures("torch_settings")
 @pytest.mark.parametrize("change", released_updates.UPDATES)
-def test_a_script_runs_with_the_released_update(monkeypatch, change):
-    short = {name: suite._replace(total_timesteps=2_000) for name, suite in SUITES.items()}
+def test_a_run_with_a_released_update_adds_its_row(monkeypatch, tmp_path, change):
+    short = {name: suite._replace(total_timesteps=1_700) for name, suite in SUITES.items()}
     monkeypatch.setattr(released_updates, "SUITES", short)
     moved, update = [], released_updates.UPDATES[change]
     spied = lambda *args: moved.append(args) or update(*args)  # noqa: E731
     monkeypatch.setitem(released_updates.UPDATES, change, spied)
-    about = {"suite": "minatar", "task": "freeway", "depth": "5", "seed": "1"}
-    about |= {"episode_seed": "fixed", "backup": change[0], "update": change[1]}
-    row = released_updates.measure(about)
-    assert list(released_updates.COLUMNS) == sorted(row, key=released_updates.COLUMNS.index)
-    assert about.items() <= row.items()
-    assert len(moved) == 100  # every fourth step from 1,600 on
+    out = tmp_path / "rows.csv"
+    out.write_text(",".join(released_updates.COLUMNS) + "\n" + "minigrid,,x,graph,5,paper,1,0,,\n")
+    words = change, "minatar", "Freeway", "--seed", 7, "--out", out
+    assert command(released_updates, *words) == 0
+    older, row = map(list, (one.values() for one in read_rows(out)))
+    assert older == ["minigrid", "", "x", "graph", "5", "paper", "1", "0", "", ""]
+    backup = "n-step" if change == "n-step" else "graph"
+    told = "persistent" if change == "persistent" else "released"
+    assert row[:7] == ["minatar", "fixed", "freeway", backup, "5", told, "7"]
+    assert float(row[7]) >= 0
+    assert len(moved) == 25  # every fourth step from 1,600 on
     assert {args[3] for args in moved} == {True}
-
-
-def test_a_run_with_a_released_update_that_has_a_row_is_not_made_again(
-    type_command, monkeypatch, tmp_path
-):
-    def measure(about):
-        made.append((about["depth"], about["seed"]))
-        return about | {"score": 0.5, "first_reward_step": 7, "commit": "x"}
-
-    made, out = [], tmp_path / "rows.csv"
-    monkeypatch.setattr(released_updates, "measure", measure)
-    monkeypatch.setattr(released_updates, "ProcessPoolExecutor", ThreadPoolExecutor)
-    one_task = {"minatar": SUITES["minatar"]._replace(tasks=("freeway",))}
-    monkeypatch.setattr(released_updates, "SUITES", one_task)
-    words = ("--suites", "minatar", "--out", out, "--seeds")
-    type_command(released_updates, *words, 1, 2)
-    type_command(released_updates, *words, 2, 3)
-    type_command(released_updates, *words, 3, "--depth", 10)
-    assert made == [("5", "1"), ("5", "2"), ("5", "3"), ("10", "3")]
-    rows = [(row["seed"], row["episode_seed"]) for row in read_rows(out)]
-    assert rows == [("1", "fixed"), ("2", "fixed"), ("3", "fixed"), ("3", "fixed")]

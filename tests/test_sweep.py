@@ -1,9 +1,7 @@
 """reproduce/sweep.py: what counts as the same run, what is collected, and what survives a kill."""
 
-import fcntl
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -12,13 +10,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import plot_runs
 import pytest
 import run_records
 import sweep
 import tyro
-from conftest import jitted, write_checkpoint
+from conftest import command, is_one_line, jitted
 from folders import ROOT
 from run_records import SUITES, Key, Records, finished_runs, flags_of, key_of
 
@@ -41,15 +40,6 @@ def make_run(folder, suite="minigrid", finished=True, returns=(0.0, 0.5, 1.0), *
     result |= {"sps": 123.456, "training_seconds": 60.0, "wall_seconds": 45.0}
     result |= {"novel_state_ratio": 0.25, "versions": {"commit": "abc1234"}}
     (folder / "result.json").write_text(json.dumps(result))
-
-
-def in_process(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["sweep.py", *map(str, words)])
-    try:
-        sweep.main()
-    except SystemExit as end:
-        if end.code:
-            raise
 
 
 # --------------------------------------------------------------------------------------------------
@@ -101,9 +91,7 @@ def test_a_row_holds_what_the_run_measured(tmp_path):
     assert [*Key._fields, *row] == run_records.ROW
 
 
-def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
-    tmp_path, monkeypatch, capsys
-):
+def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(tmp_path, capsys):
     runs, results = tmp_path / "runs", tmp_path / "results"
     flags = ("--collect-only", "--run-dir", runs, "--results-dir", results)
     make_run(runs / "a", env_id="Empty-8x8", seed=1)
@@ -113,17 +101,17 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(
     make_run(runs / "long", "minatar-1m", env_id="freeway")
     make_run(runs / "short", env_id="Empty-8x8", seed=3, total_timesteps=500)  # of no suite
     make_run(runs / "game", "atari100k", env_id="space_invaders")  # none of the 26
-    in_process(monkeypatch, *flags)
+    assert command(sweep, *flags) == 0
     assert capsys.readouterr().err == ""
     first = {path.name: path.read_bytes() for path in results.iterdir()}
     suites = {"minigrid", "minatar", "minatar-1m"}
     assert {path.stem.removesuffix("_curves") for path in results.glob("*.csv")} == suites
     assert len(Records(results).rows(*SUITES)) == 3
-    in_process(monkeypatch, *flags)
+    assert command(sweep, *flags) == 0
     assert {path.name: path.read_bytes() for path in results.iterdir()} == first
     shutil.rmtree(runs)
     make_run(runs / "c", env_id="Empty-8x8", seed=4, returns=(0.5, 0.5))
-    in_process(monkeypatch, *flags)
+    assert command(sweep, *flags) == 0
     curves = Records(results).curves("minigrid")
     assert [key.seed for key in curves] == [1, 4]
     assert list(curves.values()) == [{1000: 0, 2000: 0.5, 3000: 1}, {1000: 0.5, 2000: 0.5}]
@@ -148,68 +136,59 @@ LONG = b"global_step,episode,episodic_return,episodic_length\n1," + b"0" * 200_0
         ("metrics.csv", None),
     ],
 )
-def test_a_damaged_run_is_left_out_by_name_and_the_rest_collected(
-    name, content, tmp_path, monkeypatch, capsys
-):
+def test_a_damaged_run_is_left_out_by_name_and_the_rest_collected(name, content, tmp_path, capsys):
     for number, folder in enumerate(("a", "damaged", "z"), 1):
         make_run(tmp_path / folder, env_id="Empty-8x8", seed=number)
     path, is_one_flag = tmp_path / "damaged" / name, isinstance(content, dict)
     if is_one_flag:
         content = json.dumps(json.loads(path.read_text()) | content).encode()
     path.unlink() if content is None else path.write_bytes(content)
-    in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)
+    assert command(sweep, "--collect-only", "--run-dir", tmp_path) == 0
     out, err = capsys.readouterr()
     assert out.startswith("2 rows collected")
     assert f"left out: {tmp_path / 'damaged'}: " in err
     assert err.count("left out") == 1
     if name in ("evaluations.csv", "config.json") and not is_one_flag:
-        monkeypatch.setattr(
-            sys, "argv", ["plot_runs.py", str(path.parent), "--out", str(tmp_path / "x.png")]
-        )
-        with pytest.raises(SystemExit):
-            plot_runs.main()
-        assert re.fullmatch(rf"error: .*{name}.*\n", capsys.readouterr().err)
+        assert command(plot_runs, path.parent, "--out", tmp_path / "x.png") == 2
+        assert is_one_line(capsys, "error: ", name)
 
 
-def test_a_row_whose_score_is_no_number_is_left_out_by_name(tmp_path, monkeypatch, capsys):
+def test_a_row_whose_score_is_no_number_is_left_out_by_name(tmp_path, capsys):
     for number in (1, 2):
         make_run(tmp_path / str(number), env_id="Empty-8x8", seed=number)
-    in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)
+    assert command(sweep, "--collect-only", "--run-dir", tmp_path) == 0
     rows = tmp_path / "results" / "minigrid.csv"
     rows.write_text(rows.read_text().replace(",1,1.0,", ",1,good,"))
     assert [key.seed for key in Records(rows.parent).rows("minigrid")] == [2]
     assert f"{rows}, line 2" in capsys.readouterr().err
-    in_process(monkeypatch, "--collect-only", "--run-dir", tmp_path)  # made good from its run
+    assert command(sweep, "--collect-only", "--run-dir", tmp_path) == 0  # made good from its run
     assert capsys.readouterr().out.startswith("1 rows collected")
     assert [key.seed for key in Records(rows.parent).rows("minigrid")] == [1, 2]
 
 
-def test_rows_made_with_other_defaults_are_refused(tmp_path, monkeypatch, capsys):
+def test_rows_made_with_other_defaults_are_refused(tmp_path, capsys):
     results = tmp_path / "results"
     make_run(tmp_path / "runs" / "a", env_id="Empty-8x8")
     flags = ("--collect-only", "--run-dir", tmp_path / "runs", "--results-dir", results)
-    in_process(monkeypatch, *flags)
+    assert command(sweep, *flags) == 0
     defaults = json.loads((results / "defaults.json").read_text())
     defaults["gb_dqn_minigrid"]["gamma"] = 0.9
     (results / "defaults.json").write_text(json.dumps(defaults))
-    with pytest.raises(SystemExit) as stopped:
-        in_process(monkeypatch, *flags)
-    assert stopped.value.code == 2
-    assert "--gamma 0.95" in capsys.readouterr().err
     # The script's other suite has no rows yet, and would end beside these.
-    with pytest.raises(SystemExit):
-        in_process(monkeypatch, "--suites", "minigrid-hard", "--dry-run", *flags[1:])
-    assert "--gamma 0.95" in capsys.readouterr().err
+    for words in (("--collect-only",), ("--suites", "minigrid-hard", "--dry-run")):
+        capsys.readouterr()
+        assert command(sweep, *words, *flags[1:]) == 2
+        assert is_one_line(capsys, "--gamma 0.95")
 
 
-def test_a_dry_run_writes_nothing(tmp_path, monkeypatch):
+def test_a_dry_run_writes_nothing(tmp_path):
     make_run(tmp_path / "runs" / "a", env_id="Empty-8x8")
     flags = ("--run-dir", tmp_path / "runs", "--results-dir", tmp_path / "results")
-    in_process(monkeypatch, "--collect-only", *flags)
+    assert command(sweep, "--collect-only", *flags) == 0
     path = tmp_path / "results" / "defaults.json"
     path.write_text(path.read_text().replace('"gamma": 0.95,', ""))  # from before that flag
     before = path.read_bytes()
-    in_process(monkeypatch, "--suites", "minigrid", "--dry-run", *flags)
+    assert command(sweep, "--suites", "minigrid", "--dry-run", *flags) == 0
     assert path.read_bytes() == before
 
 
@@ -243,14 +222,14 @@ def test_dry_run_prints_what_is_not_finished_and_needs_no_ray(tmp_path, monkeypa
     make_run(tmp_path / "runs" / "a", "minatar", env_id="Freeway", backup="graph", breadth=0)
     words = "--suites minatar --tasks freeway --seeds 1 2 --backups tree graph --dry-run"
     words = (*words.split(), "--variants", "default", "breadth=0", "--run-dir", tmp_path / "runs")
-    in_process(monkeypatch, *words)
+    assert command(sweep, *words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * 3 - 1
     assert sum("--breadth 0" in line for line in lines) == 1
     assert all(line.startswith("python gb_dqn_minatar.py --env-id freeway") for line in lines)
     assert "--seed 2" in lines[-1]
     assert not (tmp_path / "runs" / "results").exists()
-    in_process(monkeypatch, *words, "--episode-seeds", "fresh", "fixed")
+    assert command(sweep, *words, "--episode-seeds", "fresh", "fixed") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 11
     assert sum("--episode-seed fixed" in line for line in lines) == 6
@@ -266,12 +245,12 @@ def test_every_printed_command_is_the_run_that_it_stands_for(tmp_path):
         assert key_of(run.key.suite, vars(parsed)) == run.key
 
 
-def test_tasks_are_run_in_the_order_in_which_they_are_named():
+def test_tasks_are_named_in_any_case_and_with_signs():
     args = sweep.Args(suites=("minatar", "atari100k"), backups=("tree",), seeds=(1,))
     tasks = [*SUITES["minatar"].tasks, *SUITES["atari100k"].tasks]
     assert [key.task for key in sweep.make_grid(args)] == tasks
-    args.tasks = ("Pong", "Q-bert")
-    assert [key.task for key in sweep.make_grid(args)] == ["pong", "qbert"]
+    args.tasks = ("Q-bert", "Pong", "SpaceInvaders")
+    assert [key.task for key in sweep.make_grid(args)] == ["space_invaders", "qbert", "pong"]
 
 
 def test_exploration_is_a_variant_of_every_backup_and_its_flags_are_idle_without_it():
@@ -294,7 +273,7 @@ def test_overrides_are_checked_among_the_flags_of_the_runs(tmp_path, monkeypatch
     (tmp_path / "runs").touch()
     monkeypatch.chdir(tmp_path)
     words = "--suites minatar-1m --overrides learning_starts=200000 --dry-run --run-dir others"
-    in_process(monkeypatch, *words.split())
+    assert command(sweep, *words.split()) == 0
     out, err = capsys.readouterr()
     assert "--learning-starts 200000" in out
     assert "--learning-starts" not in err
@@ -323,44 +302,14 @@ BAD_INPUT = {  # words -> what the line names
 
 
 @pytest.mark.parametrize(("words", "named"), BAD_INPUT.items())
-def test_bad_input_is_one_line_and_status_2(words, named, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        in_process(monkeypatch, *words.split())
-    assert stopped.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert named in line
+def test_bad_input_is_one_line_and_status_2(words, named, capsys):
+    assert command(sweep, *words.split()) == 2
+    assert is_one_line(capsys, named)
 
 
 # --------------------------------------------------------------------------------------------------
 # Kills
 # --------------------------------------------------------------------------------------------------
-
-
-class Ray:
-    """Ray as the sweep uses it, with outcomes that are given."""
-
-    class exceptions:
-        RayError = RuntimeError
-
-    def __init__(self, *outcomes):
-        self.outcomes, self.kept = iter(outcomes), {}
-        self.shutdown = lambda: None
-
-    def remote(self, *arguments):  # of a function, or of what it is called with
-        self.kept[len(self.kept)] = arguments
-        return self if len(arguments) == 1 else len(self.kept) - 1
-
-    def options(self, **_):
-        return self
-
-    def wait(self, references, timeout):
-        return references[:1], references[1:]
-
-    def get(self, reference):
-        outcome = next(self.outcomes)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
 
 
 def one_run(tmp_path):
@@ -372,25 +321,30 @@ def one_run(tmp_path):
 def test_rows_of_finished_runs_are_kept_and_what_fails_is_given_up(tmp_path, monkeypatch, capsys):
     args, run = one_run(tmp_path)
     args.seeds = (1, 2)
-    todo = list(sweep.make_grid(args).values())
-    finished = ({"score": 1.0, "steps": 100_000, "wall_seconds": 9.0}, {1000: 1.0}, 7_000)
-    ray, records = Ray(finished, RuntimeError("status 1: Killed")), Records(tmp_path / "rows")
+    todo, records = list(sweep.make_grid(args).values()), Records(tmp_path / "rows")
+    ray = Mock()
+    ray.exceptions.RayError = RuntimeError
+    ray.remote.return_value.options.return_value.remote = lambda run, threads: run.key
+    ray.wait = lambda keys, timeout: (keys[:1], keys[1:])
+    finished = {"score": 1.0, "steps": 100_000, "wall_seconds": 9.0}, {1000: 1.0}
+    ray.get.side_effect = finished, RuntimeError("status 1: Killed")
     monkeypatch.setattr(sweep, "start_ray", lambda args: ray)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert sweep.make_runs(args, records, todo) == todo[1:]
     assert records.rows("minigrid").keys() == {run.key}
     done, given_up = capsys.readouterr().out.splitlines()
-    assert f"done {run.key} (went on from step 7000): score 1, 9 s (1 of 2 runs are left" in done
+    assert f"done {run.key}: score 1, 9 s (1 of 2 runs are left" in done
     assert f"given up {todo[1].key}: status 1: Killed; see {todo[1].folder / 'log.txt'}" in given_up
 
 
 def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
     """--resume ends with status 2; the run that is then begun anew is the one that is kept."""
     _, run = one_run(tmp_path)
-    for name, step in (("old", 5_000), ("shorter", 1_000)):  # the last by name
+    for name in ("none", "old", "new"):
         (run.folder / name).mkdir(parents=True)
-        (run.folder / name / "config.json").write_text("{}")
-        write_checkpoint(run.folder / name, {"counters": {"step": step}})
+    for time_of, name in enumerate(("old", "new")):
+        (run.folder / name / "checkpoint.npz").touch()
+        os.utime(run.folder / name / "checkpoint.npz", (time_of, time_of))
     commands = []
 
     def script(command, **_):
@@ -401,22 +355,14 @@ def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
         return SimpleNamespace(wait=lambda: 2 if "--resume" in command else 0)
 
     monkeypatch.setattr(subprocess, "Popen", script)
-    row, _, resumed_from = sweep.execute(run, 1)
-    assert (row["score"], resumed_from) == (1.0, None)
+    row, _ = sweep.execute(run, 1)
+    assert row["score"] == 1.0
     free = "--checkpoint-frequency 10000 --threads 1 --no-cuda"  # of this sweep, not the last
-    goes_on = f"--resume {run.folder / 'old'} {free}"
+    goes_on = f"--resume {run.folder / 'new'} {free}"
     assert [goes_on in words for words in commands] == [True, False]
-    assert not (run.folder / "anew" / "checkpoint.npz").exists()
+    assert not list(run.folder.glob("*/checkpoint.npz"))
     sweep.execute(run, 1)  # it is finished
     assert len(commands) == 2
-
-
-def test_processes_of_another_sweep_are_not_waited_for_for_ever(tmp_path):
-    _, run = one_run(tmp_path)
-    run.folder.mkdir()
-    with (run.folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        sweep.wait_for_processes([run], seconds=0.2)
 
 
 def wait_until(condition, seconds=240.0):  # kernels may have to be compiled
@@ -466,13 +412,14 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
     out, err = first.communicate(timeout=60)
     assert first.returncode == 130, out + err
     assert "stopped; 1 of 1 runs are left" in out
-    assert not processes_of(runs)
+    wait_until(lambda: not processes_of(runs))
     assert "interrupted after" in log.read_text().splitlines()[-1]  # with a checkpoint
 
     second = start()
     out, err = second.communicate(timeout=300)
     assert second.returncode == 0, out + err
-    assert "went on from step" in out
+    typed = [line for line in log.read_text().splitlines() if line.startswith("$")]
+    assert ["--resume" in line for line in typed] == [False, True, True]
     assert "(0 of 1 runs are left, 0 min)" in out
     assert not processes_of(runs)
     (row,) = Records(results).rows("minigrid").values()
@@ -485,7 +432,7 @@ def test_a_killed_worker_a_stopped_sweep_and_one_with_nothing_to_do(tmp_path, mo
     for folder in runs.glob("minigrid*"):
         shutil.rmtree(folder)
     monkeypatch.setattr(sweep, "start_ray", lambda args: pytest.fail("nothing is to be run"))
-    in_process(monkeypatch, *words)
+    assert command(sweep, *words) == 0
     out, err = capsys.readouterr()
     assert "nothing to do: all 1 runs are finished" in err
     assert [path.name for path in runs.iterdir()] == ["results"]

@@ -83,25 +83,27 @@ class Layout:
     states: np.ndarray  # int64 [n], ids of the graph, in increasing order
     edges: dict  # as TransitionGraph.edges(), [E]; source and next are positions in states
     initial: np.ndarray  # int64, positions of the initial states
-    crosses: np.ndarray  # int64, positions that are marked
-    spokes: np.ndarray  # int64, positions of what the centre points to
     xy: np.ndarray  # float64 [n, 2], of about 1 per transition; of rings n + 1, the last the centre
     title: str
     notes: list  # lines that explain
     scale: cm.ScalarMappable | None = None  # of the edges' colours
 
-    @property
-    def pairs(self):
-        """Ends of the edges: [E, 2]."""
-        return np.stack([self.edges["source"], self.edges["next"]], axis=1)
+    def lines(self, xy):
+        """Ends of the lines [E, 2, 2] where the states lie at xy, and of those from the centre."""
+        pairs = np.stack([self.edges["source"], self.edges["next"]], axis=1)
+        return xy[pairs], [(start, xy[i]) for start in xy[len(self.states) :] for i in self.initial]
+
+    def marks(self, xy):
+        """What gets a +: the centre, or else the initial states. [k, 2]"""
+        return xy[len(self.states) :] if len(xy) > len(self.states) else xy[self.initial]
 
 
 def lay_out(run, max_states=100_000, layout="auto"):
     """`Layout` of a run's graph, or of what lies nearest to its start, without colours."""
-    edges, title, left_out = run.graph.edges(), run.name, []
+    edges, title, notes = run.graph.edges(), run.name, []
     states = np.unique(np.concatenate([edges["source"], edges["next"]]))
     if len(states) > max_states:
-        left_out = [f"drawn: the {max_states:,} of {len(states):,} states nearest to the start"]
+        notes = [f"drawn: the {max_states:,} of {len(states):,} states nearest to the start"]
         ends = edges["source"], edges["next"]
         distance = recorded.distances(run.graph.num_ids, *ends, run.initial_states)
         states = np.sort(states[np.argsort(distance[states], kind="stable")[:max_states]])
@@ -114,21 +116,17 @@ def lay_out(run, max_states=100_000, layout="auto"):
     if run.config is not None:
         title = f"{run.task}, {run.config['backup']} backup"
     title += f": {n:,} states, {inside.sum():,} distinct transitions"
-    if run.steps and not left_out:
+    if run.steps and not notes:
         title += f" in {run.steps:,} steps"
     title = title.encode(errors="replace").decode()  # a folder's name need not be UTF-8
-    found = Layout(states, edges, initial, initial, initial[:0], None, title, left_out)
-    note = "lines: transitions; circles: transitions of a state to itself; +: "
+    pairs = [*zip(edges["source"].tolist(), edges["next"].tolist(), strict=True)]
     if layout == "springs" or (layout == "auto" and n <= SPRINGS):
-        found.xy = graphviz("neato", found.pairs, n)
-        found.notes.insert(0, f"{note}initial states")
+        xy, mark = graphviz("neato", pairs, n), "initial states"
     else:
-        found.crosses, found.spokes = np.array([n]), initial
-        to_initial = np.stack([np.full(len(initial), n), initial], axis=1)
-        found.xy = graphviz("twopi", np.concatenate([to_initial, found.pairs]), n + 1)
-        found.xy -= found.xy[n]
-        found.notes.insert(0, f"{note}the start, which points to the initial states")
-    return found
+        xy = graphviz("twopi", [(n, i) for i in initial.tolist()] + pairs, n + 1)
+        xy, mark = xy - xy[n], "the start, which points to the initial states"
+    notes.insert(0, f"lines: transitions; circles: transitions of a state to itself; +: {mark}")
+    return Layout(states, edges, initial, xy, title, notes)
 
 
 def graphviz(program, pairs, num):
@@ -136,7 +134,7 @@ def graphviz(program, pairs, num):
     # SVG has the positions with the most digits; the programs warn of every large graph.
     head = f'strict graph {{ graph [root="{num - 1}", ranksep=1]; edge [style=invis]; '
     head += 'node [label="", shape=point, width=0.01, height=0.01, fixedsize=true]; '
-    lines = [*map(str, range(num)), *(f"{a}--{b}" for a, b in pairs.tolist() if a != b)]
+    lines = [*map(str, range(num)), *(f"{a}--{b}" for a, b in pairs if a != b)]
     graph = pygraphviz.AGraph(string=head + "\n".join(lines) + "}")
     copy, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)  # the C library's lines
@@ -173,16 +171,15 @@ def paint(layout, color_by, q):
 def draw_picture(layout, path):
     """A PNG or SVG."""
     figure, axis = plt.subplots(figsize=(9, 9.7), layout="constrained")
-    xy, pairs, colour = layout.xy, layout.pairs, layout.edges["colour"]
-    width = float(np.clip(110 / np.sqrt(len(pairs)), 0.35, 1.5))
-    loop = pairs[:, 0] == pairs[:, 1]
-    spokes = np.stack([np.full(len(layout.spokes), len(xy) - 1), layout.spokes], axis=1)
+    (lines, spokes), colour = layout.lines(layout.xy), layout.edges["colour"]
+    width = float(np.clip(110 / np.sqrt(len(lines)), 0.35, 1.5))
+    loop = layout.edges["source"] == layout.edges["next"]
     draw = collections.LineCollection
-    axis.add_collection(draw(xy[spokes], colors="#868e96", linewidths=0.7 * width))
-    axis.add_collection(draw(xy[pairs[~loop]], colors=colour[~loop], linewidths=width))
+    axis.add_collection(draw(spokes, colors="#868e96", linewidths=0.7 * width))
+    axis.add_collection(draw(lines[~loop], colors=colour[~loop], linewidths=width))
     ring = {"facecolors": "none", "edgecolors": colour[loop], "linewidths": 0.6 * width}
-    axis.scatter(*xy[pairs[loop, 0]].T, s=(5 * width) ** 2, zorder=2, **ring)
-    axis.plot(*xy[layout.crosses].T, "+", color="black", markersize=11, markeredgewidth=2)
+    axis.scatter(*lines[loop, 0].T, s=(5 * width) ** 2, zorder=2, **ring)
+    axis.plot(*layout.marks(layout.xy).T, "+", color="black", markersize=11, markeredgewidth=2)
     axis.set_aspect("equal", adjustable="datalim")
     axis.margins(0.02)
     axis.invert_yaxis()  # as in the page
@@ -225,17 +222,20 @@ def observation_html(run, state):
     return f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
 
 
-def path_of(starts, ends, radius):
-    """SVG commands of lines between places [n, 2], and of a circle where both are one."""
+def path_of(lines, radius):
+    """SVG commands of lines between places, and of a circle where both are one."""
     half = f"a{radius} {radius} 0 1 0"
     circle = f"m{-radius} 0{half} {2 * radius} 0{half} {-2 * radius} 0"
-    for (x, y), (x2, y2) in zip(starts.tolist(), ends.tolist(), strict=True):
-        yield f"M{x:.1f} {y:.1f}" + (circle if (x, y) == (x2, y2) else f"L{x2:.1f} {y2:.1f}")
+    return "".join(
+        f"M{x:.1f} {y:.1f}" + (circle if (x, y) == (x2, y2) else f"L{x2:.1f} {y2:.1f}")
+        for (x, y), (x2, y2) in lines
+    )
 
 
-def section(run, layout, i, out, into, q):
-    """What the page shows of state i. out, into: its edges. q: values [n, A] or None."""
-    edges, states, names = layout.edges, layout.states, run.action_names()
+def section(run, layout, i, names, q):
+    """What the page shows of state i. names: of the actions. q: values [n, A] or None."""
+    edges, states = layout.edges, layout.states
+    out, into = (np.flatnonzero(edges[end] == i) for end in ("source", "next"))
 
     def link(j):
         return "itself" if j == i else f'<a href="#s{states[j]}">{states[j]}</a>'
@@ -285,32 +285,24 @@ def page_of(run, layout, q):
             yield f'<span style="color: {colors.to_hex(f"C{k}")}">&#9632; {escape(name)}</span> '
     line = np.clip(pixels / 25, 0.5, 2)
     yield f'<main><svg width="{width}" height="{height}" stroke-width="{line}">'
-    spokes = np.repeat(xy[-1:], len(layout.spokes), axis=0)
-    yield f'<path stroke="#adb5bd" d="{"".join(path_of(spokes, xy[layout.spokes], radius))}"/>'
+    lines, spokes = layout.lines(xy)
+    yield f'<path stroke="#adb5bd" d="{path_of(spokes, radius)}"/>'
     for colour in dict.fromkeys(edges["colour"].tolist()):  # the last is drawn on top
         here = edges["colour"] == colour
-        ends = xy[edges["source"][here]], xy[edges["next"][here]]
-        yield f'<path stroke="{colour}" d="{"".join(path_of(*ends, radius))}"/>'
-    crosses = "".join(f"M{x - 6} {y}h12M{x} {y - 6}v12" for x, y in xy[layout.crosses].tolist())
+        yield f'<path stroke="{colour}" d="{path_of(lines[here].tolist(), radius)}"/>'
+    crosses = "".join(f"M{x - 6} {y}h12M{x} {y - 6}v12" for x, y in layout.marks(xy).tolist())
     yield f'<path stroke="#000" stroke-width="2" d="{crosses}"/>'
-    shown = min(len(layout.states), SHOWN)
-    for state, (x, y) in zip(layout.states[:shown].tolist(), xy.tolist(), strict=False):
+    shown, names = layout.states[:SHOWN].tolist(), run.action_names()
+    for state, (x, y) in zip(shown, xy.tolist(), strict=False):
         yield f'<a href="#s{state}"><circle cx="{x}" cy="{y}" r="{max(radius, 4)}">'
         yield f"<title>State {state}</title></circle></a>"
     yield "</svg>"
-    of_state = []
-    for name in ("source", "next"):
-        order = np.argsort(edges[name], kind="stable")
-        limits = np.searchsorted(edges[name][order], np.arange(1, shown + 1))
-        of_state.append(np.split(order, limits))
-    for i, (out, into) in enumerate(zip(*of_state, strict=True)):
-        if i < shown:
-            marks = path_of(np.zeros((len(out), 2)), xy[edges["next"][out]] - xy[i], radius)
-            place = f"left: {xy[i, 0]}px; top: {xy[i, 1]}px"
-            yield f'<section id="s{layout.states[i]}" style="{place}"><svg>'
-            yield f'<path d="{"".join(marks)}"/><circle r="5" style="fill: #d6336c"/></svg><div>'
-            yield from section(run, layout, i, out, into, q)
-            yield "</div></section>"
+    for i, (state, (x, y)) in enumerate(zip(shown, xy.tolist(), strict=False)):
+        marks = path_of((lines[edges["source"] == i] - xy[i]).tolist(), radius)
+        yield f'<section id="s{state}" style="left: {x}px; top: {y}px"><svg>'
+        yield f'<path d="{marks}"/><circle r="5" style="fill: #d6336c"/></svg><div>'
+        yield from section(run, layout, i, names, q)
+        yield "</div></section>"
     yield "</main></html>"
 
 

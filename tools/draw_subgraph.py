@@ -20,7 +20,7 @@ import numpy as np
 import recorded
 import tyro
 from output import fail, lasting_output
-from picture import draw_arrow, plt, wrapped, write_figure
+from picture import plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
 from gbcore.run.flags import read_flags
@@ -112,9 +112,8 @@ def draw(nested, title, path):
     """Levels from left to right: circles are expanded states, squares leaves."""
     sub, names, num_levels = nested.sub, nested.names, len(nested.sub.level_pairs) - 1
     # One mark per (column, vertex) that outcomes of the column before lead to.
-    columns = [{} for _ in range(num_levels)]
-    for pair, vertex in zip(sub.outcome_pair, sub.outcome_vertex, strict=True):
-        columns[nested.level[pair]][vertex] = None
+    level_of = nested.level[sub.outcome_pair]
+    columns = [dict.fromkeys(sub.outcome_vertex[level_of == k]) for k in range(num_levels)]
     tallest = max(map(len, columns))
     xy = {(0, -1): (0, 0.0)}
     for column, vertices in enumerate(columns, 1):
@@ -123,18 +122,19 @@ def draw(nested, title, path):
     size = 2.7 * num_levels + 1.8, float(np.clip(0.42 * tallest + 1.2, 3.2, 13))
     figure, axis = plt.subplots(figsize=size, layout="tight")
     for o in np.argsort(nested.read[sub.outcome_pair], kind="stable"):
-        pair, level = sub.outcome_pair[o], nested.level[sub.outcome_pair[o]]
+        pair, level = sub.outcome_pair[o], level_of[o]
         ends = xy[level, nested.pair_vertex[pair]], xy[level + 1, sub.outcome_vertex[o]]
-        used = nested.read[pair]
-        draw_arrow(axis, *ends, "#d9480f" if used else "#ced4da", 1.8 if used else 0.8)
-        if used:
+        colour, width = ("#d9480f", 1.8) if nested.read[pair] else ("#ced4da", 0.8)
+        arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": width}
+        axis.annotate("", *ends[::-1], arrowprops=arrow | {"shrinkA": 8, "shrinkB": 8})
+        if nested.read[pair]:
             reward, weight = sub.outcome_reward[o], sub.outcome_weight[o]
             text = names[sub.pair_action[pair]] + (f" {reward:+g}" if reward else "")
             text += f" x{weight:.2g}" if weight < 1 else ""
             at = (0.62, 0.45)[o % 2]  # neighbours keep out of each other's way
             place = np.average(ends, axis=0, weights=(1 - at, at))
             box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-            look = {"fontsize": 7, "ha": "center", "va": "center", "color": "#d9480f", "bbox": box}
+            look = {"fontsize": 7, "ha": "center", "va": "center", "color": colour, "bbox": box}
             axis.text(*place, text, zorder=5, **look)
     for (_, vertex), place in xy.items():
         root, end, leaf = vertex == -1, vertex == nested.end, -1 < vertex < len(sub.nodes)
@@ -196,7 +196,11 @@ def way_of(run, state, action):
         met.add((state, action))
         here = np.flatnonzero((edges["source"] == state) & (edges["action"] == action))
         if len(here) == 0:
-            yield f"{state}: {names[action]}, never tried"
+            yield (
+                f"{state}: nothing was tried"
+                if action < 0
+                else f"{state}: {names[action]}, never tried"
+            )
             return
         most = here[edges["count"][here].argmax()]
         share, after = edges["count"][most] / edges["count"][here].sum(), edges["next"][most]
@@ -207,9 +211,6 @@ def way_of(run, state, action):
             return
         yield f"{step}, to {after}: V = {values.values([after])[0]:.4f}"
         state, action = after, values.actions([after])[0]
-        if action < 0:
-            yield f"{state}: nothing was tried"
-            return
     yield "and so on"
 
 

@@ -12,12 +12,6 @@ import matplotlib.pyplot as plt  # noqa: F401
 from matplotlib import cm, collections, colors  # noqa: F401
 
 
-def draw_arrow(axis, start, end, colour, width, **style):
-    """An arrow between two marks of a picture."""
-    style |= {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 8, "shrinkB": 8}
-    axis.annotate("", end, start, arrowprops=style)
-
-
 def write_figure(figure, path, dpi=110):
     """Write a matplotlib figure; the suffix of path says in which format."""
     if not Path(path).suffix or Path(path).is_dir():  # matplotlib would append .png to it

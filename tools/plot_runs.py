@@ -36,7 +36,7 @@ def read_settings(paths):
     for folder in folders:
         try:
             config, returns = read_config(folder), read_returns(folder)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             fail(error)
         seed = config.pop("seed")
         flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}

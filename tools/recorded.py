@@ -160,7 +160,7 @@ def read(path):
         fail(f"no run and no graph file: {path}" + " has no config.json" * path.exists())
     try:
         config = read_config(path)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         fail(error)
     script = Path(config.pop("script"))
     places = (script, ROOT / script.name, ROOT / "examples" / script.name)

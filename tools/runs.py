@@ -1,6 +1,7 @@
 """What run folders hold: flags, results and learning curves.
 
-All tools read them here. A file that is damaged, or of no run, is a ValueError that names it.
+All tools read them here. A file that cannot be read is an OSError, one that is damaged or of no run
+a ValueError; both name it.
 """
 
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 from output import read_rows
 from scipy import stats
 
-import gbcore.run
+from gbcore.run import read_json
 
 # Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = set(
@@ -28,14 +29,6 @@ def words_of(flags):
         switch = {"true": [f"--{flag}"], "false": [f"--no-{flag}"]}
         words += switch.get(str(value).lower(), [f"--{flag}", str(value)])
     return words
-
-
-def read_json(path):
-    """The object in a JSON file, a dict."""
-    try:
-        return gbcore.run.read_json(path)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
 
 
 def read_config(folder):
@@ -70,10 +63,7 @@ def run_folders(run_dir):
 
 def read_columns(path, name):
     """Steps and numbers of a column of a run's CSV file: pairs of int and float."""
-    try:
-        rows = read_rows(path)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    rows = read_rows(path)
     try:
         return [(int(row["global_step"]), float(row[name])) for row in rows]
     except (KeyError, ValueError, OverflowError) as error:

@@ -175,22 +175,18 @@ def objection(found, still=STILL):
     return "not Markovian" if hides_something(found) else ""
 
 
-def coarsest(by_key):
-    """The key with the fewest states of those that pass, or None."""
-    still = by_key[PLAIN]["self_loops"] if PLAIN in by_key else STILL
-    passed = [key for key, found in by_key.items() if not objection(found, still)]
-    return min(passed, key=lambda key: by_key[key]["states"], default=None)
+def coarsest(by_key, why="", least=0.0):
+    """The key with the fewest states of those that pass, or to which this alone is objected.
 
-
-def second_best(by_key):
-    """The key with the fewest states of those that cross and are only not Markovian, or None."""
+    least: share of the targets that have to be unlike tree backup's. None where there is no such.
+    """
     still = by_key[PLAIN]["self_loops"]
-    crossing = [
+    chosen = [
         key
         for key, found in by_key.items()
-        if objection(found, still) == "not Markovian" and found["targets_read"] >= MANY
+        if objection(found, still) == why and found.get("targets_read", 0.0) >= least
     ]
-    return min(crossing, key=lambda key: by_key[key]["states"], default=None)
+    return min(chosen, key=lambda key: by_key[key]["states"], default=None)
 
 
 def judge(found):
@@ -323,7 +319,7 @@ def report(name, by_key, played=None):
             yield f"verdict with that key: {judge(by_key[best])[1]}"
     if played:
         suite, task, more, flags = played
-        near = None if best else second_best(by_key)
+        near = None if best else coarsest(by_key, "not Markovian", MANY)
         if near in flags:  # docs/environments.md: in MountainCar and Acrobot it wins
             yield f"compare: {command(by_key[near], suite, task, more, flags[near], 'graph')}"
         best = best if best in flags else PLAIN
