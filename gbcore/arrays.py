@@ -1,14 +1,24 @@
 """Arrays that grow with what they describe, and checks of arrays that come from outside."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
+
 
 class Rows(dict[str, NDArray[Any]]):
     """Arrays, of a `state()`, whose first axis is as long as there are things to keep."""
+
+
+class Holder:
+    """What writes into arrays of its own: `copy.deepcopy` and pickle copy them."""
+
+    def __copy__(self) -> NoReturn:  # two that shared their arrays would break both
+        name = type(self).__name__
+        raise TypeError(f"Require copy.deepcopy of a {name}: its copy.copy would share its arrays")
 
 
 def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
@@ -24,6 +34,12 @@ def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
         bigger[len(array) :] = fill
     bigger[: len(array)] = array
     return bigger
+
+
+def all_grown(arrays: Arrays, fills: Mapping[str, float], length: int) -> Arrays:
+    """The named tuple, those of its arrays `grown` that fills names, each with its fill."""
+    longer = {name: grown(getattr(arrays, name), length, fill) for name, fill in fills.items()}
+    return arrays._replace(**longer)  # type: ignore[attr-defined]
 
 
 def check_array(name: str, array: object, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
@@ -61,9 +77,3 @@ def is_many(values: object) -> bool:
     if isinstance(values, np.ndarray):
         return values.ndim > 0
     return not isinstance(values, int) and np.ndim(values) > 0  # type: ignore[arg-type]
-
-
-def refuse_shallow_copy(self: object) -> NoReturn:
-    """`__copy__` of what writes into arrays of its own: two that shared them would break both."""
-    name = type(self).__name__
-    raise TypeError(f"Require copy.deepcopy of a {name}: its copy.copy would share its arrays")

@@ -8,18 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbcore import frontier_kernels
-from gbcore.arrays import Rows, check_array, copy_rows, grown, refuse_shallow_copy
+from gbcore.arrays import Holder, Rows, all_grown, check_array, copy_rows
 from gbcore.frontier_kernels import CELLS_GIVEN, HEAP_SIZE, STACK_SIZE, PlanArrays
-from gbcore.graph import TransitionGraph
+from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import EMPTY, FREED
 
 UNLIMITED = 2**62  # edges
 MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
 BUDGET = 2_000  # edges read per `plan`, of which an episode's first step makes two
+CHUNK = 1_000  # states whose kinds are told at a time
+# The arrays that grow, and what is in them where nothing was written.
+NODE_ARRAYS = {
+    "value": 1, "worth": 1, "first_in": EMPTY, "first_out": EMPTY, "place": EMPTY, "stack": 0,
+    "on_stack": 0, "heap": 0, "priority": 0,
+}  # fmt: skip
+CELL_ARRAYS = dict.fromkeys(("cell_source", "cell_target", "next_in", "previous_in", "next_out"), 0)
 
 
-class FrontierPlanner:
+class FrontierPlanner(Holder):
     """Values of a graph's states whose only reward is to try something for the first time.
 
     With c(s, a) the count of a pair, f(T) those of its transitions, and V(s) = max_a Q(s, a):
@@ -30,7 +37,8 @@ class FrontierPlanner:
     w(s) is 1, or by kind 1 / n for the n-th state that was found of its kind, and stays so. States
     [H, W, ...] are of a kind if they have the same cells, wherever these are. So what combines
     known things anew is worth little: an object that lies elsewhere leads to no new kind, a door
-    that opens does. Where observations have one axis, each is a kind of its own.
+    that opens does. Where observations have one axis, each is a kind of its own. Of kinds, as of
+    states, there is a bounded memory: those without a state may be counted anew.
 
     With prior 0 and w = 1 (the defaults) this is the expected discount ** (steps to an untried
     pair) of the best policy on the graph. A prior counts as so many observations in which the pair
@@ -89,16 +97,14 @@ class FrontierPlanner:
     def __repr__(self) -> str:
         return f"FrontierPlanner({self.graph.num_nodes:,} nodes, {self.num_waiting:,} waiting)"
 
-    __copy__ = refuse_shallow_copy
-
     def _clear(self, num_cells):
         room, num_cells = self.graph.capacity, max(num_cells, 1024)
         self._changes.clear()
         self._kinds: dict[int, int] = {}  # -> number of states found
+        self._appraised = KnownNodes(self.graph)
         self._plan = PlanArrays(
             value=np.ones(room),
             worth=np.ones(room),
-            appraised=np.full(room, EMPTY, np.int64),
             first_in=np.full(room, EMPTY, np.int64),
             first_out=np.full(room, EMPTY, np.int64),
             cell_source=np.empty(num_cells, np.int64),
@@ -204,8 +210,7 @@ class FrontierPlanner:
                 priority=plan.priority[heap],
             )
             if self.by_kind:
-                appraised = plan.appraised[:n] == self.graph.generations
-                rows["worth"] = np.where(appraised, plan.worth[:n], 0)
+                rows["worth"] = np.where(self._appraised.state(), plan.worth[:n], 0)
                 rows["kinds"] = np.array(list(self._kinds.items()), np.uint64).reshape(-1, 2)
             return rows
 
@@ -247,7 +252,7 @@ class FrontierPlanner:
             plan.priority[heap] = saved["priority"]
             if self.by_kind:
                 plan.worth[:n] = np.where(worth > 0, worth, 1)
-                plan.appraised[:n] = np.where(worth > 0, self.graph.generations, EMPTY)
+                self._appraised.restore(worth > 0)
                 self._kinds = dict(kinds.tolist())
             plan.totals[[STACK_SIZE, HEAP_SIZE]] = len(stack), len(heap)
 
@@ -299,17 +304,12 @@ class FrontierPlanner:
         room = plan.totals[CELLS_GIVEN] + len(changes)
         if room > len(plan.cell_source):
             room = max(room, 2 * len(plan.cell_source))
-            self._plan = plan = plan._replace(
-                **{name: grown(getattr(plan, name), room) for name in _CELL_ARRAYS}
-            )
+            self._plan = plan = all_grown(plan, CELL_ARRAYS, room)
         return plan, changes
 
     def _make_room(self):
-        plan, room = self._plan, self.graph.capacity
-        if len(plan.value) < room:
-            self._plan = plan._replace(
-                **{name: grown(getattr(plan, name), room, fill) for name, fill in _NODE_FILLS}
-            )
+        if len(self._plan.value) < self.graph.capacity:
+            self._plan = all_grown(self._plan, NODE_ARRAYS, self.graph.capacity)
         return self._plan
 
     def _appraise(self, nodes):
@@ -317,37 +317,33 @@ class FrontierPlanner:
         if not self.by_kind:
             return
         plan, nodes = self._plan, np.array(list(dict.fromkeys(nodes.tolist())), np.int64)
-        nodes = nodes[plan.appraised[nodes] != self.graph.generations[nodes]]
+        nodes = nodes[~self._appraised.has(nodes)]
         in_use = self.graph.arrays.in_degree[nodes] != FREED
         plan.worth[nodes] = 1
-        if in_use.any():
-            kinds = _kinds_of(self.graph.observations_of(nodes[in_use])).tolist()
-            for node, kind in zip(nodes[in_use].tolist(), kinds, strict=True):
-                self._kinds[kind] = number = self._kinds.get(kind, 0) + 1
-                plan.worth[node] = 1 / number
-        plan.appraised[nodes] = np.where(in_use, self.graph.generations[nodes], EMPTY)
+        for node, kind in self._kinds_of(nodes[in_use]):
+            self._kinds[kind] = number = self._kinds.get(kind, 0) + 1
+            plan.worth[node] = 1 / number
+        self._appraised.add(nodes[in_use])
+        if len(self._kinds) > 2 * self.graph.capacity:  # most are of states that are gone
+            kept = {kind for _, kind in self._kinds_of(np.flatnonzero(self._appraised.state()))}
+            self._kinds = {kind: n for kind, n in self._kinds.items() if kind in kept}
         for node in nodes:
             frontier_kernels.push_stack(plan, node)
 
-
-def _kinds_of(obs):
-    """A hash of the cells of observations [n, H, W, ...] in whatever order: uint64 [n]."""
-    cells = np.ascontiguousarray(obs).reshape(*obs.shape[:3], -1).view(np.uint8)
-    mixed = np.full(cells.shape[:3], 0xCBF29CE484222325, np.uint64)
-    for byte in np.moveaxis(cells, 3, 0):
-        mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
-        mixed ^= mixed >> np.uint64(32)
-    return mixed.sum(axis=(1, 2))
-
-
-_CELL_ARRAYS = ("cell_source", "cell_target", "next_in", "previous_in", "next_out")
-_NODE_FILLS = (
-    ("value", 1), ("worth", 1), ("appraised", EMPTY), ("first_in", EMPTY), ("first_out", EMPTY),
-    ("place", EMPTY), ("stack", 0), ("on_stack", 0), ("heap", 0), ("priority", 0),
-)  # fmt: skip
+    def _kinds_of(self, nodes):
+        """Pairs of a node and a hash of its cells in whatever order, of ids int64 [n]."""
+        for first in range(0, len(nodes), CHUNK):
+            part = nodes[first : first + CHUNK]
+            obs = self.graph.observations_of(part)  # [n, H, W, ...]
+            cells = np.ascontiguousarray(obs).reshape(*obs.shape[:3], -1).view(np.uint8)
+            mixed = np.full(cells.shape[:3], 0xCBF29CE484222325, np.uint64)
+            for byte in np.moveaxis(cells, 3, 0):
+                mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
+                mixed ^= mixed >> np.uint64(32)
+            yield from zip(part.tolist(), mixed.sum(axis=(1, 2)).tolist(), strict=True)
 
 
-class FrontierEpisodes:
+class FrontierEpisodes(Holder):
     """Lets a share of the episodes act on a FrontierPlanner; the other ones are left alone.
 
     The share of the next episode is
@@ -418,8 +414,6 @@ class FrontierEpisodes:
     def end_episode(self) -> None:
         """The next `act` starts an episode."""
         self.is_underway = False
-
-    __copy__ = refuse_shallow_copy
 
     def _begin(self, node, rng):
         self.planner.plan(BUDGET)

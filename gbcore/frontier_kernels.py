@@ -20,8 +20,7 @@ ROUNDING = 1.0 + 1e-12
 # --------------------------------------------------------------------------------------------------
 #
 #   value [N]   V(s), 1 for an id that names no node
-#   worth [N]   of the node's untried actions, 1 until it is appraised: then `appraised` has the
-#               generation of its id
+#   worth [N]   of the node's untried actions, 1 until it is appraised
 #
 #   The graph has no incoming edges. Here every pair (s, s') with a transition that goes on, s to
 #   s', has one cell in two lists: s's own (first_out, next_out), and those that lead to s'
@@ -38,7 +37,6 @@ class PlanArrays(NamedTuple):
 
     value: NDArray[np.float64]  # [N]
     worth: NDArray[np.float64]  # [N], in (0, 1]
-    appraised: NDArray[np.int64]  # [N], EMPTY before
     first_in: NDArray[np.int64]  # [N]
     first_out: NDArray[np.int64]  # [N]
     cell_source: NDArray[np.int64]  # [C]

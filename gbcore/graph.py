@@ -15,13 +15,14 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gbcore import kernels
 from gbcore.arrays import (
+    Holder,
     Rows,
+    all_grown,
     as_indices,
     check_array,
     copy_rows,
     grown,
     is_many,
-    refuse_shallow_copy,
 )
 from gbcore.interner import Interner, slots_for
 from gbcore.kernels import (
@@ -40,9 +41,17 @@ from gbcore.kernels import (
 FORMAT_VERSION = 2
 MAX_DEPTH = 2**16  # of an expansion; times its roots it stays below MAX_STAMP
 MAX_TRANSITIONS = 2**53  # counts are weights, and float64 knows no more
+UNKNOWN = -1  # a generation that no id has
+# The arrays that grow, and what is in them where nothing was written.
+NODE_ARRAYS = {
+    "block_start": EMPTY, "block_log2": EMPTY, "degree": 0, "in_degree": FREED, "pair_count": 0,
+}  # fmt: skip
+EDGE_ARRAYS = dict.fromkeys(
+    ("edge_action", "edge_next", "edge_reward", "edge_terminated", "edge_count"), 0
+)
 
 
-class TransitionGraph:
+class TransitionGraph(Holder):
     """All transitions seen, T = (s, a, r, done, s'), with a count f(T) each.
 
     Nodes are observations, matched by their bytes: -0.0 is another state than 0.0. Edges are
@@ -160,8 +169,6 @@ class TransitionGraph:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, lock=threading.RLock())
-
-    __copy__ = refuse_shallow_copy
 
     # ----------------------------------------------------------------------------------------------
     # Size
@@ -287,18 +294,9 @@ class TransitionGraph:
 
         Rows of freed ids mean nothing; while no node was freed, num_ids is num_nodes.
         """
-        with self.lock:
-            if self._contents is None:
-                contents = self._keys.arrays
-            else:
-                contents = self._contents[: self.num_ids]
-                contents.flags.writeable = False
-            if self._frames is None:
-                return contents
-            if self.num_ids > self.num_nodes:  # the frames of a freed node may be gone
-                freed = self._arrays.in_degree[: self.num_ids] == FREED
-                contents = np.where(freed[:, None], 0, contents)
-            return self._frames.take(contents)
+        observations = self.observations_of(np.arange(self.num_ids))
+        observations.flags.writeable = False
+        return observations
 
     def observations_of(self, nodes: ArrayLike) -> NDArray[Any]:
         """Observations of some nodes: [*nodes.shape, *obs_shape].
@@ -442,26 +440,35 @@ class TransitionGraph:
         with self.lock:
             if is_many(node):
                 columns = self.check_transitions(node, action, reward, next_node, terminated)
-                row = kernels.find_absent_transition(self._arrays, *columns)
-                if row < len(columns[0]):
-                    raise KeyError(f"Row {row}: {_absent(*(column[row] for column in columns))}")
-                freed = kernels.remove_transitions(self._arrays, self._keys.table, *columns)
-                freed = freed.tolist()
-                self._tell(columns[0].tolist(), columns[3].tolist())
+                rows = list(zip(*(column.tolist() for column in columns), strict=True))
+                left = {row: self._count(row) for row in rows}
+                for i, row in enumerate(rows):
+                    left[row] -= 1
+                    if left[row] < 0:
+                        raise KeyError(f"Row {i}: {_absent(row)}")
             else:
-                transition = self._check_transition(node, action, reward, next_node, terminated)
-                num_freed = kernels.remove_transition(
-                    self._arrays, self._keys.table, *transition, self._freed
-                )
-                if num_freed < 0:
-                    raise KeyError(_absent(node, action, reward, next_node, terminated))
-                freed = self._freed[:num_freed].tolist()
-                if self._watchers:
-                    self._tell([transition[0]], [transition[3]])
+                rows = [self._check_transition(node, action, reward, next_node, terminated)]
+            freed = []
+            for row in rows:
+                arrays, table = self._arrays, self._keys.table
+                num_freed = kernels.remove_transition(arrays, table, *row, self._freed)
+                if num_freed < 0:  # never one of many
+                    raise KeyError(_absent((node, action, reward, next_node, terminated)))
+                freed += self._freed[:num_freed].tolist()
+                self._tell([row[0]], [row[3]])
             if self._frames is not None and freed:
                 frames = self._contents_of(np.array(freed)).reshape(-1)
                 kernels.release_keys(self._frames.table, self._frame_uses, frames)
             return freed
+
+    def _count(self, row):
+        """f(T) of a transition, 0 where there is none."""
+        arrays, slot = self._arrays, kernels.find_edge_slot(self._arrays, *row)
+        if slot == EMPTY:
+            return 0
+        return arrays.edge_count[
+            arrays.block_start[row[0]] + (arrays.edge_slots[slot] & 0xFFFFFFFF)
+        ]
 
     def watch(self) -> "Changes":
         """A list that gets the pair (node, next_node) of every transition added or removed.
@@ -608,13 +615,7 @@ class TransitionGraph:
             self._init_scratch()  # marks and stamps start anew
             if self._contents is not None:
                 self._contents = grown(self._contents, capacity)
-            self._arrays = old._replace(
-                block_start=grown(old.block_start, capacity, EMPTY),
-                block_log2=grown(old.block_log2, capacity, EMPTY),
-                degree=grown(old.degree, capacity),
-                in_degree=grown(old.in_degree, capacity, FREED),
-                pair_count=grown(old.pair_count, capacity),
-            )
+            self._arrays = all_grown(old, NODE_ARRAYS, capacity)
         return self._arrays
 
     def _grow_edges(self):
@@ -632,9 +633,8 @@ class TransitionGraph:
 
     def _resize_edges(self, room):
         used = self._arrays.totals[TOTAL_USED]
-        self._arrays = self._arrays._replace(
-            **{name: grown(getattr(self._arrays, name)[:used], room) for name in _EDGE_ARRAYS}
-        )
+        cut = {name: getattr(self._arrays, name)[:used] for name in EDGE_ARRAYS}
+        self._arrays = all_grown(self._arrays._replace(**cut), EDGE_ARRAYS, room)
 
     def save(self, path: str | os.PathLike[str], compress: bool = True) -> None:
         """Write the graph to a .npz file, ids and order of edges included.
@@ -675,8 +675,8 @@ class TransitionGraph:
             "free_blocks": arrays.free_blocks,
             "totals": arrays.totals,
         }
-        saved |= {name: getattr(arrays, name)[: self.num_ids] for name in _NODE_ARRAYS}
-        saved |= {name: getattr(arrays, name)[:used] for name in _EDGE_ARRAYS}
+        saved |= {name: getattr(arrays, name)[: self.num_ids] for name in NODE_ARRAYS}
+        saved |= {name: getattr(arrays, name)[:used] for name in EDGE_ARRAYS}
         saved |= self._keys.state("keys_")
         if self._frames is not None:
             saved |= self._frames.state("frames_")
@@ -755,9 +755,9 @@ class TransitionGraph:
             copy_rows("contents", saved, graph._contents, graph.num_ids)
         graph._resize_edges(room)
         arrays = graph._arrays
-        for name in _NODE_ARRAYS:
+        for name in NODE_ARRAYS:
             copy_rows(name, saved, getattr(arrays, name), graph.num_ids)
-        for name in _EDGE_ARRAYS:
+        for name in EDGE_ARRAYS:
             copy_rows(name, saved, getattr(arrays, name), used)
         for name in ("free_blocks", "totals"):
             copy_rows(name, saved, getattr(arrays, name), len(getattr(arrays, name)))
@@ -798,53 +798,45 @@ class TransitionGraph:
             for i in np.flatnonzero(~holds)[:3]:
                 problems.append(f"node {i}: {what}")
 
-        log2s = len(arrays.free_blocks)
-        require((arrays.block_log2 >= EMPTY) & (arrays.block_log2 < log2s), "block without a size")
-        require(arrays.degree >= 0, "degree < 0")
+        log2, start, degree = arrays.block_log2, arrays.block_start, arrays.degree
+        has_size = (log2 >= EMPTY) & (log2 < len(arrays.free_blocks))
+        require(has_size & (degree >= 0), "a block without a size, or degree < 0")
         require((arrays.in_degree != FREED) == alive, "in use by one array, free by another")
-        require(alive | (arrays.degree == 0), "free, but has edges")
+        require(alive | (degree == 0), "free, but has edges")
         if problems:
             return problems
-        room = np.where(arrays.block_log2 == EMPTY, 0, 1 << np.maximum(arrays.block_log2, 0))
-        require((arrays.degree > 0) == (room > 0), "a block without edges, or edges without one")
-        require(arrays.degree <= room, "more edges than its block has room for")
-        require((arrays.block_start == EMPTY) == (room == 0), "block without start")
-        require(arrays.block_start >= EMPTY, "block that starts before the first")
-        used = int(arrays.totals[TOTAL_USED])
-        require(arrays.block_start <= used - room, "block outside of the edge arrays")
+        room = np.where(log2 == EMPTY, 0, 1 << np.maximum(log2, 0))
+        is_placed = ((degree > 0) == (room > 0)) & ((start == EMPTY) == (room == 0))
+        require(is_placed & (degree <= room), "its edges are not those that its block holds")
         if problems:
             return problems
 
-        starts, sizes = arrays.block_start[room > 0].tolist(), room[room > 0].tolist()
-        for log2, start in enumerate(arrays.free_blocks.tolist()):
-            while start != EMPTY:
-                if not 0 <= start <= used - (1 << log2) or len(starts) > used:
-                    return [f"free block {start} of {1 << log2}: outside, or free twice"]
-                starts.append(start)
-                sizes.append(1 << log2)
-                start = int(arrays.edge_next[start])
-        order = np.argsort(np.array(starts, np.int64), kind="stable")
+        used = int(arrays.totals[TOTAL_USED])
+        starts, sizes = start[room > 0].tolist(), room[room > 0].tolist()
+        for size, first in enumerate(arrays.free_blocks.tolist()):
+            while first != EMPTY:
+                if not 0 <= first <= used - (1 << size) or len(starts) > used:
+                    return [f"free block {first} of {1 << size}: outside, or free twice"]
+                starts.append(first)
+                sizes.append(1 << size)
+                first = int(arrays.edge_next[first])
+        order = np.argsort(starts, kind="stable")
         starts = np.append(np.array(starts, np.int64)[order], used)
         ends = np.append(0, np.cumsum(np.array(sizes, np.int64)[order]))
         gaps = np.flatnonzero(starts != ends)
         if len(gaps):
-            return [f"edge position {ends[gaps[0]]}: in two blocks or in none"]
+            return [f"edge position {ends[gaps[0]]}: in two blocks, in none, or outside"]
 
-        if arrays.degree.sum() != self.num_edges:
-            return [f"{self.num_edges} edges by the total, {arrays.degree.sum()} by the degrees"]
         edges = self.edges()
-        source, target = edges["source"], edges["next"]
+        source, target, action = edges["source"], edges["next"], edges["action"]
         if not ((target >= 0) & (target < self.num_ids)).all() or not alive[target].all():
             return ["an edge leads to an id that is no node"]
-        action = edges["action"]
         if not ((action >= 0) & (action < self.num_actions)).all():
             return ["an edge has an action out of range"]
-        if not (edges["count"] >= 1).all():
-            problems.append("an edge has a count < 1")
         if edges["count"].sum(dtype=np.float64) > MAX_TRANSITIONS:  # int64 would wrap around
-            return [*problems, f"more than {MAX_TRANSITIONS} transitions"]
-        if not np.isfinite(edges["reward"]).all():
-            problems.append("an edge has a reward that is NaN or infinite")
+            return [f"more than {MAX_TRANSITIONS} transitions"]
+        if not ((edges["count"] >= 1) & np.isfinite(edges["reward"])).all():
+            problems.append("an edge has a count < 1, or a reward that is NaN or infinite")
         in_degree = np.bincount(target, minlength=len(alive))
         require((in_degree == arrays.in_degree) | ~alive, "in_degree is not that of its edges")
         pair_count = np.zeros_like(arrays.pair_count)
@@ -885,15 +877,41 @@ def _shape_and_dtype(saved, name):
         raise ValueError(f"Require the name of a dtype in {name}_dtype, got {dtype}") from error
 
 
-def _absent(node, action, reward, next_node, terminated):
-    return (
-        f"Require a transition of the graph, got (node {node}, action {action}, reward {reward}, "
-        f"next {next_node}, terminated {terminated})"
-    )
+def _absent(transition):
+    names = "node {}, action {}, reward {}, next {}, terminated {}"
+    return f"Require a transition of the graph, got ({names.format(*transition)})"
 
 
-_NODE_ARRAYS = ("block_start", "block_log2", "degree", "in_degree", "pair_count")
-_EDGE_ARRAYS = ("edge_action", "edge_next", "edge_reward", "edge_terminated", "edge_count")
+class KnownNodes:
+    """Of which nodes something is kept by id. An id that is freed since is known no more."""
+
+    def __init__(self, graph: TransitionGraph) -> None:
+        self._graph = graph
+        self._generation = np.full(
+            graph.capacity, UNKNOWN, np.int64
+        )  # of the id, when it was added
+
+    def has(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Are ids int64 [n] known? bool [n]"""
+        self._generation = grown(self._generation, self._graph.capacity, UNKNOWN)
+        return self._generation[nodes] == self._graph.generations[nodes]
+
+    def add(self, nodes: NDArray[np.int64]) -> None:
+        """Ids int64 [n] are known from now on; `has` was asked for them."""
+        self._generation[nodes] = self._graph.generations[nodes]
+
+    def state(self) -> NDArray[np.bool_]:
+        """bool [num_ids], which `restore` takes back."""
+        return self.has(np.arange(self._graph.num_ids))
+
+    def restore(self, known: NDArray[np.bool_]) -> None:
+        """Those of bool [num_ids] are known, and no others."""
+        self._generation = np.full(self._graph.capacity, UNKNOWN, np.int64)
+        self.add(np.flatnonzero(known))
+
+    def clear(self) -> None:
+        """None is known."""
+        self._generation[:] = UNKNOWN
 
 
 class Changes(list[tuple[int, int]]):

@@ -1,17 +1,16 @@
 """GraphValues: the nested backup of `targets.py` over the whole graph, at no depth cut off."""
 
-import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gbcore import value_kernels
-from gbcore.arrays import Rows, as_indices, check_array, grown, refuse_shallow_copy
-from gbcore.graph import TransitionGraph
+from gbcore.arrays import Holder, Rows, as_indices, check_array, grown
+from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import FREED
-from gbcore.leaf_table import UNKNOWN, LeafTable
+from gbcore.leaf_table import LeafTable
 
 CHUNK = 128  # states per evaluation, at most
 SWEPT = 1_000  # nodes backed up per update
@@ -23,21 +22,7 @@ Actions = NDArray[np.int64]
 Network = Callable[[NDArray[Any]], Actions]  # observations [n, *obs_shape] -> actions [n]
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def locked(method: Method) -> Method:
-    """A method that other threads on the same graph wait for."""
-
-    @functools.wraps(method)
-    def call(self, *args, **kwargs):
-        with self.graph.lock:
-            return method(self, *args, **kwargs)
-
-    return call  # type: ignore[return-value]
-
-
-class GraphValues:
+class GraphValues(Holder):
     """Values of all states of a graph: the limit of the rule "greedy" as the depth grows.
 
     With q the leaf values, c(s, a) the count of a pair and f(T) those of its transitions:
@@ -82,8 +67,8 @@ class GraphValues:
         self.leaves: LeafTable = leaves
         self.gamma: float = float(gamma)
         self.prior: float = float(prior)
-        self._value = np.zeros(0)
-        self._generation = np.zeros(0, np.int64)  # of the id, since it has a value
+        self._value = np.zeros(graph.capacity)
+        self._valued = KnownNodes(graph)
         self._q = np.empty(graph.num_actions)  # scratch
         self._next = 0  # the id that the sweeps go on below
         self._renewed = 0  # the id that `renew` goes on from
@@ -92,42 +77,39 @@ class GraphValues:
             self._enter(self._nodes())
             self._settle(self._value, self._nodes())
 
-    __copy__ = refuse_shallow_copy
-
     def __repr__(self) -> str:
         return f"GraphValues({self.graph.num_nodes:,} nodes, {len(self._changes):,} changes wait)"
 
-    @locked
     def update(self) -> None:
         """Follow what changed in the graph, and back up SWEPT further nodes."""
-        changed = self._changed()
-        self._enter(changed)
-        self._sweep(changed)
-        self._changes.clear()
-        n = self.graph.num_ids
-        if n:
-            ids = np.arange(self._next - 1, self._next - 1 - min(SWEPT, n), -1) % n
-            self._sweep(ids)
-            self._next = int(ids[-1])
+        with self.graph.lock:
+            changed = self._changed()
+            self._enter(changed)
+            self._sweep(changed)
+            self._changes.clear()
+            n = self.graph.num_ids
+            if n:
+                ids = np.arange(self._next - 1, self._next - 1 - min(SWEPT, n), -1) % n
+                self._sweep(ids)
+                self._next = int(ids[-1])
 
-    @locked
     def renew(self) -> None:
         """The network has changed: evaluate leaf values anew, and back up until values hold.
 
         Of more than RENEWED nodes the leaf values of so many are evaluated, in turn: each copy of a
         network then costs the same, however large the graph.
         """
-        n = self.graph.num_ids
-        turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
-        turn = turn[self.graph.arrays.in_degree[turn] != FREED]
-        self.leaves.renew(turn, CHUNK)
-        new = self._enter(self._nodes())
-        late = np.unique(np.concatenate([self._changed(), new, turn]))
-        self._settle(self._value, np.ascontiguousarray(late[::-1]))
-        self._changes.clear()
-        self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
+        with self.graph.lock:
+            n = self.graph.num_ids
+            turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
+            turn = turn[self.graph.arrays.in_degree[turn] != FREED]
+            self.leaves.renew(turn, CHUNK)
+            new = self._enter(self._nodes())
+            late = np.unique(np.concatenate([self._changed(), new, turn]))
+            self._settle(self._value, np.ascontiguousarray(late[::-1]))
+            self._changes.clear()
+            self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
 
-    @locked
     def values(self, nodes: ArrayLike) -> NDArray[np.float64]:
         """V(s) of node ids int64 [n], as of the last update: float64 [n].
 
@@ -135,41 +117,43 @@ class GraphValues:
             KeyError: for what is no id of a node.
             ValueError: for a node that came after it.
         """
-        self._require_followed(nodes := as_indices("nodes", nodes), self._has_value)
-        return self._value[nodes]
+        with self.graph.lock:
+            self._require_followed(nodes := as_indices("nodes", nodes), self._has_value)
+            return self._value[nodes]
 
-    @locked
     def targets(self, nodes: ArrayLike, actions: ArrayLike) -> NDArray[np.float32]:
         """Q(s, a) of pairs [B], the prior left out, as at the roots of `q_targets`: float32 [B].
 
         Raises as `values`, and ValueError for a node whose transitions changed since the update,
         another number of actions, or one out of range.
         """
-        nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
-        self._require_followed(nodes, self._follows)
-        if nodes.shape != actions.shape:
-            raise ValueError(f"Require an action per node, got {actions.shape} for {nodes.shape}")
-        if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
-            raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
-        targets = np.empty(len(nodes), np.float32)
-        value_kernels.read_pairs(
-            self.graph.arrays, self._value, self.leaves.q, nodes, actions, self.gamma, self._q,
-            targets,
-        )  # fmt: skip
-        return targets
+        with self.graph.lock:
+            nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
+            self._require_followed(nodes, self._follows)
+            if nodes.shape != actions.shape:
+                raise ValueError(
+                    f"Require an action per node, got {actions.shape} for {nodes.shape}"
+                )
+            if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
+                raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
+            targets = np.empty(len(nodes), np.float32)
+            value_kernels.read_pairs(
+                self.graph.arrays, self._value, self.leaves.q, nodes, actions, self.gamma, self._q,
+                targets,
+            )  # fmt: skip
+            return targets
 
-    @locked
     def actions(self, nodes: ArrayLike) -> Actions:
         """argmax_a Q(s, a) of what `graph.find` returned: int64 [n].
 
         -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
         transitions changed, since the last update.
         """
-        nodes = as_indices("nodes", nodes)
-        self.graph.require_nodes(nodes[nodes >= 0])
-        return self._choose(nodes)
+        with self.graph.lock:
+            nodes = as_indices("nodes", nodes)
+            self.graph.require_nodes(nodes[nodes >= 0])
+            return self._choose(nodes)
 
-    @locked
     def act(
         self, obs: NDArray[Any], otherwise: Network, keys: NDArray[Any] | None = None
     ) -> Actions:
@@ -179,9 +163,9 @@ class GraphValues:
             otherwise: asked for the actions of observations of which `actions` knows none.
             keys: of the states [n, *key_shape], where the graph has keys.
         """
-        return self._complete(self._choose(self._find(obs, keys)), obs, otherwise)
+        with self.graph.lock:
+            return self._complete(self._choose(self._find(obs, keys)), obs, otherwise)
 
-    @locked
     def seen_policy(self, otherwise: Network) -> Callable[..., Actions]:
         """The policy that is greedy among what was really seen: function of (obs, keys=None).
 
@@ -190,31 +174,32 @@ class GraphValues:
         makes no difference to training whether and when this is called. The policy stays as it is
         when graph or network change. `otherwise` is asked where nothing was tried.
         """
-        nodes, n = self._nodes(), self.graph.num_ids
-        q = self.leaves.q
-        unknown = nodes[~self.leaves.knows(nodes)]
-        if len(unknown):  # came since the last update
-            q = q.copy()
-            for part in np.array_split(unknown, -(-len(unknown) // CHUNK)):
-                q[part] = self.leaves.evaluate(self.graph.observations_of(part))
-        value = q[:n].max(axis=1).astype(np.float64)
-        least = self.graph.edges()["reward"].min(initial=0.0) / (1 - self.gamma)
-        value[self.graph.arrays.degree[:n] > 0] = max(least, -1e300)
-        self._settle(value, nodes, q, tried_only=True)
-        chosen = np.empty(n, np.int64)
-        chosen[nodes] = self._best(nodes, value, q, tried_only=True)
-        generations = self.graph.generations.copy()
+        with self.graph.lock:
+            nodes, n = self._nodes(), self.graph.num_ids
+            unknown = nodes[~self.leaves.knows(nodes)]
+            q = self.leaves.q
+            if len(unknown):  # came since the last update
+                q = q.copy()
+                for part in np.array_split(unknown, -(-len(unknown) // CHUNK)):
+                    q[part] = self.leaves.evaluate(self.graph.observations_of(part))
+            value = q[:n].max(axis=1).astype(np.float64)
+            least = self.graph.edges()["reward"].min(initial=0.0) / (1 - self.gamma)
+            value[self.graph.arrays.degree[:n] > 0] = max(least, -1e300)
+            self._settle(value, nodes, q, tried_only=True)
+            chosen = np.empty(n, np.int64)
+            chosen[nodes] = self._best(nodes, value, q, tried_only=True)
+            seen = KnownNodes(self.graph)
+            seen.add(nodes)
 
-        def policy(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> Actions:
-            with self.graph.lock:
-                found = self._find(obs, keys)
-                known = (found >= 0) & (found < n)
-                known[known] = generations[found[known]] == self.graph.generations[found[known]]
-                actions = np.full(len(found), -1, np.int64)
-                actions[known] = chosen[found[known]]
-                return self._complete(actions, obs, otherwise)
+            def policy(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> Actions:
+                with self.graph.lock:
+                    found = self._find(obs, keys)
+                    known = found[found >= 0]
+                    actions = np.full(len(found), -1, np.int64)
+                    actions[found >= 0] = np.where(seen.has(known), chosen[known % n], -1)
+                    return self._complete(actions, obs, otherwise)
 
-        return policy
+            return policy
 
     def _find(self, obs, keys):
         keys = [None] * len(obs) if keys is None else keys
@@ -249,17 +234,14 @@ class GraphValues:
     # Storage
     # ----------------------------------------------------------------------------------------------
 
-    @locked
     def state(self) -> dict[str, Any]:
         """What `restore` takes back, with the same further behaviour; some are views."""
-        self._make_room()
-        waiting = np.array(self._changes, np.int64).reshape(-1, 2)
-        n = self.graph.num_ids
-        rows = Rows(value=self._value[:n], valued=self._generation[:n] == self.graph.generations)
-        waiting = Rows(pairs=waiting)
-        return {"rows": rows, "waiting": waiting, "next": self._next, "renewed": self._renewed}
+        with self.graph.lock:
+            self._make_room()
+            rows = Rows(value=self._value[: self.graph.num_ids], valued=self._valued.state())
+            waiting = Rows(pairs=np.array(self._changes, np.int64).reshape(-1, 2))
+            return {"rows": rows, "waiting": waiting, "next": self._next, "renewed": self._renewed}
 
-    @locked
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
@@ -267,29 +249,29 @@ class GraphValues:
             KeyError: for what is missing.
             ValueError: for values of another graph, or not finite. Then nothing has changed.
         """
-        n = self.graph.num_ids
-        value, valued = saved["rows"]["value"], saved["rows"]["valued"]
-        pairs = saved["waiting"]["pairs"]
-        check_array("value", value, np.float64, (n,))
-        check_array("valued", valued, np.bool_, (n,))
-        check_array("pairs", pairs, np.int64, (np.size(pairs) // 2, 2))
-        if not np.isfinite(value).all():
-            raise ValueError("Require finite values")
-        if len(pairs) and not 0 <= pairs.min() <= pairs.max() < n:
-            raise ValueError("Require changes of the graph's nodes")
-        wanted = (self.graph.arrays.degree[:n] > 0) | (self.graph.arrays.in_degree[:n] > 0)
-        wanted[pairs] = False
-        if (wanted & ~valued).any():
-            raise ValueError("Require a value of every node in a transition, or a change of it")
-        for name in ("next", "renewed"):
-            if not 0 <= saved[name] < max(n, 1):
-                raise ValueError(f"Require 0 <= {name} < {n}, got {saved[name]}")
-        self._make_room()
-        self._value[:n] = value
-        self._next, self._renewed = int(saved["next"]), int(saved["renewed"])
-        self._generation[:n] = np.where(valued, self.graph.generations, UNKNOWN)
-        self._generation[n:] = UNKNOWN
-        self._changes[:] = map(tuple, pairs.tolist())
+        with self.graph.lock:
+            n = self.graph.num_ids
+            value, valued = saved["rows"]["value"], saved["rows"]["valued"]
+            pairs = saved["waiting"]["pairs"]
+            check_array("value", value, np.float64, (n,))
+            check_array("valued", valued, np.bool_, (n,))
+            check_array("pairs", pairs, np.int64, (np.size(pairs) // 2, 2))
+            if not np.isfinite(value).all():
+                raise ValueError("Require finite values")
+            if len(pairs) and not 0 <= pairs.min() <= pairs.max() < n:
+                raise ValueError("Require changes of the graph's nodes")
+            wanted = (self.graph.arrays.degree[:n] > 0) | (self.graph.arrays.in_degree[:n] > 0)
+            wanted[pairs] = False
+            if (wanted & ~valued).any():
+                raise ValueError("Require a value of every node in a transition, or a change of it")
+            for name in ("next", "renewed"):
+                if not 0 <= saved[name] < max(n, 1):
+                    raise ValueError(f"Require 0 <= {name} < {n}, got {saved[name]}")
+            self._make_room()
+            self._value[:n] = value
+            self._next, self._renewed = int(saved["next"]), int(saved["renewed"])
+            self._valued.restore(valued)
+            self._changes[:] = map(tuple, pairs.tolist())
 
     def _nodes(self):
         """All nodes, the newest first."""
@@ -306,13 +288,12 @@ class GraphValues:
         new = np.unique(nodes[~self._has_value(nodes)])
         if len(new):
             self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
-            self._generation[new] = self.graph.generations[new]
+            self._valued.add(new)
         return new
 
     def _has_value(self, nodes):
         self._make_room()
-        is_this_state = self._generation[nodes] == self.graph.generations[nodes]
-        return is_this_state & self.leaves.knows(nodes)
+        return self._valued.has(nodes) & self.leaves.knows(nodes)
 
     def _follows(self, nodes):
         """Are the transitions of ids int64 [n] those of the last update? bool [n]
@@ -349,4 +330,3 @@ class GraphValues:
 
     def _make_room(self):
         self._value = grown(self._value, self.graph.capacity)
-        self._generation = grown(self._generation, self.graph.capacity, UNKNOWN)

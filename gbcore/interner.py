@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gbcore import kernels
-from gbcore.arrays import copy_rows, grown, refuse_shallow_copy
+from gbcore.arrays import Holder, copy_rows, grown
 from gbcore.kernels import EMPTY, TABLE_FREE, TABLE_IDS, TABLE_SIZE, Table
 
 
-class Interner:
+class Interner(Holder):
     """Gives equal arrays the same small integer, and freed integers out again.
 
     Matching is exact: a hash finds the candidates, their bytes decide. Ids are dense: the next new
@@ -38,7 +38,6 @@ class Interner:
             raise ValueError(f"Require arrays of fixed size > 0, got {self.shape} of {self.dtype}")
         # The key is padded to whole 64-bit words: hashing and comparing go word by word.
         self._key = np.zeros(-(-self._num_bytes // 8), np.uint64)
-        self._set_key_array()
         capacity = max(int(capacity), 16)
         self.table: Table = Table(
             slots=np.full(slots_for(capacity), EMPTY, np.int64),
@@ -48,19 +47,6 @@ class Interner:
             generations=np.empty(capacity, np.int64),
             totals=np.array([0, 0, EMPTY], np.int64),
         )
-
-    def _set_key_array(self):
-        key_bytes = self._key.view(np.uint8)[: self._num_bytes]
-        self._key_array = key_bytes.view(self.dtype).reshape(self.shape)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_key_array"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._set_key_array()  # copied, a view would be an array of its own
-
-    __copy__ = refuse_shallow_copy
 
     def __len__(self) -> int:
         """Number of ids in use."""
@@ -130,7 +116,8 @@ class Interner:
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
 
     def _key_of(self, array):
-        self._key_array[...] = array
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._key.view(np.uint8)[: self._num_bytes] = flat
         return self._key
 
     def _grow(self):  # returns the table: what was read of it before is void

@@ -157,19 +157,14 @@ def free_key(table, i):
     """Forget the key of id i and put the id on the free list."""
     slots = table.slots
     mask = slots.shape[0] - 1
-    hole = find_slot(slots, table.hashes[i], i)
-    # Shift later keys of the cluster back, so that searches need no tombstones.
-    slot = hole
-    while True:
-        slot = (slot + 1) & mask
+    slot = find_slot(slots, table.hashes[i], i)
+    slots[slot] = EMPTY
+    slot = (slot + 1) & mask
+    while slots[slot] != EMPTY:  # the rest of the cluster is entered anew: no tombstones
         j = slots[slot]
-        if j == EMPTY:
-            break
-        home = np.int64(table.hashes[j] & np.uint64(mask))
-        if ((slot - home) & mask) >= ((slot - hole) & mask):
-            slots[hole] = j
-            hole = slot
-    slots[hole] = EMPTY
+        slots[slot] = EMPTY
+        slots[find_slot(slots, table.hashes[j], EMPTY)] = j
+        slot = (slot + 1) & mask
     table.generations[i] += 1
     table.links[i] = table.totals[TABLE_FREE]
     table.totals[TABLE_FREE] = i
@@ -374,22 +369,18 @@ def rebuild_edge_slots(graph, num_ids):
 
 @jit
 def clear_edge_slot(graph, hole):
-    """Empty a hash slot and shift the later entries of its cluster back."""
+    """Empty a hash slot, and enter the rest of its cluster anew."""
     slots = graph.edge_slots
     mask = slots.shape[0] - 1
-    slot = hole
-    while True:
-        slot = (slot + 1) & mask
+    slots[hole] = EMPTY
+    slot = (hole + 1) & mask
+    while slots[slot] != EMPTY:
         packed = slots[slot]
-        if packed == EMPTY:
-            break
         node = packed >> 32
         h = hash_edge_at(graph, node, graph.block_start[node] + (packed & 0xFFFFFFFF))
-        home = np.int64(h & np.uint64(mask))
-        if ((slot - home) & mask) >= ((slot - hole) & mask):
-            slots[hole] = packed
-            hole = slot
-    slots[hole] = EMPTY
+        slots[slot] = EMPTY
+        slots[find_slot(slots, h, EMPTY)] = packed
+        slot = (slot + 1) & mask
 
 
 @jit
@@ -450,37 +441,6 @@ def find_bad_transition(in_degree, num_actions, node, action, reward, next_node)
         if not 0 <= action[i] < num_actions or not np.isfinite(reward[i]):
             return i
     return node.shape[0]
-
-
-@jit
-def find_absent_transition(graph, node, action, reward, next_node, terminated):
-    """First row of arrays [n] that is not there once the rows before it are removed; or n."""
-    edges = np.empty(node.shape[0], np.int64)
-    for i in range(node.shape[0]):
-        slot = find_edge_slot(graph, node[i], action[i], reward[i], next_node[i], terminated[i])
-        edges[i] = EMPTY
-        if slot != EMPTY:
-            edges[i] = graph.block_start[node[i]] + (graph.edge_slots[slot] & 0xFFFFFFFF)
-            graph.edge_count[edges[i]] -= 1
-    absent = node.shape[0]
-    for i in range(node.shape[0] - 1, -1, -1):  # put back what the first loop took
-        if edges[i] != EMPTY:
-            graph.edge_count[edges[i]] += 1
-        if edges[i] == EMPTY or graph.edge_count[edges[i]] < 1:
-            absent = i
-    return absent
-
-
-@jit
-def remove_transitions(graph, table, node, action, reward, next_node, terminated):
-    """`remove_transition` for arrays [n] of transitions that are there. Returns the freed ids."""
-    freed = np.empty(2 * node.shape[0] + 1, np.int64)
-    size = 0
-    for i in range(node.shape[0]):
-        size += remove_transition(
-            graph, table, node[i], action[i], reward[i], next_node[i], terminated[i], freed[size:]
-        )
-    return freed[:size]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -557,6 +517,18 @@ def are_within(values, begin, stop, low, high):
 
 
 @jit
+def ascends(values, first, last):
+    """Do values int64 [n] ascend from first to last?"""
+    size = values.shape[0]
+    if size == 0 or values[0] != first or values[size - 1] != last:
+        return False
+    bad = 0
+    for i in range(np.uint64(size - 1)):
+        bad += values[i] > values[i + np.uint64(1)]
+    return bad == 0
+
+
+@jit
 def find_misfit(sub, num_actions, least_row):
     """Does every index of the subgraphs stay where the drawing above has it? FITS, or what is bad.
 
@@ -567,6 +539,7 @@ def find_misfit(sub, num_actions, least_row):
     num_outcomes, num_levels = sub.outcome_pair.shape[0], sub.level_pairs.shape[0] - 1
     level_vertices, level_pairs = sub.level_vertices, sub.level_pairs
     level_outcomes, vertex_pairs = sub.level_outcomes, sub.vertex_pairs
+    outcome_vertex, end = sub.outcome_vertex, num_leaves + num_vertices
     if (
         num_levels < 1
         or not level_vertices.shape[0] == level_outcomes.shape[0] == num_levels + 1
@@ -574,33 +547,20 @@ def find_misfit(sub, num_actions, least_row):
         or sub.root_nodes.shape[0] != num_roots
         or sub.pair_count.shape[0] != num_pairs
         or not sub.outcome_weight.shape[0] == sub.outcome_reward.shape[0] == num_outcomes
-        or sub.outcome_vertex.shape[0] != num_outcomes
-        or not level_vertices[0] == level_vertices[1] == level_pairs[0] == level_outcomes[0] == 0
-        or not level_pairs[1] == vertex_pairs[0] == num_roots
-        or level_vertices[num_levels] != num_vertices
-        or not level_pairs[num_levels] == vertex_pairs[num_vertices] == num_pairs
-        or level_outcomes[num_levels] != num_outcomes
-    ):
-        return BAD_PLACE
-    for k in range(num_levels):
-        if (
-            level_vertices[k] > level_vertices[k + 1]
-            or level_pairs[k] > level_pairs[k + 1]
-            or level_outcomes[k] > level_outcomes[k + 1]
-        ):
-            return BAD_PLACE
-    if not (
-        are_within(sub.vertex_row, 0, num_vertices, least_row, num_leaves)
-        and are_within(sub.root_row, 0, num_roots, -1, num_leaves)
+        or outcome_vertex.shape[0] != num_outcomes
+        or not (level_vertices[1] == 0 and level_pairs[1] == num_roots)
+        or not ascends(level_vertices, 0, num_vertices)
+        or not ascends(level_pairs, 0, num_pairs)
+        or not ascends(level_outcomes, 0, num_outcomes)
+        or not ascends(vertex_pairs, num_roots, num_pairs)
+        or not are_within(sub.vertex_row, 0, num_vertices, least_row, num_leaves)
+        or not are_within(sub.root_row, 0, num_roots, -1, num_leaves)
+        or not are_within(outcome_vertex, 0, num_outcomes, 0, end + 1)
     ):
         return BAD_PLACE
     if not are_within(sub.pair_action, 0, num_pairs, 0, num_actions):
         return BAD_ACTION
-    bad = 0
-    for v in range(np.uint64(num_vertices)):
-        bad += vertex_pairs[v] > vertex_pairs[v + np.uint64(1)]
-    outcome_vertex, end = sub.outcome_vertex, num_leaves + num_vertices
-    fits = bad == 0 and are_within(outcome_vertex, 0, num_outcomes, 0, end + 1)
+    fits = True
     for k in range(num_levels):
         begin, stop = level_outcomes[k], level_outcomes[k + 1]
         fits &= are_within(sub.outcome_pair, begin, stop, level_pairs[k], level_pairs[k + 1])

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Rows, as_indices, copy_rows, grown, refuse_shallow_copy
-from gbcore.graph import TransitionGraph
+from gbcore.arrays import Holder, Rows, as_indices, copy_rows, grown
+from gbcore.graph import KnownNodes, TransitionGraph
 
 CHUNK = 32  # states per evaluation, unless the caller asks for another number
-UNKNOWN = -1  # a generation that no id has
 
 
-class LeafTable:
+class LeafTable(Holder):
     """Leaf values of a graph's nodes, evaluated when first needed and kept until forgotten.
 
     The last bits that a network gives a state depend on the size of its batch, since that decides
@@ -32,8 +31,8 @@ class LeafTable:
         graph: the TransitionGraph.
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
 
-    Methods but `knows` raise KeyError for what is not the id of a node, and ValueError for arrays
-    of another shape or actions out of range.
+    `values` and `renew` raise KeyError for what is not the id of a node, and ValueError for values
+    of another shape.
     """
 
     def __init__(
@@ -42,30 +41,30 @@ class LeafTable:
         self.graph: TransitionGraph = graph
         self.evaluate: Callable[[NDArray[Any]], NDArray[np.float32]] = evaluate
         self.q: NDArray[np.float32] = np.zeros((graph.capacity, graph.num_actions), np.float32)
-        self._generation = np.full(graph.capacity, UNKNOWN, np.int64)  # of the id, at its q
+        self._known = KnownNodes(graph)
         self.num_evaluated: int = 0  # states sent through the network, repetitions not counted
 
     def __repr__(self) -> str:
         return f"LeafTable({np.count_nonzero(self.known):,} of {self.graph.num_nodes:,} nodes)"
 
-    __copy__ = refuse_shallow_copy
-
     @property
     def known(self) -> NDArray[np.bool_]:
         """Has the id a value? bool [num_ids]"""
-        return self.knows(np.arange(self.graph.num_ids))
+        with self.graph.lock:
+            return self.knows(np.arange(self.graph.num_ids))
 
     def knows(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Have node ids int64 [n] a value? bool [n]"""
         with self.graph.lock:
-            self._make_room()
-            return self._generation[nodes] == self.graph.generations[nodes]
+            self.q = grown(self.q, self.graph.capacity)
+            return self._known.has(nodes)
 
     def values(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
         """float32 [n, A] of distinct node ids int64 [n], evaluated `chunk` at a time."""
         nodes = as_indices("nodes", nodes)
         with self.graph.lock:
-            missing = self._unknown(nodes)
+            self.graph.require_nodes(nodes)
+            missing = nodes[~self.knows(nodes)]
             if len(missing):
                 self._evaluate(missing, chunk)
             return self.q[nodes]
@@ -75,30 +74,12 @@ class LeafTable:
         nodes = as_indices("nodes", nodes)
         with self.graph.lock:
             self.graph.require_nodes(nodes)
-            self._make_room()
             self._evaluate(nodes, chunk)
-
-    def write(self, nodes: ArrayLike, actions: ArrayLike, values: NDArray[np.floating]) -> None:
-        """Replace the values [n] of pairs, given by nodes and actions int64 [n].
-
-        Where a pair comes twice, the first one stays.
-        """
-        nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
-        if not nodes.shape == actions.shape == np.shape(values):
-            shapes = f"{nodes.shape}, {actions.shape}, {np.shape(values)}"
-            raise ValueError(f"Require as many nodes, actions and values, [n] each; got {shapes}")
-        if len(actions) and not 0 <= actions.min() <= actions.max() < self.q.shape[1]:
-            raise ValueError(f"Require 0 <= action < {self.q.shape[1]}, got {actions}")
-        with self.graph.lock:
-            # Else a later evaluation would undo what is written.
-            self._evaluate(np.unique(self._unknown(nodes)), CHUNK)
-            # put writes in order, which assignment to an index does not promise.
-            np.put(self.q, (nodes * self.q.shape[1] + actions)[::-1], values[::-1])
 
     def forget_all(self) -> None:
         """The network has changed."""
         with self.graph.lock:
-            self._generation[:] = UNKNOWN
+            self._known.clear()
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back: q float32 [num_ids, A], a view, and known bool [num_ids]."""
@@ -117,19 +98,15 @@ class LeafTable:
         known = np.zeros(n, np.bool_)
         copy_rows("known", rows, known, n)
         with self.graph.lock:
-            self._make_room()
+            self.q = grown(self.q, self.graph.capacity)
             copy_rows("q", rows, self.q, n)
-            self._generation[:n] = np.where(known, self.graph.generations, UNKNOWN)
-            self._generation[n:] = UNKNOWN
+            self._known.restore(known)
             self.num_evaluated = int(saved["num_evaluated"])
-
-    def _unknown(self, nodes):
-        self.graph.require_nodes(nodes)
-        return nodes[~self.knows(nodes)]
 
     def _evaluate(self, nodes, chunk):
         if chunk < 1:
             raise ValueError(f"Require chunk >= 1, got {chunk}")
+        self.q = grown(self.q, self.graph.capacity)
         padded = np.append(nodes, np.repeat(nodes[-1:], -len(nodes) % chunk))
         for start in range(0, len(nodes), chunk):
             part = nodes[start : start + chunk]
@@ -138,10 +115,5 @@ class LeafTable:
                 shape = (chunk, self.q.shape[1])
                 raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
             self.q[part] = q[: len(part)]
-        self._generation[nodes] = self.graph.generations[nodes]
+        self._known.add(nodes)
         self.num_evaluated += len(nodes)
-
-    def _make_room(self):
-        if len(self._generation) < self.graph.capacity:
-            self.q = grown(self.q, self.graph.capacity)
-            self._generation = grown(self._generation, self.graph.capacity, UNKNOWN)

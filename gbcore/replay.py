@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Rows, check_array, copy_rows, refuse_shallow_copy
+from gbcore.arrays import Holder, Rows, check_array, copy_rows
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
 from gbcore.kernels import Subgraphs
 from gbcore.sum_tree import SumTree
@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     weights: NDArray[np.float32] | None = None  # [B], importance-sampling weights
 
 
-class Replay:
+class Replay(Holder):
     """The last `capacity` transitions. The graph holds the same ones, and forgets with the ring.
 
     Rows are in time order, `position` is where the next one goes:
@@ -64,8 +64,6 @@ class Replay:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.size:,} of {self.capacity:,} transitions)"
-
-    __copy__ = refuse_shallow_copy
 
     def record(
         self,

@@ -1,21 +1,20 @@
 """SumTree: prioritised sampling in O(log capacity), in float64."""
 
 import operator
-import threading
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gbcore import kernels
-from gbcore.arrays import as_indices, refuse_shallow_copy
+from gbcore.arrays import Holder, as_indices
 
 
-class SumTree:
+class SumTree(Holder):
     """Priorities under a binary tree of sums (Schaul et al. 2016, Appendix B.2.1).
 
     Sums are float64 and made anew from their two children at every change, so that no error adds
-    up over a run. Threads wait for each other.
+    up over a run. A change and a search are one kernel each, in which other threads wait.
 
     Args:
         capacity: number of priorities; all are 0 at first.
@@ -30,18 +29,9 @@ class SumTree:
             raise ValueError(f"Require capacity >= 1, got {capacity}")
         self._tree = np.zeros(2 << (self.capacity - 1).bit_length(), np.float64)
         self.largest: float = float(np.finfo(np.float64).max / len(self._tree))
-        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"SumTree({self.capacity:,} priorities, total {self.total:.6g})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
-
-    __copy__ = refuse_shallow_copy
 
     @property
     def total(self) -> float:
@@ -73,15 +63,14 @@ class SumTree:
             raise ValueError(
                 f"Require 0 <= priority <= {self.largest:.3g}, got {priorities[bad[0]]}"
             )
-        with self._lock:
-            kernels.set_priorities(self._tree, indices, priorities)
+        kernels.set_priorities(self._tree, indices, priorities)
 
     def find(self, target: float) -> int:
         """Index i with sum(priorities[:i]) <= target < sum(priorities[:i + 1])."""
-        with self._lock:
-            if not 0 <= target < self.total:
-                raise ValueError(f"Require 0 <= target < total, got {target} and {self.total}")
-            return int(self._find(np.array([target], np.float64))[0])
+        total = self.total
+        if not 0 <= target < total:
+            raise ValueError(f"Require 0 <= target < total, got {target} and {total}")
+        return int(self._find(np.array([target], np.float64))[0])
 
     def sample(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Indices int64 [n], one drawn uniformly from each of n equal slices of the total.
@@ -91,12 +80,12 @@ class SumTree:
         """
         if n < 1:
             raise ValueError(f"Require n >= 1, got {n}")
-        with self._lock:
-            if self.total <= 0:
-                raise ValueError(f"Require a positive priority, got total {self.total}")
-            targets = (np.arange(n) + rng.random(n)) * (self.total / n)
-            # Rounding may reach the total itself, which lies in no slice.
-            return self._find(np.minimum(targets, np.nextafter(self.total, 0)))
+        total = self.total
+        if total <= 0:
+            raise ValueError(f"Require a positive priority, got total {total}")
+        targets = (np.arange(n) + rng.random(n)) * (total / n)
+        # Rounding may reach the total itself, which lies in no slice.
+        return self._find(np.minimum(targets, np.nextafter(total, 0)))
 
     def _find(self, targets):
         indices = np.empty(len(targets), np.int64)

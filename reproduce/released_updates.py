@@ -131,7 +131,9 @@ def persistent_graph(learner, batch, rng, time_limit_is_terminal):
     args, leaves = learner.args, learner.leaves
     subgraphs = learner.replay.subgraphs(batch, "graph", args.depth, args.breadth, rng)
     pair_q = pair_q_values(subgraphs, leaves.values(subgraphs.nodes), args.gamma)
-    leaves.write(subgraphs.pair_nodes, subgraphs.pair_action, pair_q)
+    leaves.values(np.unique(subgraphs.pair_nodes))  # else later they would be evaluated anew
+    places = subgraphs.pair_nodes * learner.graph.num_actions + subgraphs.pair_action
+    np.put(leaves.q, places[::-1], pair_q[::-1])  # in order: of a pair's values the first one stays
     return batch, pair_q[: subgraphs.num_roots]
 
 

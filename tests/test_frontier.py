@@ -117,15 +117,6 @@ def test_the_usual_tolerance_costs_little_accuracy(seed):
     world.check(rtol=1 / 20)  # (1 - discount) / 50 of a value, at every step of the way
 
 
-def test_the_value_is_discounted_by_the_way_to_an_untried_pair():
-    world = World(2)
-    for s in range(3):
-        world.add(s, 0, s + 1)
-        world.add(s, 1, s)
-    world.planner.plan()
-    assert [world.value(s) for s in range(4)] == pytest.approx([0.9**3, 0.9**2, 0.9, 1])
-
-
 def test_an_end_is_worth_nothing_even_where_its_state_has_untried_actions():
     world = World(1)
     world.add(0, 0, 1, True)
@@ -146,17 +137,6 @@ def test_counts_are_probabilities_and_a_prior_is_so_many_observations_of_the_unk
         assert world.value(0) == pytest.approx(expected)
 
 
-def test_a_forgotten_pair_is_untried_again():
-    world = World(1)
-    world.add(0, 0, 1)
-    world.add(1, 0, 0)
-    world.planner.plan()
-    assert world.value(0) == world.value(1) == 0
-    world.change("remove", 1, 0, 0)
-    world.planner.plan()
-    assert (world.value(0), world.value(1)) == (pytest.approx(0.9), 1)
-
-
 def test_a_state_is_worth_less_the_more_of_its_kind_were_found():
     world = World(1, by_kind=True)
     for s, s2 in ((1, 3), (3, 9), (9, 2), (2, 6)):  # 0001, 0010, 0100; 0002, 0020
@@ -171,6 +151,24 @@ def test_a_state_is_worth_less_the_more_of_its_kind_were_found():
     assert world.value(6) == 1 / 3
     graph = TransitionGraph(1, (3,))
     assert not FrontierPlanner(graph, by_kind=True).by_kind  # each is a kind of its own
+
+
+def test_kinds_without_a_state_are_forgotten():
+    """As many as there are ids stay, and among them all that have a state."""
+    graph = TransitionGraph(1, (2, 1), np.int64, capacity=16)
+    planner = FrontierPlanner(graph, by_kind=True)
+    often, *rare = graph.nodes([[[0], [1]], [[1], [0]]])
+    graph.add(often, 0, 0.0, rare[0], False)
+    for k in range(200):
+        graph.add(often, 0, 0.0, node := graph.node(np.array([[k], [-1]])), False)
+        planner.plan()
+        assert planner._plan.worth[node] == 1
+        graph.remove(often, 0, 0.0, node, False)
+        assert len(planner._kinds) <= 2 * graph.capacity
+
+    assert planner._plan.worth[[often, *rare]].tolist() == [1, 1 / 2]
+    assert 2 in planner._kinds.values(), "the number of a kind that has states stays"
+    assert planner.check_valid() == []
 
 
 def test_cells_are_told_apart_by_all_their_bytes():

@@ -1,6 +1,5 @@
 """LeafTable: what it returns is always the value of the state that has the id now."""
 
-import copy
 from collections import deque
 
 import numpy as np
@@ -47,69 +46,31 @@ def test_a_reused_id_never_has_the_value_of_its_former_state(ahead):
     assert table.num_evaluated < 2 * len(states_of_id) * max(map(len, states_of_id.values()))
 
 
-def test_written_values_go_with_their_state():
-    graph = TransitionGraph(2, (2,), np.int64)
-    table = LeafTable(graph, value_of)
-    a, b = graph.node(observation(5)), graph.node(observation(6))
-    graph.add(a, 0, 0.0, b, False)
-    table.write(np.array([a, b]), np.array([1, 0]), np.array([50.0, 60.0], np.float32))
-    np.testing.assert_array_equal(table.values(np.array([a, b])), [[5, 50], [60, -6]])
-    assert set(graph.remove(a, 0, 0.0, b, False)) == {a, b}
-    again = [graph.node(observation(k)) for k in (8, 9)]
-    assert set(again) == {a, b}
-    np.testing.assert_array_equal(table.values(np.array(again)), [[8, -8], [9, -9]])
-
-
-def test_what_is_no_node_no_action_or_no_value_is_refused():
+def test_what_is_no_node_or_no_value_is_refused():
     graph = TransitionGraph(2, (2,), np.int64)
     table = LeafTable(graph, value_of)
     nodes = np.array([graph.node(observation(k)) for k in range(2)])
-    one = np.zeros(1, np.float32)
     for bad in (-1, 2):
         with pytest.raises(KeyError, match="Require ids of nodes"):
             table.values(np.array([0, bad]))
         with pytest.raises(KeyError, match="Require 0 <= id < 2"):
             graph.observations_of(np.array([0, bad]))
-        with pytest.raises(ValueError, match="Require 0 <= action < 2"):
-            table.write(nodes[:1], np.array([bad]), one)
-    for pairs in (
-        (nodes, nodes, one),
-        (nodes, nodes[:1], one),
-        (nodes[:1], nodes[:1], nodes * one),
-    ):
-        with pytest.raises(ValueError, match="Require as many nodes, actions and values"):
-            table.write(*pairs)
     graph.add(0, 0, 0.0, 1, False)
     table.values(nodes)
     graph.remove(0, 0, 0.0, 1, False)
     graph.node(observation(2))  # 0 or 1 again, the other one stays free
-    for call in (table.values, lambda freed: table.write(freed, nodes, nodes * one)):
-        with pytest.raises(KeyError, match="which was freed"):
-            call(nodes)
+    with pytest.raises(KeyError, match="which was freed"):
+        table.values(nodes)
     again = np.array([graph.find(observation(2))])
     with pytest.raises(ValueError, match=r"Require values of shape \(32, 2\), got \(32, 1\)"):
         LeafTable(graph, lambda obs: value_of(obs)[:, :1]).values(again)
 
 
-def test_what_came_after_a_state_is_forgotten_by_going_back_to_it():
-    graph = TransitionGraph(2, (2,), np.int64)
-    table = LeafTable(graph, value_of)
-    table.values(np.array([graph.node(observation(k)) for k in range(3)]))
-    before = copy.deepcopy((graph.state(), table.state()))
-    table.values(np.array([graph.node(observation(3))]))
-    graph.restore(before[0])
-    table.restore(before[1])
-    node = graph.node(observation(4))
-    known = table.values(np.array([node]))
-    np.testing.assert_array_equal(known, LeafTable(graph, value_of).values(np.array([node])))
-
-
 def test_state_and_restore():
     graph = TransitionGraph(2, (2,), np.int64)
     table = LeafTable(graph, value_of)
-    nodes = [graph.node(observation(k)) for k in range(50)]
-    table.write(np.array(nodes[3:5]), np.array([0, 1]), np.array([7.0, 8.0], np.float32))
-    table.values(np.array([0, 10]))
+    graph.nodes(np.stack([observation(k) for k in range(50)]))
+    table.values(np.array([0, 3, 4, 10]))
     other = LeafTable(TransitionGraph.from_state(graph.state()), value_of)
     other.restore(table.state())
     assert other.num_evaluated == table.num_evaluated == 4
