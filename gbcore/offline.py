@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbcore import value_kernels
 from gbcore.graph import TransitionGraph
+
+BACKUPS = 1_000_000  # between two of them Ctrl-C is heard
 
 COLUMNS = (
     "observations", "actions", "rewards", "next_observations", "terminations", "truncations",
@@ -163,22 +166,21 @@ def solve_tried(
     edges = graph.edges()
     if not len(edges["source"]):
         raise ValueError("Require a graph with transitions, got none")
-    pairs, pair = np.unique(
-        edges["source"] * graph.num_actions + edges["action"], return_inverse=True
+    n, scratch = graph.num_ids, np.empty(graph.num_actions)
+    values = np.full(n, min(edges["reward"].min(), 0) / (1 - gamma))
+    unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
+    nodes = np.unique(edges["source"])[::-1].copy()
+    rule = (gamma, 0.0, True)  # no prior, tried actions alone
+    num_backups = BACKUPS
+    while num_backups == BACKUPS:
+        num_backups = value_kernels.settle_values(
+            graph.arrays, values, unread, nodes, *rule, 1e-10, BACKUPS, scratch
+        )
+    actions = np.empty(n, np.int64)
+    value_kernels.choose_actions(
+        graph.arrays, values, unread, np.arange(n), *rule, scratch, actions
     )
-    nodes, first = np.unique(pairs // graph.num_actions, return_index=True)
-    count = np.bincount(pair, edges["count"])
-    share, goes_on = edges["count"] / count[pair], gamma * ~edges["terminated"]
-    values = np.full(graph.num_ids, min(edges["reward"].min(), 0) / (1 - gamma))
-    change = np.inf
-    while change > 1e-9 * max(1, np.abs(values).max()):
-        q = np.bincount(pair, share * (edges["reward"] + goes_on * values[edges["next"]]))
-        best = np.maximum.reduceat(q, first)
-        change = np.abs(best - values[nodes]).max()
-        values[nodes] = best
-    chosen = np.lexsort((-q, pairs // graph.num_actions))[first]
-    actions, counts = np.full(graph.num_ids, -1), np.zeros(graph.num_ids, np.int64)
-    actions[nodes], counts[nodes] = pairs[chosen] % graph.num_actions, count[chosen]
+    counts = np.where(actions < 0, 0, graph.arrays.pair_count[np.arange(n), actions])
     return values, actions, counts
 
 
