@@ -178,26 +178,24 @@ class GraphDQN(DQN):
         return env
 
     def _require_usable(self):
-        for name, least, most in (("depth", 1, MAX_DEPTH), ("breadth", 0, np.inf)):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or not least <= value <= most:
-                raise ValueError(f"Require an integer {name} from {least} to {most}, got {value!r}")
-        if not (isinstance(self.prior, Real) and 0 <= self.prior < np.inf):
-            raise ValueError(f"Require a finite prior >= 0, got {self.prior!r}")
-        if not (isinstance(self.gamma, Real) and 0 <= self.gamma <= 1):
-            raise ValueError(f"Require 0 <= gamma <= 1, got {self.gamma!r}")
-        if not (self.key is None or callable(self.key)):
-            raise ValueError(f"Require a key that is a function, got {self.key!r}")
-        if self.optimize_memory_usage:
-            raise ValueError(
-                "Require optimize_memory_usage=False: a graph has both states of a row"
-            )
-        if getattr(self, "n_steps", 1) != 1:
-            raise ValueError(f"Require n_steps=1, got {self.n_steps}: depth says how far it looks")
-        if self.backup not in ("graph", "whole-graph"):
-            raise ValueError(f"Require backup graph or whole-graph, got {self.backup!r}")
-        if self.backup == "whole-graph" and self.gamma == 1:
-            raise ValueError(f"Require 0 <= gamma < 1 for whole-graph, got {self.gamma}")
+        depth, breadth, prior, gamma = self.depth, self.breadth, self.prior, self.gamma
+        is_depth = isinstance(depth, Integral) and 1 <= depth <= MAX_DEPTH
+        is_discount = isinstance(gamma, Real) and 0 <= gamma <= 1
+        is_limit = gamma != 1 or self.backup != "whole-graph"
+        n_steps = getattr(self, "n_steps", 1)
+        for holds, wanted, found in (
+            (is_depth, f"an integer depth from 1 to {MAX_DEPTH}", depth),
+            (isinstance(breadth, Integral) and breadth >= 0, "an integer breadth from 0", breadth),
+            (isinstance(prior, Real) and 0 <= prior < np.inf, "a finite prior >= 0", prior),
+            (is_discount, "0 <= gamma <= 1", gamma),
+            (is_limit, "0 <= gamma < 1 for whole-graph", gamma),
+            (self.key is None or callable(self.key), "a key that is a function", self.key),
+            (not self.optimize_memory_usage, "optimize_memory_usage=False", True),
+            (n_steps == 1, "n_steps=1, as depth says how far it looks", n_steps),
+            (self.backup in ("graph", "whole-graph"), "backup graph or whole-graph", self.backup),
+        ):
+            if not holds:
+                raise ValueError(f"Require {wanted}, got {found!r}")
         kinds = self.replay_buffer_class, type(self.replay_buffer)
         for kind in set(kinds) - {None, type(None)}:
             if not issubclass(kind, GraphReplayBuffer):
