@@ -245,11 +245,6 @@ CORNERS = {
     "frontier": (3, [(0, a, 0.3, False, 1 + k, 1 + k) for a in range(2) for k in range(4)]),
     "chain": (2, [(k, k % 2, 0.1 * k, k == 5, k + 1, 1) for k in range(6)]),
     "all dones": (2, [(s, a, s - a, True, 1 - s, 1) for s in range(2) for a in range(2)]),
-    "thousands of outcomes": (
-        2,
-        [(0, 0, float(k % 7), k % 11 == 0, 1 + k % 300, 1 + k % 2) for k in range(3000)]
-        + [(k, 1, 0.5, False, 0, 1) for k in range(1, 300, 3)],
-    ),
 }
 
 

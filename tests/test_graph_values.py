@@ -5,7 +5,7 @@ import gc
 import naive
 import numpy as np
 import pytest
-from conftest import Case, cases, raises_naming, scaled
+from conftest import cases, raises_naming, scaled
 from hypothesis import given, settings
 
 from gbcore import (
@@ -15,7 +15,6 @@ from gbcore import (
     Replay,
     TransitionGraph,
     graph_values,
-    q_targets,
 )
 
 
@@ -56,27 +55,6 @@ def test_values_and_targets_are_those_of_the_oracle(case):
             assert q[action] >= q.max() - 1e-6
         else:
             assert action == -1
-
-
-@pytest.mark.parametrize("prior", [0.0, 1.0])
-def test_without_cycles_it_is_the_backup_of_a_depth_that_reaches_every_end(prior):
-    rng = np.random.default_rng(0)
-    rows = [
-        (s, a, float(rng.normal()), s2 == 8, s2, int(rng.integers(1, 4)))
-        for s in range(8)
-        for a in range(2)
-        for s2 in (s + 1, min(s + 2, 8))
-    ]
-    case = Case(3, [row for row in rows if rng.random() < 0.8])
-    values, leaf_q = converged(case, case.gamma, prior)
-    seen = [(s, a) for s, a in case.pairs if case.naive.transitions(s, a)]
-    sub = case.expand(seen, depth=9)
-    expected = q_targets(sub, leaf_q[case.rows(sub)], case.gamma, prior=prior)
-    nodes, actions = [case.id_of[s] for s, _ in seen], [a for _, a in seen]
-    np.testing.assert_allclose(values.targets(nodes, actions), expected, atol=1e-5)
-    if prior == 0:
-        deep = q_targets(case.expand(seen, 5), leaf_q[case.rows(sub)], case.gamma)
-        assert not np.allclose(deep, expected), "depth 5 is not enough here"
 
 
 def leaf_of(obs):

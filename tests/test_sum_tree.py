@@ -119,17 +119,6 @@ def test_sums_do_not_drift():
     assert tree.total == pytest.approx(priorities.sum(), rel=1e-12)
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 3, 64, 65, 1000])
-def test_every_index_of_any_capacity_can_be_found(capacity):
-    tree = SumTree(capacity)
-    tree.set(np.arange(capacity), np.ones(capacity))
-    assert tree.total == capacity
-    assert [tree.find(i + 0.5) for i in range(capacity)] == list(range(capacity))
-    np.testing.assert_array_equal(
-        np.sort(tree.sample(capacity, np.random.default_rng(0))), range(capacity)
-    )
-
-
 def test_rejects_and_stays_as_it_was():
     tree = SumTree(6)
     tree.set(np.arange(6), np.arange(6.0))

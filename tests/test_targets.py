@@ -43,9 +43,12 @@ def assert_targets(case, sub, targets_of):
 
 
 def assert_exact(case, depth):
-    """From every pair of the case."""
-    sub, pairs = case.expand(case.pairs, depth), case.pairs
+    """From every pair of the case, of whatever else is in the batch."""
+    pairs = case.pairs + case.pairs[::-2]  # some twice
+    sub = case.expand(pairs, depth)
     assert sub.num_roots == len(pairs)
+    assert sub.nodes.dtype == np.int64
+    assert len(np.unique(sub.nodes)) == len(sub.nodes)
     assert_targets(case, sub, lambda oracle: [oracle.target(s, a, depth) for s, a in pairs])
 
 
@@ -53,7 +56,7 @@ def assert_exact(case, depth):
 
 
 @settings(max_examples=scaled(300, 30))
-@given(cases(), depths)
+@given(cases() | cases(max_actions=1), depths)
 def test_random_graphs(case, depth):
     assert_exact(case, depth)
 
@@ -81,7 +84,7 @@ def test_float32_gives_float32(case, depth):
 
 @settings(max_examples=scaled(60))
 @given(cases(), depths)
-def test_leaf_rows_are_distinct_nodes_within_reach(case, depth):
+def test_leaves_are_within_reach(case, depth):
     """From one root: nothing but the root and what lies within depth steps of it."""
     for s, a in case.pairs[len(case.pairs) // 2 :][:1]:
         within, frontier = {s}, case.naive.transitions(s, a)
@@ -90,24 +93,6 @@ def test_leaf_rows_are_distinct_nodes_within_reach(case, depth):
             within |= reached
             frontier = [t for state in reached for t in case.naive.transitions(state)]
         assert set(case.rows(case.expand([(s, a)], depth)).tolist()) <= within
-    nodes = case.expand(case.pairs, depth).nodes
-    assert nodes.dtype == np.int64
-    assert nodes.ndim == 1
-    assert len(set(nodes.tolist())) == len(nodes)
-
-
-@settings(max_examples=scaled(40, 10))
-@given(cases(), depths, st.integers(0, 1000))
-def test_a_target_does_not_depend_on_the_rest_of_the_batch(case, depth, seed):
-    rng = np.random.default_rng(seed)
-    pairs = case.pairs
-    batch = [pairs[i] for i in rng.integers(len(pairs), size=7)] if pairs else []  # with duplicates
-    whole = case.q_targets(case.expand(pairs, depth), "greedy")
-    expected = [whole[pairs.index(pair)] for pair in batch]
-    got = case.q_targets(case.expand(batch, depth), "greedy")
-    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
-    alone = [case.q_targets(case.expand([pair], depth), "greedy")[0] for pair in batch]
-    np.testing.assert_allclose(alone, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_the_graph_may_change_after_expand():
@@ -153,44 +138,34 @@ def test_inputs_may_be_views_which_are_not_written_to_and_carry_no_gradient():
 # --- cases that can be worked by hand ---
 
 
-def test_two_cycle_by_hand():
-    """0 -> 1 with reward 1, 1 -> 0 with reward -0.5, gamma 0.9, one action."""
-    case = Case(1, CORNERS["two-cycle"][1])
-    q0, q1 = case.leaf_q[0, 0], case.leaf_q[1, 0]
-    by_depth = {
-        1: 1 + 0.9 * q1,
-        2: 1 + 0.9 * (-0.5 + 0.9 * q0),
-        3: 1 + 0.9 * (-0.5 + 0.9 * (1 + 0.9 * q1)),
-    }
-    for depth, expected in by_depth.items():
-        got = case.q_targets(case.expand([(0, 0)], depth), "greedy")
+FEW = [(0, 0, 1.0, False, 1, 3), (0, 0, -2.0, False, 2, 1), (0, 0, 8.0, True, 3, 4)]
+BAD = [(0, 0, 0.0, False, 1), (1, 0, -5.0, True, 2)]
+END = CORNERS["done into a state with edges"][1]
+
+
+@pytest.mark.parametrize(
+    ("transitions", "num_actions", "depth", "names", "expected"),
+    [
+        (CORNERS["two-cycle"][1], 1, 1, RULES, 1 + 0.5 * 10),
+        (CORNERS["two-cycle"][1], 1, 2, RULES, 1 + 0.5 * (-0.5 + 0.5 * 2)),
+        (CORNERS["two-cycle"][1], 1, 3, RULES, 1 + 0.5 * (-0.5 + 0.5 * (1 + 0.5 * 10))),
+        (FEW, 1, 1, RULES, (3 * (1 + 0.5 * 10) + (-2 + 0.5 * 3) + 4 * 8) / 8),
+        (END, 2, 1, RULES, 1.0),  # a done transition does not look behind the end
+        (END, 2, 5, RULES, 1.0),
+        # The network overestimates action 0 of state 1; nested it does not hide the unseen one.
+        (BAD, 2, 1, ["greedy"], 0.5 * 10),
+        (BAD, 2, 2, ["greedy"], 0.5 * 1),
+        (BAD, 2, 2, ["behaviour"], 0.5 * -5),
+    ],
+)
+def test_targets_by_hand(transitions, num_actions, depth, names, expected):
+    """Of action 0 in state 0."""
+    case = Case(num_actions, transitions, gamma=0.5)
+    leaves = np.array([[2.0, 2.0], [10.0, 1.0], [3.0, 3.0], [7.0, 7.0]])
+    case.leaf_q = leaves[: case.num_states, :num_actions]
+    for name in names:
+        got = case.q_targets(case.expand([(0, 0)], depth), name)
         np.testing.assert_allclose(got, [expected], rtol=0, atol=TOLERANCE)
-
-
-def test_a_seen_action_with_a_bad_outcome_does_not_hide_an_unseen_one():
-    """Greedy reads the leaf of unseen actions, and the nested value, not the leaf, of seen ones."""
-    case = Case(2, [(0, 0, 0.0, False, 1), (1, 0, -5.0, True, 2)], gamma=1.0)
-    case.leaf_q[1] = [10.0, 1.0]  # action 0 is overestimated by the network; the data say -5
-    assert case.q_targets(case.expand([(0, 0)], 1), "greedy")[0] == pytest.approx(10.0)
-    assert case.q_targets(case.expand([(0, 0)], 2), "greedy")[0] == pytest.approx(1.0)
-    assert case.q_targets(case.expand([(0, 0)], 2), "behaviour")[0] == pytest.approx(-5.0)
-
-
-def test_depth_one_averages_one_backup_over_the_outcomes():
-    case = Case(1, [(0, 0, 1.0, False, 1, 3), (0, 0, -2.0, False, 2, 1), (0, 0, 8.0, True, 3, 4)])
-    v1, v2 = case.leaf_q[1].max(), case.leaf_q[2].max()
-    expected = (3 * (1 + 0.9 * v1) + (-2 + 0.9 * v2) + 4 * 8) / 8
-    for name in RULES:
-        got = case.q_targets(case.expand([(0, 0)], 1), name)
-        np.testing.assert_allclose(got, [expected], rtol=0, atol=TOLERANCE)
-
-
-def test_a_done_transition_does_not_look_behind_the_end():
-    case = Case(2, CORNERS["done into a state with edges"][1])
-    for depth in (1, 2, 5):
-        for name in RULES:
-            got = case.q_targets(case.expand([(0, 0)], depth), name)
-            np.testing.assert_allclose(got, [1.0], rtol=0, atol=TOLERANCE)
 
 
 def test_an_empty_batch():
@@ -200,24 +175,6 @@ def test_an_empty_batch():
     for name in RULES:
         assert case.q_targets(sub, name).shape == (0,)
         assert case.categorical_targets(sub, name).shape == (0, 5)
-
-
-@settings(max_examples=scaled(80, 20))
-@given(cases() | cases(max_actions=1), depths)
-def test_rules_reduce_to_each_other(case, depth):
-    """With one action all agree. Double is the policy of the online argmax; by the target network's
-    own argmax it is greedy one backup deep, and at most that where greedy looks at nested values.
-    """
-    case.policy = np.eye(case.num_actions)[case.selector_q.argmax(1)]
-    sub, flat = case.expand(case.pairs, depth), case.expand(case.pairs, 1)
-    greedy, double = case.q_targets(sub, "greedy"), case.q_targets(sub, "double")
-    np.testing.assert_allclose(case.q_targets(sub, "policy"), double, rtol=0, atol=TOLERANCE)
-    for name in RULES if case.num_actions == 1 else ():
-        np.testing.assert_allclose(case.q_targets(sub, name), greedy, rtol=0, atol=TOLERANCE)
-    case.selector_q = case.leaf_q
-    assert (case.q_targets(sub, "double") <= greedy + TOLERANCE).all()
-    double = case.q_targets(flat, "double")
-    np.testing.assert_allclose(double, case.q_targets(flat, "greedy"), rtol=0, atol=TOLERANCE)
 
 
 # --- categorical projection ---
@@ -474,16 +431,6 @@ def test_breadth_at_the_size_of_a_level_is_no_limit():
     for breadth in (7, 8, 1000):
         assert kept_of_the_hub(breadth, 20).all()
     assert not kept_of_the_hub(6, 20).all(1).any()
-
-
-@settings(max_examples=scaled(40, 10))
-@given(cases(), depths)
-def test_breadth_of_all_transitions_equals_no_limit(case, depth):
-    exact = all_targets(case, case.expand(case.pairs, depth))
-    breadth = max(1, case.graph.num_edges)
-    rng = np.random.default_rng(0)
-    limited = all_targets(case, case.expand(case.pairs, depth, breadth=breadth, rng=rng))
-    np.testing.assert_allclose(limited, exact, rtol=0, atol=TOLERANCE)
 
 
 def test_a_kept_pair_averages_over_all_its_outcomes():
