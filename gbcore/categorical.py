@@ -298,44 +298,42 @@ def pad(subgraphs: Subgraphs) -> Subgraphs:
     level. Added pairs belong to the last vertex of their level, which is always an added one and
     which no outcome leads to. Added nodes repeat the first one, or are 0.
     """
-    width = 1 + np.diff(subgraphs.level_vertices).max(initial=0)  # the last one is padding
-    for bounds in (subgraphs.level_pairs[1:], subgraphs.level_outcomes):
+    sub = subgraphs
+    width = 1 + np.diff(sub.level_vertices).max(initial=0)  # the last one is padding
+    for bounds in (sub.level_pairs[1:], sub.level_outcomes):
         width = max(width, np.diff(bounds).max(initial=0))
-    num_nodes, width = _round_up(len(subgraphs.nodes)), _round_up(width)
-    num_roots = subgraphs.num_roots
-    steps = np.arange(len(subgraphs.level_pairs))
+    num_nodes, width = _round_up(len(sub.nodes)), _round_up(width)
+    num_roots = sub.num_roots
+    steps = np.arange(len(sub.level_pairs))
     level_vertices = np.maximum(steps - 1, 0) * width
     level_pairs = np.where(steps > 0, num_roots + (steps - 1) * width, 0)
     level_outcomes = steps * width
-    vertex_place = _places(subgraphs.level_vertices, level_vertices)
-    pair_place = _places(subgraphs.level_pairs, level_pairs)
-    outcome_place = _places(subgraphs.level_outcomes, level_outcomes)
+    vertex_place = _places(sub.level_vertices, level_vertices)
+    pair_place = _places(sub.level_pairs, level_pairs)
+    outcome_place = _places(sub.level_outcomes, level_outcomes)
 
     last_vertex = np.repeat(level_vertices[2:] - 1, width)  # of each pair's level
     pair_vertex = np.concatenate([np.full(num_roots, -1), last_vertex])
-    pair_vertex[pair_place[num_roots:]] = vertex_place[subgraphs.pair_vertex]
+    pair_vertex[pair_place[num_roots:]] = vertex_place[sub.pair_vertex]
     pairs_of = np.bincount(pair_vertex[num_roots:], minlength=level_vertices[-1])
-    any_node = subgraphs.nodes[0] if len(subgraphs.nodes) else 0
-    leaves, end = np.arange(len(subgraphs.nodes)), [num_nodes + level_vertices[-1]]
+    any_node = sub.nodes[0] if len(sub.nodes) else 0
+    leaves, end = np.arange(len(sub.nodes)), [num_nodes + level_vertices[-1]]
     vertex_of = np.concatenate([leaves, num_nodes + vertex_place, end])
-    num_outcomes, num_pairs = level_outcomes[-1], level_pairs[-1]
-    return subgraphs._replace(
-        nodes=np.concatenate([subgraphs.nodes, np.full(num_nodes - len(leaves), any_node)]),
-        vertex_row=_filled(level_vertices[-1], vertex_place, subgraphs.vertex_row, 0),
+    of_vertices, of_pairs = (level_vertices[-1], vertex_place), (level_pairs[-1], pair_place)
+    of_outcomes, first_pair = (
+        (level_outcomes[-1], outcome_place),
+        np.repeat(level_pairs[:-1], width),
+    )
+    return sub._replace(
+        nodes=np.concatenate([sub.nodes, np.full(num_nodes - len(leaves), any_node)]),
+        vertex_row=_filled(*of_vertices, sub.vertex_row),
         vertex_pairs=num_roots + np.append(0, np.cumsum(pairs_of)),
-        pair_action=_filled(num_pairs, pair_place, subgraphs.pair_action, 0),
-        pair_count=_filled(num_pairs, pair_place, subgraphs.pair_count, 0),
-        outcome_pair=_filled(
-            num_outcomes,
-            outcome_place,
-            pair_place[subgraphs.outcome_pair],
-            np.repeat(level_pairs[:-1], width),
-        ),
-        outcome_vertex=_filled(
-            num_outcomes, outcome_place, vertex_of[subgraphs.outcome_vertex], vertex_of[-1]
-        ),
-        outcome_weight=_filled(num_outcomes, outcome_place, subgraphs.outcome_weight, 0.0),
-        outcome_reward=_filled(num_outcomes, outcome_place, subgraphs.outcome_reward, 0.0),
+        pair_action=_filled(*of_pairs, sub.pair_action),
+        pair_count=_filled(*of_pairs, sub.pair_count),
+        outcome_pair=_filled(*of_outcomes, pair_place[sub.outcome_pair], first_pair),
+        outcome_vertex=_filled(*of_outcomes, vertex_of[sub.outcome_vertex], vertex_of[-1]),
+        outcome_weight=_filled(*of_outcomes, sub.outcome_weight),
+        outcome_reward=_filled(*of_outcomes, sub.outcome_reward),
         level_vertices=level_vertices,
         level_pairs=level_pairs,
         level_outcomes=level_outcomes,
@@ -353,7 +351,7 @@ def _places(bounds, new_bounds):
     return np.arange(bounds[-1]) + np.repeat(new_bounds[:-1] - bounds[:-1], counts)
 
 
-def _filled(size, places, values, rest):
+def _filled(size, places, values, rest=0):
     array = np.full(size, rest, values.dtype)
     array[places] = values
     return array
