@@ -223,24 +223,6 @@ def test_clipping_happens_at_every_node():
     np.testing.assert_allclose(got, [[0, 0, 0, 1, 0]], rtol=0, atol=1e-12)
 
 
-@settings(max_examples=scaled(40, 10))
-@given(cases(), depths)
-def test_where_nothing_is_clipped_the_expectation_is_the_scalar_target(case, depth):
-    """Projection keeps the mean inside the support, and every rule reads expectations.
-
-    Mass starts on the middle 3 of 15 atoms, and spreads by one atom per backup, at most.
-    """
-    case.support = np.linspace(-70, 70, 15)  # rewards are smaller than the gap of 10
-    middle = case.leaf_pmf[..., 1:4] / case.leaf_pmf[..., 1:4].sum(-1, keepdims=True)
-    case.leaf_pmf = np.zeros((*middle.shape[:2], 15))
-    case.leaf_pmf[..., 6:9] = middle
-    case.leaf_q = case.leaf_pmf @ case.support
-    sub = case.expand(case.pairs, depth)
-    for name in RULES:
-        got = case.categorical_targets(sub, name) @ case.support
-        np.testing.assert_allclose(got, case.q_targets(sub, name), rtol=0, atol=1e-8)
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-5)])
 def test_mass_is_kept_on_the_support_of_rainbow(dtype, tolerance):
     """51 atoms on [-10, 10] are 0.4 apart, not exact in binary: rounding decides what is on one."""
@@ -503,17 +485,6 @@ def test_prior_of_pmfs_by_hand():
     for name in RULES:
         got = case.categorical_targets(sub, name)
         np.testing.assert_allclose(got, [[0, 3 / 8, 3 / 8, 0, 1 / 4]], rtol=0, atol=1e-12)
-
-
-@settings(max_examples=scaled(40, 10))
-@given(cases(), depths)
-def test_without_a_prior_every_bit_stays(case, depth):
-    """Left out, 0 and one too small to move a float64 give the same scalars, bit for bit."""
-    sub = case.expand(case.pairs, depth)
-    leaf = case.leaf_q[case.rows(sub)]
-    plain = q_targets(sub, leaf, case.gamma)
-    np.testing.assert_array_equal(q_targets(sub, leaf, case.gamma, prior=0.0), plain)
-    np.testing.assert_array_equal(q_targets(sub, leaf, case.gamma, prior=1e-300), plain)
 
 
 def test_a_prior_out_of_range_is_refused():
