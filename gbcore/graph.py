@@ -42,6 +42,7 @@ FORMAT_VERSION = 2
 MAX_DEPTH = 2**16  # of an expansion; times its roots it stays below MAX_STAMP
 MAX_TRANSITIONS = 2**53  # counts are weights, and float64 knows no more
 UNKNOWN = -1  # a generation that no id has
+KIND = ("num_actions", "obs_shape", "obs_dtype", "key_shape", "key_dtype", "frame_stack")
 # The arrays that grow, and what is in them where nothing was written.
 NODE_ARRAYS = {
     "block_start": EMPTY, "block_log2": EMPTY, "degree": 0, "in_degree": FREED, "pair_count": 0,
@@ -670,7 +671,11 @@ class TransitionGraph(Holder):
     def state(self) -> Rows:
         """Arrays by name, which `from_state` and `restore` take back; views where they can be."""
         arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
-        saved = self._kind() | {
+        saved = {
+            "format_version": np.array(FORMAT_VERSION),
+            "num_actions": np.array(self.num_actions),
+            "obs_shape": np.array(self.obs_shape, np.int64),
+            "obs_dtype": np.array(self.obs_dtype.str),
             "edge_room": np.array(len(arrays.edge_next)),  # decides whether a block can shrink
             "free_blocks": arrays.free_blocks,
             "totals": arrays.totals,
@@ -683,19 +688,10 @@ class TransitionGraph(Holder):
             saved["frame_uses"] = self._frame_uses[: self._frames.num_ids]
         if self._contents is not None:
             saved["contents"] = self._contents[: self.num_ids]
+        if self.key_shape is not None and self.key_dtype is not None:
+            saved["key_shape"] = np.array(self.key_shape, np.int64)
+            saved["key_dtype"] = np.array(self.key_dtype.str)
         return Rows(saved)
-
-    def _kind(self):
-        kind = {
-            "format_version": np.array(FORMAT_VERSION),
-            "num_actions": np.array(self.num_actions),
-            "obs_shape": np.array(self.obs_shape, np.int64),
-            "obs_dtype": np.array(self.obs_dtype.str),
-        }
-        if self.key_shape is not None:
-            kind["key_shape"] = np.array(self.key_shape, np.int64)
-            kind["key_dtype"] = np.array(self.key_dtype.str)
-        return kind
 
     def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
         """Become the graph that `state` is of, with at least the room for nodes that there is.
@@ -708,14 +704,11 @@ class TransitionGraph(Holder):
             ValueError: for a graph of other actions, observations or keys, or one that is damaged.
                 Then nothing has changed.
         """
-        kind = self._kind()
-        for name in (*kind, "key_shape"):
-            wanted, found = kind.get(name), saved.get(name)
-            if not np.array_equal(wanted, found):
-                raise ValueError(f"Require a graph whose {name} is {wanted}, got {found}")
-        if ("frame_uses" in saved) != self.frame_stack:
-            raise ValueError(f"Require a graph whose frame_stack is {self.frame_stack}")
         graph = self.from_state(saved, self._keys.capacity)
+        for name in KIND:
+            wanted, found = getattr(self, name), getattr(graph, name)
+            if wanted != found:
+                raise ValueError(f"Require a graph whose {name} is {wanted}, got {found}")
         with self.lock:
             del graph.lock, graph._watchers
             self.__dict__.update(vars(graph))
@@ -870,7 +863,7 @@ def _checked(name, values, shape, dtype, many):
 
 def _shape_and_dtype(saved, name):
     shape, dtype = saved[f"{name}_shape"], str(saved[f"{name}_dtype"])
-    check_array(f"{name}_shape", shape, np.int64, (shape.size,))
+    check_array(f"{name}_shape", shape, np.int64, (np.size(shape),))
     try:
         return shape, np.dtype(dtype)
     except TypeError as error:

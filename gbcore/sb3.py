@@ -180,12 +180,13 @@ class GraphDQN(DQN):
     def _require_usable(self):
         depth, breadth, prior, gamma = self.depth, self.breadth, self.prior, self.gamma
         is_depth = isinstance(depth, Integral) and 1 <= depth <= MAX_DEPTH
+        is_breadth = isinstance(breadth, Integral) and breadth >= 0
         is_discount = isinstance(gamma, Real) and 0 <= gamma <= 1
         is_limit = gamma != 1 or self.backup != "whole-graph"
         n_steps = getattr(self, "n_steps", 1)
         for holds, wanted, found in (
             (is_depth, f"an integer depth from 1 to {MAX_DEPTH}", depth),
-            (isinstance(breadth, Integral) and breadth >= 0, "an integer breadth from 0", breadth),
+            (is_breadth, "an integer breadth from 0 on", breadth),
             (isinstance(prior, Real) and 0 <= prior < np.inf, "a finite prior >= 0", prior),
             (is_discount, "0 <= gamma <= 1", gamma),
             (is_limit, "0 <= gamma < 1 for whole-graph", gamma),
