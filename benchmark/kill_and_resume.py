@@ -3,7 +3,7 @@
     python benchmark/kill_and_resume.py --script gb_rainbow_atari
 
 Of twenty kills twelve come at any moment of the start and of the training that follows, and eight
-are aimed at the writing of a checkpoint; every second one hits a run with frontier exploration.
+are aimed at the writing of a checkpoint. Up to half of the episodes explore with the frontier.
 Exit status 1 if anything that the two runs leave behind differs.
 """
 
@@ -24,11 +24,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import ROOT, fail, lasting_output
+from output import ROOT, arguments, lasting_output
 from runs import read_metrics
 
-from gbcore.run import load_checkpoint
-from gbcore.run.flags import read_flags
+from gbcore.run import Amount, Count, load_checkpoint
 
 SMALL = "--batch-size 8 --breadth 5 --threads 1 --no-cuda --log-frequency 100"
 DQN = (
@@ -43,7 +42,6 @@ FLAGS = {
     f"--curve-episodes 1 --eval-epsilon 1 --checkpoint-frequency 40 {SMALL}",
 }
 SAVED, NEW = "checkpoint.npz", "new.checkpoint.npz"
-EXPLORATIONS = ("epsilon-greedy", "frontier")
 MOMENTS = ["any"] * 12 + ["writing"] * 8
 
 
@@ -52,9 +50,10 @@ class Args:
     script: Literal["gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari"] = "gb_dqn_minigrid"
     """the script, without .py"""
     backup: str = "graph"  # the script's
-    kills: int = 20  # how often to kill it
-    steps: int = 0  # environment steps; 0 = enough for twenty kills
-    seed: int = 0  # of the moments
+    exploration: str = "frontier"  # the script's
+    kills: Count = 20  # how often to kill it
+    steps: Amount = 0  # environment steps; 0 = enough for twenty kills
+    seed: Amount = 0  # of the moments
 
 
 def outcome(run):
@@ -128,7 +127,6 @@ def kill(process, folder, moment, seconds, rng):
 
 def kill_runs(script, flags, moments, folder, rng):
     """What differs from a run left alone; how often runs were killed at what."""
-    folder.mkdir()
     alone, begin = folder / "alone", time.perf_counter()
     expected = finish(start(script, flags, alone), alone)
     seconds = time.perf_counter() - begin
@@ -154,20 +152,14 @@ def kill_runs(script, flags, moments, folder, rng):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
-    if args.kills < 1:
-        fail(f"--kills must be >= 1, got {args.kills}")
+    args = arguments(Args, __doc__)
     rng = np.random.default_rng(args.seed)
     flags = [*FLAGS[args.script].split(), "--backup", args.backup]
+    flags += ["--exploration", args.exploration]
     flags += ["--total-timesteps", str(args.steps)] * (args.steps > 0)
     moments = rng.permutation(np.resize(rng.permutation(MOMENTS), args.kills)).tolist()
-    kills, differences = Counter(), []
     with tempfile.TemporaryDirectory() as folder:
-        for i, exploration in enumerate(EXPLORATIONS[: args.kills]):
-            words, own = [*flags, "--exploration", exploration], moments[i :: len(EXPLORATIONS)]
-            found = kill_runs(args.script, words, own, Path(folder) / exploration, rng)
-            differences += found[0]
-            kills += found[1]
+        differences, kills = kill_runs(args.script, flags, moments, Path(folder), rng)
     told = ", ".join(f"{number} {at}" for at, number in kills.items())
     found = f"differences in {', '.join(differences)}" if differences else "no difference"
     print(f"{sum(kills.values())} kills ({told}): {found}")

@@ -26,22 +26,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from naive import NaiveGraph, Oracle, Scalars
-from output import fail, lasting_output
+from output import arguments, lasting_output
 
 from gbcore import FrontierPlanner, TransitionGraph, q_targets
-from gbcore.run.flags import read_flags
+from gbcore.run import Amount, Count
 
 NUM_ACTIONS = 3
 
 
 @dataclass
 class Args:
-    operations: int = 1_000_000  # random operations
-    states: int = 20_000  # distinct observations to choose from
-    wave: int = 400_000  # operations in which the graph grows and shrinks once
-    check_frequency: int = 250_000  # operations between two comparisons of everything
+    operations: Count = 1_000_000  # random operations
+    states: Count = 20_000  # distinct observations to choose from
+    wave: Count = 400_000  # operations in which the graph grows and shrinks once
+    check_frequency: Count = 250_000  # operations between two comparisons of everything
     frame_stack: bool = False  # observations are stacks of 4 frames
-    seed: int = 0  # of the operations
+    seed: Amount = 0  # of the operations
 
 
 def observation(state, frame_stack):
@@ -136,9 +136,7 @@ class Twins:
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
-    if min(args.states, args.wave, args.check_frequency) < 1:
-        fail("require --states, --wave and --check-frequency >= 1")
+    args = arguments(Args, __doc__)
     rng, twins = np.random.default_rng(args.seed), Twins(args)
     begin, next_size = time.perf_counter(), 8
     for i in range(args.operations):

@@ -16,9 +16,7 @@ from pathlib import Path
 
 import tyro
 from kill_and_resume import outcome
-from output import ROOT, lasting_output
-
-from gbcore.run.flags import read_flags
+from output import ROOT, arguments, lasting_output
 
 FLAGS = {
     "gb_dqn_minigrid": "--env-id DoorKey-5x5 --total-timesteps 3000 --learning-starts 500",
@@ -50,7 +48,7 @@ def run_of(root, script, flags):
 
 @lasting_output()
 def main():
-    args, failed = read_flags(Args, sys.argv[1:], description=__doc__), False
+    args, failed = arguments(Args, __doc__), False
     for script, *choice in itertools.product(args.scripts, args.backups, args.explorations):
         flags = [*FLAGS[script].split(), *SMALL.split(), *args.flags.split()]
         flags += ["--backup", choice[0], "--exploration", choice[1]]

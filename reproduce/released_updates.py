@@ -29,11 +29,11 @@ import numpy as np
 import tyro
 from folders import RESULTS
 from numba import njit
-from output import lasting_output, read_rows, write_rows
+from output import arguments, lasting_output, read_rows, write_rows
 from run_records import SUITES, measurements, script_of
 from runs import run_folders, words_of
 
-from gbcore.run.flags import read_flags
+from gbcore.run import Amount, Count
 from gbcore.targets import pair_q_values
 
 COLUMNS = "suite episode_seed task backup depth update seed score first_reward_step commit".split()
@@ -45,9 +45,9 @@ class Args:
     suite: tyro.conf.Positional[Literal["minatar", "minigrid"]]
     """MinAtar's episodes are seeded alike, as in the authors' code"""
     task: tyro.conf.Positional[str]  # of the suite
-    depth: int = 5
+    depth: Count = 5
     """steps of a return or levels; the paper has 5, the released command for MiniGrid 10"""
-    seed: int = 1  # of the run
+    seed: Amount = 1  # of the run
     out: Path = RESULTS / "released_updates.csv"  # CSV file with a row per run
 
 
@@ -169,7 +169,7 @@ def measure(args):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
+    args = arguments(Args, __doc__)
     row = measure(args)
     write_rows(args.out, COLUMNS, [*(read_rows(args.out) if args.out.exists() else []), row])
     print(f"{row['task']}, seed {row['seed']}: {row['score']:.3g}, added to {args.out}")

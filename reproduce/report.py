@@ -8,7 +8,6 @@ not complete yet.
 """
 
 import itertools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import aggregate
 import numpy as np
 import report_figures
 from folders import RESULTS, ROOT
-from output import fail, lasting_output, markdown
+from output import arguments, fail, lasting_output, markdown
 from tables import (
     ATARI,
     FRONTIER,
@@ -34,7 +33,6 @@ from tables import (
 )
 
 from gbcore.run.atari import REFERENCE_SCORES
-from gbcore.run.flags import read_flags
 
 LINES = "bands: its standard error. Dashed: one seed. Dotted: a backup with other flags."
 
@@ -301,7 +299,7 @@ def write_report(protocols, folder):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
+    args = arguments(Args, __doc__)
     try:
         protocols = read_protocols(args.results_dir)
         if not protocols:

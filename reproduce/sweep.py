@@ -26,15 +26,16 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import run_records
 from folders import ROOT
-from output import fail, lasting_output
+from output import arguments, fail, lasting_output
 from play import plain
 from run_records import SUITES, Key, Records, flags_of, key_of
 from runs import words_of
 
+from gbcore.run import Amount, Count
 from gbcore.run.flags import check_flags, read_flags
 
 LOG = "log.txt"  # of a run: what the script printed
@@ -59,11 +60,11 @@ class Args:
     run_dir: Path = Path("runs")  # where runs leave their folders
     results_dir: Path | None = None
     """where their rows are collected, as CSV; the folder results of --run-dir by default"""
-    checkpoint_frequency: int = 10_000  # steps between checkpoints
+    checkpoint_frequency: Count = 10_000  # steps between checkpoints
 
-    workers: int = 0  # runs at a time on this machine; 0 = as many as its processors allow
-    threads: int = 1  # CPU threads of each run
-    gpus_per_run: float = 0.0  # GPUs of each run, also a part of one; 0 = none
+    workers: Amount = 0  # runs at a time on this machine; 0 = as many as its processors allow
+    threads: Count = 1  # CPU threads of each run
+    gpus_per_run: Annotated[float, (0, 1024)] = 0.0  # GPUs of each run, or a part of one
     address: str | None = None
     """a Ray cluster to run on, as in auto or 10.0.0.1:6379; none = this machine"""
 
@@ -87,12 +88,8 @@ def check_args(args):
         fail(f"--suites must name one or more of {', '.join(SUITES)}")
     if not (args.backups and args.variants and args.seeds):
         fail("Require one or more --backups, --variants and --seeds")
-    least = min(args.workers, args.gpus_per_run, *args.seeds)
-    if min(args.threads, args.checkpoint_frequency) < 1 or least < 0:
-        fail(
-            "Require --threads and --checkpoint-frequency >= 1, and --workers, --gpus-per-run and "
-            "--seeds >= 0"
-        )
+    if min(args.seeds) < 0:
+        fail(f"--seeds must be at least 0, got {min(args.seeds)}")
     for suite, backup in itertools.product(args.suites, args.backups):
         if backup not in (known := run_records.backups_of(suite)):
             fail(f"--backups {backup!r} is none that {suite} has: {', '.join(known)}")
@@ -284,7 +281,7 @@ def say(text):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
+    args = arguments(Args, __doc__)
     check_args(args)
     results = args.results_dir or args.run_dir / "results"
     suites, grid = args.suites or tuple(SUITES), make_grid(args) if args.suites else {}

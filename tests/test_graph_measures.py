@@ -375,7 +375,7 @@ def test_bad_input_is_one_line(capsys, tmp_path):
     refused(capsys, lambda: recorded.read(tmp_path), "config.json")
     for content in (b"", b"PK nothing"):
         (tmp_path / "bad.npz").write_bytes(content)
-        refused(capsys, lambda: recorded.read(tmp_path / "bad.npz"), "corrupt")
+        refused(capsys, lambda: recorded.read(tmp_path / "bad.npz"), "bad.npz: ")
     graph = TransitionGraph(2, (1,), np.int64)
     graph.save(tmp_path / "no_edges.npz")
     refused(capsys, lambda: recorded.read(tmp_path / "no_edges.npz"), "no transitions")

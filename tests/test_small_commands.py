@@ -137,7 +137,7 @@ def test_a_value_that_is_no_number_is_told_with_the_range(words, asked, capsys):
 def test_commands_outlive_their_output(folder):
     for path in (ROOT / folder).glob("*.py"):
         text = path.read_text()
-        if "tyro.cli(Args" in text or "read_flags(Args" in text:
+        if "arguments(Args" in text or "read_flags(Args" in text:
             assert "\n@lasting_output()\ndef main():\n" in text, path
     typed = f"({sys.executable} {ROOT}/tools/evaluate.py --help; echo $? >&2) | true"
     done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=False)

@@ -17,12 +17,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from output import fail, lasting_output
+from output import arguments, fail, lasting_output
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
-from gbcore.run import seed_everything, updates
-from gbcore.run.flags import read_flags
+from gbcore.run import Count, seed_everything, updates
 from gbcore.run.updates import OnGPU
 
 TOLERANCE = 2e-3  # of errors and losses: TF32 is off, sums are taken in another order
@@ -32,8 +31,8 @@ TOLERANCE = 2e-3  # of errors and losses: TF32 is off, sums are taken in another
 class Args:
     device: Literal["cuda", "cpu"] = "cuda"
     """cpu: try this program itself, padded updates included"""
-    states: int = 2_000  # pictures in the graph
-    steps: int = 150  # steps that are timed, for each backup
+    states: Count = 2_000  # pictures in the graph
+    steps: Count = 150  # steps that are timed, for each backup
     compile: bool = False  # time graph's updates under torch.compile, too
 
 
@@ -137,7 +136,7 @@ def check(args):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
+    args = arguments(Args, __doc__)
     if args.device == "cuda" and not torch.cuda.is_available():
         fail(f"torch {torch.__version__} finds no CUDA device")
     seed_everything(script.Args(cuda=args.device == "cuda", threads=torch.get_num_threads()))

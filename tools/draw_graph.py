@@ -15,7 +15,6 @@ import base64
 import io
 import os
 import re
-import sys
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
@@ -26,11 +25,11 @@ import measures
 import numpy as np
 import recorded
 import tyro
-from output import fail, lasting_output
+from output import arguments, fail, lasting_output
 from picture import cm, collections, colors, plt, wrapped, write_figure
 from PIL import Image
 
-from gbcore.run.flags import read_flags
+from gbcore.run import Count
 
 try:
     import pygraphviz
@@ -73,7 +72,7 @@ class Args:
     """what an edge's colour tells; a value is that of the state it leaves"""
     layout: Literal["auto", "springs", "rings"] = "auto"
     """auto: springs for up to 400 states, else rings around the start"""
-    max_states: int = 100_000  # of a larger graph the states nearest to the start are drawn
+    max_states: Count = 100_000  # of a larger graph the states nearest to the start are drawn
 
 
 @dataclass
@@ -315,9 +314,7 @@ def write_page(run, layout, q, path):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
-    if args.max_states < 1:
-        fail(f"--max-states must be >= 1, got {args.max_states}")
+    args = arguments(Args, __doc__)
     for path in args.out:
         if path.suffix not in SUFFIXES:
             fail(f"--out must end in one of {', '.join(SUFFIXES)}, got {path}")

@@ -11,7 +11,6 @@ Of a run of whole-graph, whose targets are nested without end, it is the way tha
 Atari runs learn distributions; here their expectations are nested, without noise and clipping.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,11 +18,11 @@ from typing import Literal
 import numpy as np
 import recorded
 import tyro
-from output import fail, lasting_output
+from output import arguments, fail, lasting_output
 from picture import plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
-from gbcore.run.flags import read_flags
+from gbcore.run import Amount, Share
 
 SAMPLED, OF_ATARI = 2_000, 256  # rows of the replay that are compared
 LINES = 36  # of sums: with the rest at most 39
@@ -36,13 +35,13 @@ class Args:
     out: Path | None = None  # the picture, .png or .svg; none: only the sums are printed
     state: int | None = None  # the root's; none: of a transition where graph and tree backup differ
     action: str = ""  # the root's action, by name (by number where it has none)
-    depth: int = 0  # nested backups; 0 = the run's, or 5
-    breadth: int = -1
-    """transitions followed per level, 0 = all; -1 = the run's (20 for a bare graph)"""
-    gamma: float = -1.0  # the discount; -1 = the run's (0.99 for a bare graph)
+    depth: Amount = 0  # nested backups; 0 = the run's, or 5
+    breadth: Amount | None = None
+    """transitions followed per level, 0 = all; default: the run's (20 for a bare graph)"""
+    gamma: Share | None = None  # the discount; default: the run's (0.99 for a bare graph)
     leaves: Literal["target", "online", "zero"] = "target"
     """leaf values: of which network; zero: rewards alone"""
-    seed: int = 1  # of all sampling
+    seed: Amount = 1  # of all sampling
 
 
 class Nested:
@@ -216,7 +215,7 @@ def way_of(run, state, action):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
+    args = arguments(Args, __doc__)
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         fail(f"--out must end in .png or .svg, got {args.out}")
     if args.action and args.state is None:
@@ -227,10 +226,8 @@ def main():
     flags = run.config or {}
     of_the_run = 1 if flags.get("backup") == "one-step" else flags.get("depth")
     args.depth = args.depth or of_the_run or 5
-    args.breadth = flags.get("breadth", 20) if args.breadth == -1 else args.breadth
-    args.gamma = flags.get("gamma", 0.99) if args.gamma == -1 else args.gamma
-    if args.depth < 1 or args.breadth < 0 or not 0 <= args.gamma <= 1 or args.seed < 0:
-        fail("require --depth >= 1, --breadth >= 0, 0 <= --gamma <= 1 and --seed >= 0")
+    args.breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth
+    args.gamma = flags.get("gamma", 0.99) if args.gamma is None else args.gamma
     rng = np.random.default_rng(args.seed)
     state, action, tree = root_of(run, args, rng)
     nested = Nested(run, args, state, action, rng)

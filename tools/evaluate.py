@@ -10,25 +10,24 @@ actions, no-ops, the exploration of epsilon) is drawn from --seed. A run that is
 was interrupted, plays what its checkpoint has.
 """
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import recorded
 import tyro
-from output import fail, lasting_output
+from output import arguments, fail, lasting_output
 from scipy import stats
 
-from gbcore.run.flags import read_flags
+from gbcore.run import Amount, Count, Share
 
 
 @dataclass
 class Args:
     run: tyro.conf.Positional[Path]  # a run's folder, with model.pt or a checkpoint
-    episodes: int = 100  # episodes to play
-    epsilon: float | None = None  # share of random actions; default: the run's --eval-epsilon
-    seed: int = 0  # of everything that the script draws in an evaluation
+    episodes: Count = 100  # episodes to play
+    epsilon: Share | None = None  # share of random actions; default: the run's --eval-epsilon
+    seed: Amount = 0  # of everything that the script draws in an evaluation
     video: Path | None = None  # write one more episode as mp4
 
 
@@ -44,11 +43,7 @@ def play(run, episodes, epsilon, seed):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
-    if args.episodes < 1 or args.seed < 0:
-        fail("require --episodes >= 1 and --seed >= 0")
-    if args.epsilon is not None and not 0 <= args.epsilon <= 1:
-        fail(f"--epsilon must be in [0, 1], got {args.epsilon}")
+    args = arguments(Args, __doc__)
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
     run = recorded.read(args.run)

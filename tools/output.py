@@ -1,4 +1,4 @@
-"""Rows and tables of the commands. What cannot be written is one line, exit status 2."""
+"""Flags, rows and tables of the commands. What cannot be is one line, exit status 2."""
 
 import csv
 import sys
@@ -8,6 +8,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # gbcore and the scripts, for all that import this module
 
 from gbcore.run import fail, lasting_output, warn  # noqa: E402, F401
+from gbcore.run.flags import check_values, read_flags  # noqa: E402
+
+
+def arguments(args_class, about):
+    """Flags of the command line, a dataclass, in the ranges that stand with its types."""
+    args = read_flags(args_class, sys.argv[1:], description=about)
+    check_values(args)
+    return args
 
 
 def read_rows(path):

@@ -4,17 +4,14 @@ python tools/plot_runs.py runs/* --out curves.png
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tyro
-from output import fail, lasting_output, warn
+from output import arguments, fail, lasting_output, warn
 from picture import plt, wrapped, write_figure
 from runs import WITHOUT_EFFECT, band, read_config, read_returns, run_folders, standard_error
-
-from gbcore.run.flags import read_flags
 
 INSIDE = 4  # curves whose legend has room in the picture
 
@@ -79,7 +76,7 @@ def curve_of(seeds):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
+    args = arguments(Args, __doc__)
     settings = read_settings(args.runs)
     names = [wrapped(label, 7, 9) for label in labels(settings)]
     beside = 0 if len(names) <= INSIDE else sum(name.count("\n") + 1 for name in names)

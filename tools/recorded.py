@@ -154,14 +154,24 @@ class Recorded:
 def read(path):
     """`Recorded` of a run folder or a graph file; what cannot be read ends the program."""
     path = Path(path)
-    if path.is_file():
-        return Recorded(path.stem, load_graph(path), missing=f"{path} is a graph without a network")
-    if not (path / "config.json").exists():
-        fail(f"no run and no graph file: {path}" + " has no config.json" * path.exists())
     try:
-        config = read_config(path)
-    except (OSError, ValueError) as error:
-        fail(error)
+        run = _of_file(path) if path.is_file() else _of_folder(path)
+        if run.graph.num_edges == 0:
+            raise ValueError("it has no transitions")
+    except Exception as error:  # damaged files raise whatever NumPy, torch and zipfile raise
+        fail(f"cannot read {path}: {str(error) or repr(error)}")
+    return run
+
+
+def _of_file(path):
+    graph = TransitionGraph.load(path)
+    return Recorded(path.stem, graph, missing=f"{path} is a graph without a network")
+
+
+def _of_folder(path):
+    if not (path / "config.json").exists():
+        raise ValueError("it is no graph file and no run, which has a config.json")
+    config = read_config(path)
     script = Path(config.pop("script"))
     places = (script, ROOT / script.name, ROOT / "examples" / script.name)
     run = Recorded(path.name, None, config=config)
@@ -170,39 +180,22 @@ def read(path):
         run.missing = f"the script that made {path} is gone: {script}"
     elif run.script.resolve().is_relative_to(path.resolve()):
         run.script, run.missing = None, f"{script} lies in the run's own folder and is not executed"
-    try:
+    if (path / "checkpoint.npz").exists():
         tree = load_checkpoint(path)
         run.graph, run.steps = TransitionGraph.from_state(tree["graph"]), tree["counters"]["step"]
-    except FileNotFoundError:
-        if not (path / "graph.npz").exists():
-            fail(f"{path} has no graph: a running run needs --checkpoint-frequency")
-        run.graph, run.steps = load_graph(path / "graph.npz"), config.get("total_timesteps")
-        try:  # no code in the file is run
-            model = torch.load(path / "model.pt", weights_only=True, map_location="cpu")
-        except Exception as error:  # torch raises whatever the broken part raises
-            fail(f"cannot read the networks in {path / 'model.pt'}: {error}")
+        rows, position = tree["replay"]["rows"], tree["replay"]["position"]
+        run.replay = {name: np.roll(rows[name], -position) for name in COLUMNS}  # the oldest first
+        run.networks = {name: tree["learner"][name] for name in ("online", "target")}
+        run.learner = tree["learner"] if "graph_values" in tree["learner"] else None
+    elif (path / "graph.npz").exists():
+        run.graph = TransitionGraph.load(path / "graph.npz")
+        run.steps = config.get("total_timesteps")
+        # No code in the file is run.
+        model = torch.load(path / "model.pt", weights_only=True, map_location="cpu")
         run.networks = {"online": model, "target": model}
-        return run
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        fail(f"cannot read the checkpoint of {path}: {error}")
-    if run.graph.num_edges == 0:
-        fail(f"{path} has no transitions yet")
-    rows, position = tree["replay"]["rows"], tree["replay"]["position"]
-    run.replay = {name: np.roll(rows[name], -position) for name in COLUMNS}  # the oldest first
-    run.networks = {name: tree["learner"][name] for name in ("online", "target")}
-    run.learner = tree["learner"] if "graph_values" in tree["learner"] else None
+    else:
+        raise ValueError("it has no graph: a running run needs --checkpoint-frequency")
     return run
-
-
-def load_graph(path):
-    """A graph file; what is no graph ends the program."""
-    try:
-        graph = TransitionGraph.load(path)
-    except (OSError, ValueError, EOFError) as error:
-        fail(f"{path} is no graph, or a corrupt one: {error}")
-    if graph.num_edges == 0:
-        fail(f"the graph in {path} has no transitions")
-    return graph
 
 
 def load_script(script):

@@ -23,10 +23,11 @@ from statistics import median
 
 import numpy as np
 import torch
-from output import fail, lasting_output, markdown, read_rows, write_rows
+from output import arguments, fail, lasting_output, markdown, read_rows, write_rows
 from recorded import load_script
 from runs import words_of
 
+from gbcore.run import Amount, Count
 from gbcore.run.flags import read_flags
 
 # Script -> task, steps of learning before the clock starts, steps on the clock.
@@ -48,9 +49,10 @@ class Args:
     backups: tuple[str, ...] = ("one-step", "n-step", "tree", "graph", "graph-mixed")
     """the first is what the others are compared with"""
     variants: tuple[str, ...] = ("default",)  # flags of each backup in turn: default bf16=true
-    turns: int = 3  # runs of each
-    warm_up_steps: int = 0  # steps of learning before the clock starts; 0 = 1,000, with Atari 100
-    steps: int = 0  # steps on the clock; 0 = 8,000 (a period of the target network), with Atari 200
+    turns: Count = 3  # runs of each
+    warm_up_steps: Amount = 0
+    """steps of learning before the clock starts; 0 = 1,000, with Atari 100"""
+    steps: Amount = 0  # on the clock; 0 = 8,000 (a period of the target network), with Atari 200
     out: Path | None = None  # CSV file of all runs
 
 
@@ -133,11 +135,9 @@ def short(value):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
-    if min(args.turns, len(args.backups), len(args.variants)) < 1:
-        fail("Require --turns >= 1, and at least one of --backups and --variants")
-    if args.steps < 0 or args.warm_up_steps < 0:
-        fail("require --steps and --warm-up-steps >= 0")
+    args = arguments(Args, __doc__)
+    if not (args.backups and args.variants):
+        fail("Require one or more --backups and --variants")
     rows = []
     for turn, script in itertools.product(range(args.turns), args.scripts):
         default = DEFAULTS.get(Path(script).stem, ("",))[0]

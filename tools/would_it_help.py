@@ -13,7 +13,6 @@ What is played is looked at under other keys, too: what else could make two obse
 
 import itertools
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +21,10 @@ import numpy as np
 import play
 import recorded
 import tyro
-from output import fail, lasting_output, warn
+from output import arguments, fail, lasting_output, warn
 
+from gbcore.run import Amount, Count
 from gbcore.run.environment import rounded
-from gbcore.run.flags import read_flags
 
 
 @dataclass
@@ -33,12 +32,12 @@ class Args:
     task: tyro.conf.Positional[str]
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
     env_kwargs: str | None = None  # of a Gymnasium id: what gymnasium.make takes, as JSON
-    steps: int = 20_000  # random actions to play; of a run's folder none
-    depth: int = 0  # nested backups per target; 0 = the run's or its script's, or 5
-    breadth: int = -1
-    """transitions followed per level; 0 = all; -1 = the run's or its script's, else 20"""
-    sampled: int = 2_000  # targets compared
-    seed: int = 1  # seed of the environment and of all sampling
+    steps: Count = 20_000  # random actions to play; of a run's folder none
+    depth: Amount = 0  # nested backups per target; 0 = the run's or its script's, or 5
+    breadth: Amount | None = None
+    """transitions followed per level; 0 = all; default: the run's or its script's, else 20"""
+    sampled: Count = 2_000  # targets compared
+    seed: Amount = 1  # seed of the environment and of all sampling
 
 
 PLAIN = "the observation"
@@ -328,13 +327,11 @@ def report(name, by_key, played=None):
 
 @lasting_output()
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
-    if min(args.steps, args.sampled) < 1 or min(args.seed, args.depth, args.breadth + 1) < 0:
-        fail("require --steps and --sampled >= 1, --seed and --depth >= 0, --breadth >= -1")
+    args = arguments(Args, __doc__)
     rng = np.random.default_rng(args.seed)
     runs, flags, played = collect(args, rng)
     depth = args.depth or flags.get("depth") or 5
-    breadth = flags.get("breadth", 20) if args.breadth < 0 else args.breadth
+    breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth
     by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
     print("\n".join(report(runs[PLAIN].name, by_key, played)))
 
