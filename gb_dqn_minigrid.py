@@ -372,9 +372,7 @@ def main():
             log_evaluation(args, run, learner)
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
         if args.capture_video:
-            with run.writing("episode.mp4") as path:
-                seed = [args.seed, args.total_timesteps, 1]
-                record_video(args, env_id, learner.policy(), seed, path)
+            run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ class Args(RunFlags):
     """on a GPU, replay each update and choice of actions as a CUDA graph; off: one by one"""
     bf16: bool = False
     """learn in bfloat16, forward and backward; weights, Adam, losses and acting stay float32"""
-    threads: Annotated[int, (0, 1024)] = 0
-    """CPU threads for torch; 0 = as many, up to 8, as are quickest when the run starts"""
+    threads: Annotated[int, (1, 1024)] = 2
+    """CPU threads for torch; give 1 to runs side by side"""
     total_timesteps: Count = 100_000
     """environment steps (of 4 frames each)"""
     learning_rate: Scale = 1e-4
@@ -134,7 +134,6 @@ class Args(RunFlags):
         "prior": ("backup=one-step", "depth=1"),
         "frontier_share": ("exploration=epsilon-greedy",),
         "curve_episodes": ("eval_frequency=0",),
-        "cuda_graphs": ("cuda=False",),
     }
     FREE: ClassVar = (*RunFlags.FREE, "cuda_graphs")
 
@@ -481,8 +480,7 @@ def main():
             human_normalized_score=lambda score: human_normalized(env_id, score),
         )
         if args.capture_video:
-            with run.writing("episode.mp4") as path:
-                record_video(args, env_id, learner.act, args.seed + 20_000, path)
+            run.film(record_video, learner.act, seed=args.seed + 20_000)
 
 
 if __name__ == "__main__":

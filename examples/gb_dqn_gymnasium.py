@@ -262,9 +262,7 @@ def main():
             run.log_evaluation(evaluate(args, run.task, learner.policy(), seed, number, run.stop))
         run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
         if args.capture_video:
-            seed = [args.seed, args.total_timesteps, 1]
-            with run.writing("episode.mp4") as path:
-                record_video(args, env_id, learner.policy(), seed, path)
+            run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])
 
 
 if __name__ == "__main__":

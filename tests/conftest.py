@@ -348,12 +348,3 @@ def write_checkpoint(run, tree):
 def files_in(folder):
     """Path -> content of every file in a folder and below."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def leaves(tree, *place):
-    """Place, a tuple of keys, and value of every leaf of a tree of dicts."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from leaves(value, *place, key)
-        else:
-            yield (*place, key), value

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph
-from gbcore.run import captured
+from gbcore.run import updates
 from gbcore.run.updates import OnGPU
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
@@ -52,7 +52,7 @@ def test_a_number_that_capture_refuses_is_noticed():
         x[0, 1] = 1
 
 
-def watched(calls, function, kind, *tensors, call=captured.CapturedCalls.__call__):
+def watched(calls, function, kind, *tensors, call=updates.CapturedCalls.__call__):
     def within(*tensors):
         with NothingFromTheHost():
             return function(*tensors)
@@ -72,7 +72,7 @@ def test_the_padded_update_waits_for_no_device_and_mixes_none(backup, flags, mon
     """
     learner, batch, rng = make_learner("meta", backup=backup, **flags)
     monkeypatch.setattr(learner.optimizer, "step", lambda: None)
-    monkeypatch.setattr(captured.CapturedCalls, "__call__", watched)
+    monkeypatch.setattr(updates.CapturedCalls, "__call__", watched)
     for _ in range(2):
         result = learner.update(batch, rng)
         assert (result.device.type, tuple(result.shape)) == ("meta", (8 + 2,))
@@ -119,7 +119,7 @@ def test_operations_of_an_update(backup, most, monkeypatch):
         numbers.append(counted.number)
         return result
 
-    monkeypatch.setattr(captured.CapturedCalls, "__call__", count)
+    monkeypatch.setattr(updates.CapturedCalls, "__call__", count)
     for _ in range(2):
         learner.update(batch, rng)
     assert max(numbers) <= most
@@ -138,30 +138,6 @@ def test_where_capture_fails_the_same_operations_go_on_one_by_one(monkeypatch, c
     assert "no CUDA graph of update" in line
 
 
-def broken(*_):
-    raise RuntimeError("no kernel image is available")
-
-
-def test_a_first_update_that_fails_names_the_way_out(monkeypatch, capsys):
-    learner, batch, rng = make_learner("cpu")
-    monkeypatch.setattr(learner.online, "log_pmf", broken)
-    with pytest.raises(SystemExit) as stop:
-        learner.update(batch, rng)
-    assert stop.value.code == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--no-cuda" in line
-    assert "no kernel image" in line
-
-
-def test_what_fails_later_is_not_told_as_the_first_update(monkeypatch):
-    learner, batch, rng = make_learner("cpu")
-    learner.update(batch, rng)
-    learner.updates.captured.plans.clear()  # as where the frames have moved
-    monkeypatch.setattr(learner.online, "log_pmf", broken)
-    with pytest.raises(RuntimeError, match="no kernel image"):
-        learner.update(batch, rng)
-
-
 def test_a_captured_call_is_replayed(monkeypatch):
     """The order of warm-up, capture and replays, with a stand-in for the CUDA graph."""
     calls, replays = [], []
@@ -171,10 +147,10 @@ def test_a_captured_call_is_replayed(monkeypatch):
             replays.append(1)
 
     monkeypatch.setattr(
-        captured.CapturedCalls, "_captured",
+        updates.CapturedCalls, "_captured",
         lambda self, function, plan: plan._replace(graph=Graph(), result=plan.tensors[0]),
     )  # fmt: skip
-    call = captured.CapturedCalls(torch.device("cpu"), True)
+    call = updates.CapturedCalls(torch.device("cpu"), True)
 
     def double(x):
         calls.append(len(x))

@@ -239,28 +239,6 @@ def test_targets_of_an_update_are_the_targets(filled, frequency, prior, on):
         assert learner.num_evaluated <= len(subgraphs.nodes)
 
 
-@pytest.mark.parametrize(("frequency", "prior"), [(1, 0.0), (2, 1.0)])
-def test_updates_of_fixed_shape_are_the_updates(filled, frequency, prior, monkeypatch):
-    """What a GPU computes, run here without capture, against what a CPU computes."""
-    results, weights, sources = [], [], set()
-    spy(monkeypatch, PrioritizedReplay, "subgraphs",
-        lambda of, batch, source, *_: sources.add(source))  # fmt: skip
-    for on in (lambda learner: learner, on_gpu):
-        flags = {"target_network_frequency": frequency, "prior": prior, "gamma": 0.9}
-        learner = on(filled(batch_size=16, **flags)[0])
-        sources.clear()
-        rng = np.random.default_rng(1)
-        torch.manual_seed(1)
-        for _ in range(5):
-            batch = learner.replay.sample(16, rng, 0.4)
-            results.append(learner.update(batch, rng))
-        weights.append(torch.cat([p.detach().flatten() for p in learner.online.parameters()]))
-    torch.testing.assert_close(results[:5], results[5:], rtol=1e-4, atol=1e-5)
-    assert sources == {script.BACKUPS[learner.args.backup][0]}
-    # Adam divides by a gradient's size: a difference in its last bit may move a weight by 1e-4.
-    assert (weights[0] - weights[1]).abs().mean() < 1e-6
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_captured_updates_and_actions_are_the_same(filled):
     """Without noise, and with steps too small to bring any in, nothing random is left."""

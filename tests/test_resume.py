@@ -16,14 +16,13 @@ import kill_and_resume
 import numpy as np
 import pytest
 import torch
-from conftest import command, files_in, jitted, leaves, only_run, write_checkpoint
+from conftest import command, files_in, jitted, only_run, write_checkpoint
 from kill_and_resume import as_bytes, left_behind
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore import Replay, TransitionGraph, frontier
-from gbcore.arrays import Rows
 from gbcore.run import checkpoint, directory
 from gbcore.run import run as run_module
 
@@ -95,7 +94,6 @@ def signal_at(monkeypatch, script, step, number=signal.SIGTERM, times=1):
         return evaluate(*arguments)
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run before in this process ignored it for good
-    monkeypatch.setattr(run_module, "compile_kernels", lambda graph: None)  # it adds transitions
     monkeypatch.setattr(Replay, "add", adding)
     monkeypatch.setattr(script, "evaluate", evaluating)
 
@@ -264,14 +262,13 @@ def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkey
 def test_two_processes_cannot_go_on_with_one_run(finished, capsys, monkeypatch):
     script, run = finished("minigrid")
     (run / "result.json").unlink()
-    config = json.loads((run / "config.json").read_text())
-    other = directory.RunDirectory(run, config, run_module.METRICS, resume_step=240)
+    other = directory.RunDirectory(run)
     with monkeypatch.context() as patch:  # a checkpoint is not read, while it may change
         patch.setattr(run_module, "load_checkpoint", None)
         assert command(script, "--resume", run) == 2
     assert "another process" in capsys.readouterr().err
     other.close()
-    os.close(directory.lock_folder(run))
+    directory.RunDirectory(run).close()
 
 
 def test_ctrl_c_in_the_video_leaves_a_finished_run(tmp_path, monkeypatch):
@@ -364,25 +361,20 @@ def with_pickle(run):
 
 
 METRICS, TABLES = "metrics.csv", ("metrics.csv", "evaluations.csv")
-OTHER = {"script": gb_dqn_minatar.__file__}
+BIAS, OTHER = "layers.0.bias", {"script": gb_dqn_minatar.__file__}
 LINK = {"make": lambda path, elsewhere: path.symlink_to(elsewhere)}
 PIPE = {"make": lambda path, _: os.mkfifo(path)}
 REFUSED = [  # what is done to a run that was killed at its end, words that are told
     (edit_json("config.json", script=7), ["it names no script"]),
     (edit_json("config.json", **OTHER), ["run of gb_dqn_minatar.py", gb_dqn_minatar.__file__]),
-    (edit_json("config.json", max_grad_norm=10), ["max_grad_norm", "is no flag"]),
-    (edit_json("config.json", help=True), ["help", "is no flag"]),
-    (edit_json("config.json", batch_size="big"), ["--batch-size", "big"]),
-    (edit_json("config.json", gamma=True), ["--gamma"]),
-    (edit_json("config.json", backup=1), ["--backup", "1"]),
-    (edit_json("config.json", seed=1.0), ["--seed", "1.0"]),
-    (edit_json("config.json", seed=2), ["config.json", "seed 1", "got 2"]),
-    (edit_json("config.json", gamma=0.5), ["config.json", "gamma 0.95", "got 0.5"]),
-    *((edit_rows(name, lambda lines: []), [name]) for name in TABLES),
+    (edit_json("config.json", max_grad_norm=10), ["max_grad_norm"]),
+    (edit_json("config.json", batch_size="big"), ["config.json", "batch_size 'big', not 4"]),
+    (edit_json("config.json", seed=2), ["config.json", "got seed 2, not 1"]),
+    (edit_json("config.json", total_timesteps="all"), ["config.json", "total_timesteps 'all'"]),
+    (edit_json("config.json", cuda=None), ["config.json", "cuda None"]),
     *((edit_rows(name, lambda lines: lines[:1]), [name]) for name in TABLES),
-    *((edit_rows(name, lambda lines: lines[:1] + lines[2:]), [name]) for name in TABLES),
-    *((edit_rows(name, lambda lines: ["step,x\n", *lines[1:]]), [name]) for name in TABLES),
-    *((edit_rows(name, lambda lines: [*lines[:1], "9" + lines[1]]), [name]) for name in TABLES),
+    (edit_rows(METRICS, lambda lines: ["step,x\n", *lines[1:]]), [METRICS]),
+    (edit_rows(METRICS, lambda lines: [*lines[:1], "9" + lines[1]]), [METRICS]),
     (lambda run: (run / METRICS).unlink(), [METRICS]),
     (lambda run: (run / "config.json").unlink(), ["config.json"]),
     (lambda run: (run / checkpoint.NAME).unlink(), ["Require a checkpoint"]),
@@ -390,7 +382,11 @@ REFUSED = [  # what is done to a run that was killed at its end, words that are 
       ("new.config.json", checkpoint.NAME, METRICS)),
     *((replace(name, **PIPE), [name]) for name in ("config.json", checkpoint.NAME, METRICS)),
     (with_pickle, ["allow_pickle=False"]),
-    (edit_tree("learner", "adam", value=lambda _: {}), ["Require checkpoint/learner/adam"]),
+    (edit_tree("learner", "adam", value=lambda _: {}), ["adam"]),
+    (edit_tree("learner", "online", BIAS, value=lambda of: of[:3]), [BIAS]),
+    (edit_tree("learner", "adam", BIAS, "exp_avg", value=lambda of: of[:1]),
+     ["Require exp_avg of float32 (16,)", "(1,)"]),
+    (edit_tree("run", "torch", value=lambda state: state[:9]), []),
     (edit_tree("counters", "step", value=lambda _: 241), ["Require 0 to 240 steps, got 241"]),
     (edit_tree("run", "obs", value=lambda obs: obs ^ 1), ["plays otherwise"]),
     (edit_tree("replay", "rows", "node", value=lambda node: node + 10**6), []),
@@ -434,20 +430,6 @@ def test_flags_that_a_run_does_not_have_are_refused(flags, words, finished, caps
     is_refused(*finished("minigrid"), capsys, *words, flags=flags)
 
 
-@pytest.mark.parametrize("result", [{"score": None}, {"score": "good"}, {"steps": "all"}], ids=str)
-def test_a_result_that_is_none_is_refused(result, finished, capsys):
-    script, run = finished("minigrid")
-    edit_json("result.json", **result)(run)
-    is_refused(script, run, capsys, "result.json is of no run")
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_a_refused_table_leaves_a_finished_run_as_it_is(table, finished, capsys):
-    script, run = finished("minigrid")
-    edit_rows(table, lambda lines: lines[:1])(run)
-    is_refused(script, run, capsys, table, flags=("--total-timesteps", "260"))
-
-
 def test_a_run_killed_in_its_last_moment_repeats_its_last_evaluation(finished, undisturbed):
     """And cuts what came into its tables after the checkpoint."""
     script, run = finished("minigrid")
@@ -473,7 +455,7 @@ def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT_VERSION", 2)
         write_checkpoint(run, tree)
-    is_refused(script, run, capsys, "format 6, got 2")
+    is_refused(script, run, capsys, "format 7, got 2")
 
 
 def test_a_damaged_checkpoint_is_refused(finished, capsys):
@@ -503,22 +485,6 @@ def test_a_damaged_checkpoint_is_refused(finished, capsys):
     for share in (0, 0.1, 0.5, 0.99):
         path.write_bytes(whole[: int(share * len(whole))])
         is_refused(script, run, capsys)
-
-
-@pytest.mark.parametrize("case", ["minigrid, frontier", "minatar"])
-def test_a_tree_of_other_names_types_or_shapes_is_refused(case, finished):
-    _, run = finished(case)
-    tree = checkpoint.load_checkpoint(run)
-    fresh = put(tree, ("replay", "rows"), Rows)
-    for place, value in leaves(tree):
-        others = [other for other in ("x", 1, {}, True) if type(other) is not type(value)]
-        if isinstance(value, np.ndarray):
-            others = [value[None], value.astype("U1"), 0]
-        elif value is None:
-            others.remove(1)
-        for other in others:
-            with pytest.raises(ValueError, match="Require"):
-                checkpoint.check_like(put(tree, place, lambda _, other=other: other), fresh)
 
 
 # --------------------------------------------------------------------------------------------------

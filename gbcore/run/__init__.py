@@ -13,7 +13,7 @@ from gbcore.run.flags import (
     read_json,
     warn,
 )
-from gbcore.run.progress import lasting_output
+from gbcore.run.output import lasting_output
 from gbcore.run.run import Run, errors_in_one_line, flush_denormals, seed_everything
 
 __all__ = [

@@ -6,20 +6,20 @@ one NumPy archive, whose zip format has a checksum of each array: a damaged one 
 code in it is run. (torch.load and safetensors notice no changed bit.)
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gbcore.arrays import Rows, check_array
-from gbcore.run.directory import replacing
+from gbcore.arrays import check_array
 
-NAME, TREE = "checkpoint.npz", "tree"  # the file; its entry that has all but the arrays, as JSON
-FORMAT_VERSION = 6
+NAME, TREE = "checkpoint.npz", "tree"  # the file; its entry that is no array, as JSON
+FORMAT_VERSION = 7
 
 Tree = dict[str, Any]
 
@@ -33,11 +33,14 @@ def save_checkpoint(run_path: str | Path, parts: Mapping[str, Any]) -> None:
     Raises:
         OSError: for a folder that cannot be written to. The last checkpoint is still there.
     """
-    arrays = {}
-    tree = {name: _without_arrays(part.state(), name, arrays) for name, part in parts.items()}
-    content = json.dumps({"format_version": FORMAT_VERSION} | tree, default=np.generic.item)
+    states = {name: part.state() for name, part in parts.items()}
+    leaves = dict(_leaves(states))
+    arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
+    rest = {name: leaf for name, leaf in leaves.items() if name not in arrays}
+    content = {"format_version": FORMAT_VERSION, "leaves": rest}
+    content = json.dumps(content, default=np.generic.item).encode()
     with replacing(Path(run_path) / NAME) as new:
-        np.savez(new, **{TREE: np.frombuffer(content.encode(), np.uint8)}, **arrays)
+        np.savez(new, **{TREE: np.frombuffer(content, np.uint8)}, **arrays)
         _sync(new)
     _sync(run_path)
 
@@ -51,18 +54,22 @@ def load_checkpoint(run_path: str | Path, arrays: bool = True) -> Tree:
         MemoryError: for more than there is memory for.
     """
     path = Path(run_path) / NAME
+    if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
+        raise ValueError(f"Require a checkpoint that is a regular file, got {path}")
     try:
         with np.load(path, allow_pickle=False) as file:  # compares checksums
-            tree = json.loads(bytes(file[TREE]))
-            version = tree.pop("format_version")
-            if version != FORMAT_VERSION:
+            content = json.loads(bytes(file[TREE]))
+            if (version := content["format_version"]) != FORMAT_VERSION:
                 raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
-            for name in set(file.files) - {TREE} if arrays else ():
-                *where, last = name.split("/")
-                branch = tree
-                for step in where:
-                    branch = branch[step]
-                branch[last] = file[name]
+            leaves, tree = content["leaves"], {}
+            if arrays:
+                leaves |= {name: file[name] for name in file.files if name != TREE}
+        for name, leaf in leaves.items():
+            *where, last = name.split("|")
+            branch = tree
+            for step in where:
+                branch = branch.setdefault(step, {})
+            branch[last] = leaf
         return tree
     except FileNotFoundError as error:
         raise FileNotFoundError(
@@ -74,27 +81,16 @@ def load_checkpoint(run_path: str | Path, arrays: bool = True) -> Tree:
         raise ValueError(f"Require a whole checkpoint, got {path}: {error}") from error
 
 
-def check_like(found: Any, wanted: Any, name: str = "checkpoint") -> None:
-    """Raise ValueError, naming the place, for other names, types or shapes than a fresh run's."""
-    if isinstance(wanted, torch.Tensor):
-        wanted = wanted.numpy(force=True)
-    if isinstance(wanted, np.generic):
-        wanted = wanted.item()
-    if isinstance(wanted, dict):
-        if not isinstance(found, dict) or found.keys() != wanted.keys():
-            raise ValueError(f"Require {name} with {sorted(wanted)}")
-        for key, value in wanted.items():
-            of_fresh, of_run = value, found[key]
-            if isinstance(wanted, Rows) and value.ndim and np.ndim(of_run) == value.ndim:
-                of_fresh, of_run = value[:0], of_run[:0]
-            check_like(of_run, of_fresh, f"{name}/{key}")
-    elif isinstance(wanted, np.ndarray):
-        check_array(name, found, wanted.dtype, wanted.shape)
-    elif isinstance(wanted, list):
-        if not isinstance(found, list) or not all(type(v) in (int, float) for v in found):
-            raise ValueError(f"Require a list of numbers in {name}")
-    elif type(found) is not type(wanted) and not (wanted is None and type(found) in (int, float)):
-        raise ValueError(f"Require {name} like {wanted!r}, got {found!r}")
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, in place of path: nobody ever sees half a file."""
+    new = path.with_name("new." + path.name)  # writers of videos go by the ending
+    new.unlink(missing_ok=True)
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 class LearnerState:
@@ -132,6 +128,8 @@ class LearnerState:
         options = self.optimizer.param_groups[0]
         on_device = options["capturable"] or options["fused"]
         for name, parameter in self.online.named_parameters():
+            for key in ("exp_avg", "exp_avg_sq"):  # copy_ would stretch another shape
+                check_array(key, state["adam"][name][key], np.float32, tuple(parameter.shape))
             saved = {key: torch.from_numpy(array) for key, array in state["adam"][name].items()}
             self.optimizer.state[parameter] = {
                 "step": saved.pop("step").to(parameter.device if on_device else "cpu").clone(),
@@ -144,16 +142,14 @@ class LearnerState:
                 getattr(self, name).restore(state[name])
 
 
-def _without_arrays(tree, name, arrays):
-    """The tree as JSON takes it; its arrays go to `arrays` by their places."""
-    if isinstance(tree, torch.Tensor):
-        tree = tree.numpy(force=True)
-    if isinstance(tree, dict):
-        plain = {k: _without_arrays(value, f"{name}/{k}", arrays) for k, value in tree.items()}
-        return {k: value for k, value in plain.items() if f"{name}/{k}" not in arrays}
-    if isinstance(tree, np.ndarray):
-        arrays[name] = tree
-    return tree
+def _leaves(tree, *place):
+    """Name and value of each end of a tree, a tensor as an array."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, *place, key)
+        else:
+            is_tensor = isinstance(value, torch.Tensor)
+            yield "|".join((*place, key)), value.numpy(force=True) if is_tensor else value
 
 
 def _sync(path):

@@ -11,15 +11,17 @@ import re
 import subprocess
 import threading
 import time
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gbcore.graph import TransitionGraph
+from gbcore.run.checkpoint import replacing
 from gbcore.run.flags import fail
 
 LEFT_AT_THE_END = ("result.json", "model.pt", "graph.npz", "episode.mp4")
@@ -31,35 +33,48 @@ EPISODE_METRICS = ("charts/episodic_return", "charts/episodic_length")  # charte
 class RunDirectory:
     """A folder per run: config, TensorBoard events, metrics.csv, evaluations.csv, result.json.
 
-    It is a new one, with a number appended if the name is taken; or that of a resumed run, locked
-    already, with the step and what `state` returned there. With track, W&B gets the run, too.
-    OSError where the folder cannot be written to, ValueError where a table is not as it was.
+    It is locked: a new one, with a number appended if the name is taken, or that of a run that
+    goes on. OSError if there is none; ValueError if another process has it, or links or pipes in it
+    would lead elsewhere what a run writes.
     """
 
     path: Path
 
-    def __init__(
-        self, path: str | Path, config: dict[str, Any], metric_names: Sequence[str],
-        resume_step: int | None = None, saved: dict[str, Any] | None = None,
-        lock: int | None = None,
+    def __init__(self, path: str | Path, is_new: bool = False) -> None:
+        self.path = _make_folder(Path(path)) if is_new else Path(path)
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(os.close, _lock(self.path))
+
+    def begin(
+        self, config: dict[str, Any], metric_names: Sequence[str],
+        step: int | None = None, saved: Mapping[str, NDArray[np.uint8]] | None = None,
     ) -> None:  # fmt: skip
+        """Open its files; of a resumed run with the step and what `state` returned there.
+
+        With config["track"], W&B gets the run, too. ValueError where a table is not as it was.
+        """
         from torch.utils.tensorboard import SummaryWriter  # 1 s that bad flags need not wait for
 
-        self.path = Path(path) if resume_step is not None else _make_folder(Path(path))
-        self._lock = lock_folder(self.path) if lock is None else lock  # ours until we end
         # What may be refused comes before anything in the folder is changed.
-        self._metric_names = tuple(metric_names)
+        self._metric_names, begins = tuple(metric_names), {}
         columns = {METRICS: ("global_step", *metric_names), EVALUATIONS: OF_EVALUATIONS}
-        headers = {name: f"{','.join(of)}\n".encode() for name, of in columns.items()}
-        begins = headers if saved is None else self._kept(headers, saved)
-        self._wandb = _begin_tracking(self.path, config) if config.get("track") else None
+        for name, of in columns.items():
+            begins[name] = header = f"{','.join(of)}\n".encode()
+            if saved is not None:
+                begins[name], found = saved[name].tobytes(), (self.path / name).read_bytes()
+                if not (begins[name].startswith(header) and found.startswith(begins[name])):
+                    told = f"Require {name} as its checkpoint knows it, of the same columns"
+                    raise ValueError(told)
+        if config.get("track"):
+            self._closing.callback(_begin_tracking(self.path, config).finish)
         for name in LEFT_AT_THE_END:  # those of an end before this one
             (self.path / name).unlink(missing_ok=True)
         self.write_json("config.json", config)
         # TensorBoard's thread raises what stopped it in our next call, and need not print it.
-        self._excepthook, threading.excepthook = threading.excepthook, _print_unless_os_error
-        purge_step = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(self.path, purge_step=purge_step)
+        self._closing.callback(setattr, threading, "excepthook", threading.excepthook)
+        threading.excepthook = _print_unless_os_error
+        self._writer = SummaryWriter(self.path, purge_step=None if step is None else step + 1)
+        self._closing.callback(self._writer.close)
         rows = "".join(f"|{key}|{value}|\n" for key, value in config.items())
         rows = f"|param|value|\n|-|-|\n{rows}".encode(errors="replace").decode()
         self._writer.add_text("hyperparameters", rows)
@@ -67,7 +82,9 @@ class RunDirectory:
         for name, begin in begins.items():
             with replacing(self.path / name) as new:
                 new.write_bytes(begin)
-            self._tables[name] = (self.path / name).open("ab", buffering=0)
+            # A line at a time, at once: a killed run loses none.
+            table = (self.path / name).open("a", buffering=1)
+            self._tables[name] = self._closing.enter_context(table)
 
     def log(self, step: int, metrics: dict[str, float | None]) -> None:
         """One row of metrics.csv, and one TensorBoard scalar per metric that has a value."""
@@ -107,49 +124,25 @@ class RunDirectory:
         for table in self._tables.values():
             os.fsync(table.fileno())
 
-    def state(self) -> dict[str, Any]:
-        """Length and checksum of each table: what a resumed run keeps of it."""
+    def state(self) -> dict[str, NDArray[np.uint8]]:
+        """The tables as they are: a resumed run goes on from there."""
         found = {name: (self.path / name).read_bytes() for name in self._tables}
-        return {name: {"size": len(t), "crc": zlib.crc32(t)} for name, t in found.items()}
-
-    def _kept(self, headers, saved):
-        found = {}
-        for name, header in headers.items():
-            path, size = self.path / name, saved[name]["size"]
-            rows = found[name] = path.read_bytes()[:size] if path.exists() else b""
-            if zlib.crc32(rows) != saved[name]["crc"] or not rows.startswith(header):
-                raise ValueError(f"Require {name} as its checkpoint knows it, of the same columns")
-        return found
+        return {name: np.frombuffer(table, np.uint8) for name, table in found.items()}
 
     def _write(self, name, values):
-        """A row, on disk at once: a killed run loses none."""
+        """A row."""
         texts = [
             f"{v:.9g}" if isinstance(v, float) else "" if v is None else str(v) for v in values
         ]
-        row = f"{','.join(texts)}\n".encode()
-        while row:  # a disk that fills up takes a part first, and then raises
-            row = row[self._tables[name].write(row) :]
+        self._tables[name].write(f"{','.join(texts)}\n")
 
     def close(self) -> None:
-        """Flush and close every file."""
-        try:
-            for table in self._tables.values():
-                table.close()
-            self._writer.close()
-            if self._wandb is not None:
-                self._wandb.finish()
-        finally:
-            threading.excepthook = self._excepthook
-            os.close(self._lock)
+        """Flush and close every file; another process may go on."""
+        self._closing.close()
 
 
-def lock_folder(path: str | Path) -> int:
-    """Take a run's folder, before its checkpoint is read: another process may still write there.
-
-    Returns a descriptor that is closed to give the folder back. OSError if there is no such folder;
-    ValueError if another process has it, or links or pipes in it would lead what a run writes
-    elsewhere.
-    """
+def _lock(path):
+    """A descriptor, to be closed to give the folder back; see RunDirectory."""
     for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
         if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
             kind = "a link" if entry.is_symlink() else "a pipe or device"
@@ -187,18 +180,6 @@ def _begin_tracking(path, config):
         with contextlib.suppress(OSError):
             path.rmdir()  # of a new run
         fail(f"wandb cannot begin: {error}")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, in place of path: nobody ever sees half a file."""
-    new = path.with_name("new." + path.name)  # writers of videos go by the ending
-    new.unlink(missing_ok=True)
-    try:
-        yield new
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _print_unless_os_error(failure):

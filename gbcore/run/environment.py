@@ -26,6 +26,12 @@ RETURNS = {
     "reset": "(observation, info)",
     "step": "(observation, reward, terminated, truncated, info)",
 }
+IS_SO = spaces.Box(0, 1, (), np.bool_)
+NUMBERS = {
+    "reward": spaces.Box(-np.inf, np.inf, (), np.float64),
+    "terminated": IS_SO,
+    "truncated": IS_SO,
+}
 LONG = 10_000  # numbers in an observation that was no array; more are slow
 _warn_once = functools.cache(warn)  # an evaluation makes an environment for each of its episodes
 
@@ -94,25 +100,23 @@ class GymnasiumTask:
             fail(f"{env_id} has actions {actions}; a graph needs Discrete ones, at least one")
         self.num_actions, self._first_action = int(actions.n), int(actions.start)
         self._is_flat = isinstance(self._space, spaces.Box) and self._space.shape != ()
-        try:
-            self._box = self._space if self._is_flat else spaces.flatten_space(self._space)
-        except (NotImplementedError, ValueError):  # a kind of space that Gymnasium does not know
-            self._box = None
-        size = np.prod(self._box.shape) if isinstance(self._box, spaces.Box) else 0
-        if size == 0 or self._box.dtype.kind not in "biuf":
-            fail(
-                f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one "
-                "array of at least one number; leave out or encode in a wrapper what is none"
-            )
-        self.shape, self.dtype = self._box.shape, self._box.dtype
-        if size > LONG and not self._is_flat:
+        told = (
+            f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one array "
+            "of at least one number; leave out or encode in a wrapper what is none"
+        )
+        box = self._space
+        if not self._is_flat:
+            box = _foreign(told, spaces.flatten_space, self._space)
+        if not isinstance(box, spaces.Box) or box.dtype.kind not in "biuf" or 0 in box.shape:
+            fail(told)
+        self._box, self.shape, self.dtype = box, box.shape, box.dtype
+        if (size := np.prod(self.shape)) > LONG and not self._is_flat:
             _warn_once(
                 f"{env_id}: an observation in {self._space} becomes {size:,} numbers, one-hot, "
                 "which is slow; a wrapper that observes a Box, such as the digits of a state's "
                 "number or its coordinates, is quicker"
             )
-        low, high = self._box.low.astype(np.float64), self._box.high.astype(np.float64)
-        most = np.maximum(np.abs(low), np.abs(high))
+        most = np.maximum(*(np.abs(bound.astype(np.float64)) for bound in (box.low, box.high)))
         self.scale = np.where((most > 0) & (most < 1e6), most, 1.0).astype(np.float32)
 
     def reset(self) -> NDArray[Any]:
@@ -123,10 +127,9 @@ class GymnasiumTask:
         """Observation, reward, terminated, truncated."""
         self.actions.append(action)
         obs, *numbers, _ = self._call("step", action + self._first_action)
-        for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
-            if not _is_number(value, among=None if name == "reward" else (0, 1)):
-                wanted = "a finite number" if name == "reward" else "True or False"
-                fail(f"{self._env_id}: require {name} to be {wanted}, got {_shown(value)}")
+        for (name, space), value in zip(NUMBERS.items(), numbers, strict=True):
+            if wrong := misfit(space, value):
+                fail(f"{self._env_id}: require a finite number for {name}, got {wrong}")
         reward, terminated = float(numbers[0]), bool(numbers[1])
         truncated = bool(numbers[2]) and not terminated
         if truncated and len(self.actions) == self._assumed_limit:
@@ -245,17 +248,6 @@ def _misfit_of_box(space, obs):
         else:
             wrong = (cast != found) | (cast.astype(found.dtype) != found)
     return f"{found[wrong].flat[0]}" if wrong.any() else None
-
-
-def _is_number(value, among=None):
-    """Is it one finite number, or one of those named?"""
-    try:
-        found = np.asarray(value)
-    except ValueError:
-        return False
-    if found.shape != () or found.dtype.kind not in "biuf":
-        return False
-    return bool(np.isfinite(found)) if among is None else found.item() in among
 
 
 def _shown(value):

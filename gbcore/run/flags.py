@@ -12,18 +12,18 @@ import importlib
 import io
 import itertools
 import json
-import math
-import os
 import re
 import shlex
 import sys
 import typing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import torch
 import tyro
+
+from gbcore.run.checkpoint import load_checkpoint
 
 # Numbers with their least and most.
 Count = Annotated[int, (1, 2**31 - 1)]
@@ -39,8 +39,7 @@ class RunFlags:
     seed: Annotated[int, (0, 2**30 - 1)] = 1  # of the environment, the networks and all sampling
     torch_deterministic: bool = True  # make torch use deterministic algorithms
     cuda: bool = False  # run on the GPU
-    threads: Annotated[int, (0, 1024)] = 1
-    """CPU threads for torch; 0 = as many, up to 8, as are quickest when the run starts"""
+    threads: Annotated[int, (1, 1024)] = 1  # CPU threads for torch
     track: bool = False  # log to Weights and Biases as well (pip install wandb)
     wandb_project_name: str = "graph-backup"  # the W&B project
     wandb_entity: str | None = None  # the W&B entity (team)
@@ -55,7 +54,7 @@ class RunFlags:
     """folder of a run to go on with, under its own flags; --total-timesteps may be raised, and
     those change that only say how it is run: docs/runs.md"""
 
-    IDLE: ClassVar = {"wandb_project_name": ("track=False",), "wandb_entity": ("track=False",)}
+    IDLE: ClassVar[dict[str, tuple[str, ...]]] = {}  # flags -> where they do nothing
     # These may be given with --resume. They do not change what a run learns, but for a raised
     # --total-timesteps on Atari: the importance exponent is a share of it.
     FREE: ClassVar = (
@@ -101,24 +100,11 @@ def parse_flags(flags_class: type[Flags], script: str) -> Flags:
     if args.resume is not None:
         args = _flags_of_run(flags_class, Path(script), args.resume)
     check_flags(args)
-    asked = str(args.resume or args.run_dir)
-    folder = Path(asked).absolute()
-    while not os.path.lexists(folder):
-        folder = folder.parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):  # told before a minute of compiling
-        fail(f"cannot write to {asked!r}: require a folder that can be written to")
     return args
 
 
 def read_flags(flags_class: type[Flags], arguments: list[str], **options: Any) -> Flags:
-    """tyro.cli, but 1e5 is an integer, and a flag that cannot be read one line, not a box."""
-    try:
-        return _parsed(flags_class, arguments, **options)
-    except ValueError as error:
-        fail(error)
-
-
-def _parsed(flags_class, arguments, **options):
+    """tyro.cli, but 1e5 is an integer, and flags that cannot be read are one line, not a box."""
     shown = io.StringIO()
     try:
         with contextlib.redirect_stderr(shown), _rules:
@@ -127,25 +113,13 @@ def _parsed(flags_class, arguments, **options):
         if end.code != 2:  # the end of --help
             raise
     lines = [line.strip("│╰╯ ") for line in shown.getvalue().splitlines()[1:]]
-    parts = itertools.groupby(lines, lambda line: line.strip("─-") == "")
-    message, *more = [list(part) for is_rule, part in parts if not is_rule]
-    words = [part for word in arguments for part in word.split("=", word.startswith("--"))]
-    for flag, value in itertools.pairwise(words):
-        name = flag.removeprefix("--").removeprefix("no-")
-        is_flag = flag.startswith("--") and name.replace("-", "_") in spans(flags_class)
-        if is_flag and message[0] == f"Unrecognized options: {value}":
-            raise ValueError(f"{flag} takes no value, got {value}: give --{name} or --no-{name}")
-    no_number = r"Error parsing (--\S+): (?:invalid literal|could not convert|no type matching)"
-    if found := re.match(no_number, message[0]):
-        flag, name = found[1], found[1].removeprefix("--").replace("-", "_")
-        given = {word.replace("_", "-"): value for word, value in itertools.pairwise(words)}
-        hint, span = typing.get_type_hints(flags_class)[name], spans(flags_class)[name]
-        kind = "an integer" if "int" in str(hint) else "a number"
-        reach = f" of at least {span[0]} and at most {span[1]}" if span else ""
-        raise ValueError(f"{flag} must be {kind}{reach}, got {given[flag]!r}")
-    near = [line.split()[0] for part in more[:-1] for line in part if line.startswith("--")]
-    hint = f"; nearest: {', '.join(near)}" if message[0].startswith("Unrec") and near else ""
-    raise ValueError(" ".join(message) + hint)
+    lines = [line if line.strip("─-") else "" for line in lines]  # rules
+    message = " ".join(itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines)))
+    if message.startswith("Unrecognized"):
+        near = [line.split()[0] for line in lines if line.startswith("--")]
+        switch = "a switch takes no value: --save-model or --no-save-model, for example"
+        message += f"; nearest: {', '.join(near)}" if near else f"; {switch}"
+    fail(message)
 
 
 _rules = tyro.constructors.ConstructorRegistry()
@@ -154,20 +128,19 @@ _rules = tyro.constructors.ConstructorRegistry()
 @_rules.primitive_rule
 def _integers(info):
     """1e5 is an integer."""
-    if info.type is int:
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="INT",
-            instance_from_str=lambda words: _integer(*words),
-            is_instance=lambda value: type(value) is int,
-            str_from_instance=lambda value: [str(value)],
-        )
-    return None
+    if info.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        1, "INT", lambda words: _integer(*words), lambda of: type(of) is int, lambda of: [str(of)]
+    )
 
 
 def _integer(text):
     is_power = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", text) and float(text).is_integer()
-    return int(float(text) if is_power else text)
+    try:
+        return int(float(text) if is_power else text)
+    except ValueError:
+        raise ValueError(f"require an integer, got {text!r}") from None
 
 
 def spans(flags_class: type[Any]) -> dict[str, tuple[float, float] | None]:
@@ -187,42 +160,37 @@ def fixed_flags(args: RunFlags) -> str:
 
 
 def idle_flags(args: RunFlags) -> dict[str, str]:
-    """Flags that do nothing, given the others: name -> where, as in "with --backup tree"."""
+    """Flags that do nothing, given the others: name -> where, one of its places in IDLE."""
     found = {}
-    for of in type(args).__mro__:
-        for name, places in vars(of).get("IDLE", {}).items():
-            for pairs in ([pair.split("=") for pair in place.split()] for place in places):
-                if all(str(getattr(args, flag)) in value.split("|") for flag, value in pairs):
-                    found[name] = f"with {' '.join(_spelled(args, flag) for flag, _ in pairs)}"
+    for name, places in args.IDLE.items():
+        for place in places:
+            pairs = [pair.split("=") for pair in place.split()]
+            if all(str(getattr(args, flag)) in value.split("|") for flag, value in pairs):
+                found[name] = place
     return found
-
-
-def _spelled(args, name):
-    flag, value = name.replace("_", "-"), getattr(args, name)
-    return f"--no-{flag}" if value is False else f"--{flag} {value}"
 
 
 def check_values(args: Any) -> None:
     """Refuse flags of a dataclass that are out of their range."""
     of_types = spans(type(args))
     for name, value in vars(args).items():
-        flag, span = f"--{name.replace('_', '-')}", of_types[name]
+        span = of_types[name]
         if span and value is not None and not span[0] <= value <= span[1]:  # NaN is in no range
-            fail(f"{flag} must be at least {span[0]} and at most {span[1]}, got {value}")
-        if isinstance(value, float) and not math.isfinite(value):
-            fail(f"{flag} must be finite, got {value}")
+            fail(f"{_flag(name)} must be at least {span[0]} and at most {span[1]}, got {value}")
         if isinstance(value, str) and value != value.encode(errors="replace").decode():
-            fail(f"{flag} must be UTF-8, got {value!r}")
+            fail(f"{_flag(name)} must be UTF-8, got {value!r}")
+
+
+def _flag(name):
+    return f"--{name.replace('_', '-')}"
 
 
 def check_flags(args: RunFlags) -> None:
     """Refuse what cannot run, before anything is written; name what does nothing."""
     check_values(args)
-    default, flags = type(args)(backup=args.backup), asdict(args)
-    spelled = {name: f"--{name.replace('_', '-')}" for name in flags}
     for name in ("buffer_size", "total_timesteps"):
-        if flags[name] < args.batch_size and (flags[name] or name != "buffer_size"):
-            fail(f"{spelled[name]} {flags[name]} is smaller than --batch-size {args.batch_size}")
+        if 0 < (number := getattr(args, name)) < args.batch_size:
+            fail(f"{_flag(name)} {number} is smaller than --batch-size {args.batch_size}")
     if args.learning_starts >= args.total_timesteps:
         warn("--learning-starts is not below --total-timesteps: nothing is learned")
     args.check()
@@ -233,9 +201,10 @@ def check_flags(args: RunFlags) -> None:
             fail("--gamma must be below 1 for --backup whole-graph")
         if args.act_on == "graph" and args.end_e == 0:
             warn("whole-graph repeats itself where all is known; --end-e 0.02 tries other actions")
-    for name, where in idle_flags(args).items():
-        if flags[name] != getattr(default, name):
-            warn(f"{spelled[name]} does nothing {where}")
+    default = type(args)(backup=args.backup)
+    for name, place in idle_flags(args).items():
+        if getattr(args, name) != getattr(default, name):
+            warn(f"{_flag(name)} does nothing where {place}")
     if args.cuda and not torch.cuda.is_available():
         if args.resume is None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
@@ -262,59 +231,45 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _flags_of_run(flags_class, script, path):
-    """The run's own flags, and those of FREE that are given."""
+    """The run's own flags, and those of FREE that are given. One that is finished ends here."""
+    folder = Path(path)
     try:
-        saved = _saved_flags(flags_class, script, Path(path))
+        config = read_json(folder / "config.json")
+        made_by = config.pop("script", None)
+        if not isinstance(made_by, str):
+            raise ValueError("config.json is of no run: it names no script")
+        if Path(made_by).stem != script.stem:
+            command = shlex.join(["python", made_by, "--resume", path])
+            raise ValueError(f"it is a run of {Path(made_by).name}: {command}")
+        own = json.loads(load_checkpoint(folder, arrays=False)["run"]["flags"])
+        for name, default in asdict(flags_class()).items():
+            value, of_run = config.get(name), own.get(name)
+            is_other = default is not None and type(value) is not type(default)
+            if value != of_run if name in own else is_other:
+                told = f"got {name} {value!r}" + f", not {of_run!r}" * (name in own)
+                raise ValueError(f"config.json is not that of its checkpoint: {told}")
+        saved = flags_class(**config | own)
+        module, place = saved.env_id.rpartition(":")[0].replace(".", "/"), folder.resolve()
+        for file in (Path(base, module).resolve() for base in (folder, "", *sys.path) if module):
+            if place in file.parents and any(file.parent.glob(f"{file.name}*")):
+                told = f"the module of its environment is in the run's own folder: {file}"
+                raise ValueError(told)
         saved.resume = path
         args = read_flags(flags_class, sys.argv[1:], default=saved)
         for name, value in asdict(saved).items():
-            given, flag = getattr(args, name), f"--{name.replace('_', '-')}"
-            if given != value and name not in args.FREE:
-                raise ValueError(f"Require {flag} {value!r}, which the run has, got {given!r}")
+            if (given := getattr(args, name)) != value and name not in args.FREE:
+                told = f"Require {_flag(name)} {value!r}, which the run has, got {given!r}"
+                raise ValueError(told)
         if args.total_timesteps < (least := saved.total_timesteps):
             raise ValueError(f"Require --total-timesteps of {least} or more: it can only be raised")
-        _end_if_finished(args)
-    except (OSError, ValueError) as error:
-        fail(f"cannot resume {path!r}: {error}")
+        left = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
+        if all((folder / name).exists() for name in ("result.json", *left)):
+            result = read_json(folder / "result.json")
+            if (result.get("interrupted"), result.get("steps")) == (False, args.total_timesteps):
+                told = "a larger --total-timesteps goes on with it"
+                print(f"{path} is finished: score {result.get('score')}; {told}")
+                sys.exit()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        known = isinstance(error, (OSError, ValueError))
+        fail(f"cannot resume {path!r}: {error if known else repr(error)}")
     return args
-
-
-def _saved_flags(flags_class, script, path):
-    config = read_json(path / "config.json")
-    made_by = config.pop("script", None)
-    if not isinstance(made_by, str):
-        raise ValueError("config.json is of no run: it names no script")
-    if Path(made_by).stem != script.stem:
-        command = shlex.join(["python", made_by, "--resume", str(path)])
-        raise ValueError(f"it is a run of {Path(made_by).name}: {command}")
-    if unknown := config.keys() - {field.name for field in fields(flags_class)}:
-        raise ValueError(f"{unknown}, in config.json, is no flag of {script.name}")
-    words = []
-    for name, value in config.items():
-        if isinstance(value, bool):
-            words.append(f"--{'' if value else 'no_'}{name}")
-        elif value is not None:
-            words.append(f"--{name}={value}")
-    saved = _parsed(flags_class, words)
-    module = saved.env_id.rpartition(":")[0].replace(".", "/")
-    for place in (Path(base, module).resolve() for base in (path, "", *sys.path) if module):
-        if path.resolve() in place.parents and any(place.parent.glob(f"{place.name}*")):
-            raise ValueError(f"the module of its environment is in the run's own folder: {place}")
-    return saved
-
-
-def _end_if_finished(args):
-    """A run that has come to its end, with all that it shall leave, is not run again."""
-    path = Path(args.resume)
-    asked = ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
-    if not all((path / name).exists() for name in ("result.json", *asked)):
-        return
-    result = read_json(path / "result.json")
-    try:
-        is_finished = not result["interrupted"] and result["steps"] >= args.total_timesteps
-        score = f"{result['score']:g} after {result['steps']} steps" if is_finished else ""
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"result.json is of no run: {error!r}") from error
-    if is_finished:
-        print(f"{path} is finished: score {score}; a larger --total-timesteps goes on with it")
-        sys.exit()

@@ -3,8 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import itertools
-import json
 import math
 import os
 import random
@@ -15,23 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
-from gbcore.arrays import Rows
 from gbcore.frontier import FrontierEpisodes
-from gbcore.graph import TransitionGraph
-from gbcore.graph_values import GraphValues
-from gbcore.leaf_table import LeafTable
-from gbcore.replay import PrioritizedReplay
-from gbcore.run.checkpoint import check_like, load_checkpoint, save_checkpoint
-from gbcore.run.directory import RunDirectory, lock_folder, replacing, run_name, versions
+from gbcore.run.checkpoint import load_checkpoint, replacing, save_checkpoint
+from gbcore.run.directory import RunDirectory, run_name, versions
 from gbcore.run.flags import RunFlags, fail, fixed_flags
-from gbcore.run.progress import Progress, lasting_output
-from gbcore.targets import pair_q_values, prune
+from gbcore.run.output import lasting_output
 
 CHARTS = ("charts/epsilon", "losses/td_loss", "losses/q_values")  # which the script's loop knows
 METRICS = (
@@ -106,11 +100,17 @@ class Run:
         self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later
         self._begin = self._clock = time.perf_counter()
         self.stop = StopSignal()
-        compile_kernels(parts)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
         self._directory = self._open_directory()
-        self._progress = Progress(self.step, args.total_timesteps, args.learning_starts)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
+        total = args.total_timesteps
+        self._bar = tqdm(  # on a terminal alone
+            total=total, initial=self.step, unit="step", mininterval=0.5, smoothing=0.02,
+            disable=None,
+        )  # fmt: skip
         print(f"{task}, {args.backup} backup, on {device}; results go to {self._directory.path}")
+        print(
+            "In a first run kernels are compiled, for about a minute, and kept on disk", flush=True
+        )
 
     def __enter__(self) -> "Run":
         self.stop.__enter__()
@@ -118,7 +118,7 @@ class Run:
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         self.stop.restore()
-        self._progress.close()
+        self._bar.close()
         with contextlib.suppress(OSError):
             self._directory.close()
         path = str(self._directory.path)
@@ -145,11 +145,11 @@ class Run:
             counters.training_seconds = time.perf_counter() - self._clock
             if self._is_due(args.log_frequency) or counters.step == args.total_timesteps:
                 self._log()
-            self._progress.update(counters.step, self._note)
+            self._bar.update()
             if self._is_due(args.checkpoint_frequency):
                 self._save()
                 self._train_on()
-        self._progress.close()
+        self._bar.close()
         self._save()
         if self.evaluation_is_due() and not self.stop.asked:
             print(f"Evaluating {args.eval_episodes} episodes ...", flush=True)
@@ -212,14 +212,14 @@ class Run:
         self._end(score, **{name: value(score) for name, value in more.items()})
         self.stop.restore()  # Ctrl-C ends at once what comes after it
 
-    @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        """Context manager: a path to write a file of a finished run to.
+    def film(self, record: Callable[..., None], policy: Callable[..., Any], seed: Any) -> None:
+        """Have record(args, task, policy, seed, path) write a finished run's episode.mp4.
 
         The file gets its name when it is whole. Ctrl-C leaves the run without it.
         """
-        with contextlib.suppress(KeyboardInterrupt), replacing(self._directory.path / name) as path:
-            yield path
+        path = self._directory.path / "episode.mp4"
+        with contextlib.suppress(KeyboardInterrupt), replacing(path) as new:
+            record(self._args, self.task, policy, seed, new)
 
     def _is_due(self, frequency):
         return frequency > 0 and self.step % frequency == 0
@@ -227,11 +227,6 @@ class Run:
     def _train_on(self):
         """No time since the last step was of training."""
         self._clock = time.perf_counter() - self._counters.training_seconds
-
-    def _note(self):
-        last = self._counters.last_return
-        shown = "-" if last is None else f"{last:g}"
-        return f"return {shown}, states new {self._graph.novel_state_ratio:.1%}"
 
     def _log(self):
         counters, learner, graph = self._counters, self._learner, self._graph
@@ -250,9 +245,15 @@ class Run:
             "graph/novel_state_ratio": graph.novel_state_ratio,
             "graph/evaluated_per_update": evaluated / updates if updates else None,
         }
-        self._directory.log(
-            counters.step, row if self.frontier is None else row | self.frontier.metrics()
-        )
+        row |= {} if self.frontier is None else self.frontier.metrics()
+        self._directory.log(counters.step, row)
+        note = f"return {counters.last_return}, states new {graph.novel_state_ratio:.1%}"
+        if self._bar.disable:  # no terminal
+            total, rate = self._args.total_timesteps, row["charts/SPS"]
+            left = timedelta(seconds=round((total - self.step) / rate))
+            note = f"{self.step:,} of {total:,} steps, {rate:,.3g} steps/s, {left} left, {note}"
+            print(note, flush=True)
+        self._bar.set_postfix_str(note, refresh=False)
 
     def require_finite(self) -> None:
         """Make charts plain numbers. NaN ends the run; its last checkpoint is from before."""
@@ -269,7 +270,7 @@ class Run:
     def _end(self, score, **more):
         """Write what was learned, and say so; without a score the program ends, interrupted."""
         args, counters, path = self._args, self._counters, self._directory.path
-        self._progress.close()
+        self._bar.close()
         if args.save_model:
             self._directory.write_model(self._learner.online, self._graph)
         result = {
@@ -291,8 +292,6 @@ class Run:
             "versions": self._versions,
         }
         self._directory.write_json("result.json", result)
-        if self._replay.size:
-            self._print_worth_of_graph()
         if score is not None and not counters.rewarded:
             frontier = "" if self.frontier else "--exploration frontier (docs/frontier.md), "
             print(
@@ -309,19 +308,6 @@ class Run:
         if score is None:
             sys.exit(130)
 
-    def _print_worth_of_graph(self):
-        """How often states come again, and how often a target has more than one path."""
-        rows = np.random.default_rng(0).integers(self._replay.size, size=256)
-        several, depth = 0, min(self._args.depth, 10)  # nothing is sampled: deeper takes long
-        for node, action in zip(self._replay.node[rows], self._replay.action[rows], strict=True):
-            subgraphs = self._graph.expand([node], [action], depth)
-            several += (np.diff(subgraphs.level_outcomes) > 1).any()
-        print(
-            f"The graph: {1 - self._graph.novel_state_ratio:.1%} of the steps acted in a state "
-            f"seen before; {several / len(rows):.1%} of the targets of depth {depth} "
-            "have more than one path (docs/states.md)"
-        )
-
     def state(self) -> dict[str, Any]:
         """The loop's own part of a checkpoint."""
         self.require_finite()
@@ -332,7 +318,7 @@ class Run:
             "flags": fixed_flags(self._args),
             "numpy": self._rng.bit_generator.state,
             "torch": torch.get_rng_state(),
-            "cuda": Rows(state=torch.cuda.get_rng_state() if on_gpu else torch.zeros(0).byte()),
+            "cuda": torch.cuda.get_rng_state() if on_gpu else torch.zeros(0).byte(),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -351,7 +337,7 @@ class Run:
         self.charts = saved["charts"]
         self._rng.bit_generator.state = saved["numpy"]
         torch.set_rng_state(torch.from_numpy(saved["torch"]))
-        of_gpu = torch.from_numpy(saved["cuda"]["state"])
+        of_gpu = torch.from_numpy(saved["cuda"])
         if self._device.type == "cuda" and len(of_gpu):
             torch.cuda.set_rng_state(of_gpu)
 
@@ -364,24 +350,24 @@ class Run:
         args, metrics = self._args, METRICS
         if self.frontier is not None:
             metrics += FrontierEpisodes.METRICS
-        to_write = {"script": str(self._script)} | asdict(args) | {"resume": None}, metrics
-        try:
-            if args.resume is None:
+        config = {"script": str(self._script)} | asdict(args) | {"resume": None}
+        if args.resume is None:
+            try:
                 name = run_name(self.task, self._script.stem, args.backup, args.seed)
-                return RunDirectory(Path(args.run_dir) / name, *to_write)
-        except OSError as error:
-            fail(f"cannot write to {args.run_dir!r}: {error.strerror}")
+                directory = RunDirectory(Path(args.run_dir) / name, is_new=True)
+                directory.begin(config, metrics)
+                return directory
+            except OSError as error:
+                fail(f"cannot write to {args.run_dir!r}: {error.strerror}")
         with contextlib.ExitStack() as if_refused:
             try:
-                lock = lock_folder(args.resume)
-                if_refused.callback(os.close, lock)
+                directory = RunDirectory(args.resume)
+                if_refused.callback(directory.close)
                 found = load_checkpoint(args.resume)
                 tables = found.pop("tables")
-                self._require_flags_of(found)
-                check_like(found, {name: part.state() for name, part in self._parts.items()})
                 for name, part in self._parts.items():
                     part.restore(found[name])
-                directory = RunDirectory(args.resume, *to_write, self.step, tables, lock)
+                directory.begin(config, metrics, self.step, tables)
             except MemoryError:
                 raise
             except Exception as error:  # whatever a part raises for what is not its own
@@ -390,22 +376,13 @@ class Run:
             if_refused.pop_all()
             return directory
 
-    def _require_flags_of(self, found):
-        of_config = json.loads(fixed_flags(self._args))
-        for name, value in json.loads(found["run"]["flags"]).items():
-            if of_config[name] != value:
-                raise ValueError(
-                    f"config.json is not the run's own: Require {name} {value!r}, as in its "
-                    f"checkpoint, got {of_config[name]!r}"
-                )
-
 
 class StopSignal:
     """Ctrl-C, SIGTERM or SIGHUP, noted for the loop to end at a place of its choice.
 
     As a context manager: `asked` becomes True at the first signal. A second Ctrl-C acts at once;
-    after SIGTERM or SIGHUP both are ignored for good, since a sweep that ends sends one per thread
-    of a worker. A run that began without SIGHUP, as with nohup, goes on without it.
+    SIGTERM and SIGHUP may come again, since a sweep that ends sends one per thread of a worker. A
+    run that began without SIGHUP, as with nohup, goes on without it.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -418,22 +395,22 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         for number in self.SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
     def restore(self, *_: Any) -> None:
-        """Signals do again what they did before."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        """Signals do again what they did before; none does where one has asked to stop."""
+        if not self.asked:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
 
     __exit__ = restore
 
     def _note(self, number, _):
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
         self.asked = True
-        if number != signal.SIGINT:
-            self._previous |= dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)
-        self.restore()
 
 
 def seed_everything(args: RunFlags) -> tuple[np.random.Generator, torch.device]:
@@ -445,7 +422,6 @@ def seed_everything(args: RunFlags) -> tuple[np.random.Generator, torch.device]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # none is read
-    args.threads = args.threads or _quickest_threads()
     torch.set_num_threads(args.threads)
     _keep_freed_memory()
     on_gpu = args.cuda and torch.cuda.is_available()  # a run may go on without its GPU
@@ -465,25 +441,6 @@ def flush_denormals() -> None:
     torch.set_flush_denormal(True)
 
 
-def _quickest_threads():
-    """Threads for the cores that are really free: all, at most 8, or half as many, and so on.
-
-    Beside other busy processes every operation waits for the thread that has no core: one thread
-    is then many times quicker than two. More threads are taken where they save a tenth or more.
-    """
-    images, weight = torch.zeros(48, 32, 20, 20), torch.zeros(64, 32, 4, 4, requires_grad=True)
-    most = min(len(os.sched_getaffinity(0)), 8)
-    seconds = {most >> i: [] for i in range(most.bit_length())}
-    for number in list(seconds) * 8:
-        torch.set_num_threads(number)
-        begin = time.perf_counter()
-        for _ in range(8):
-            torch.nn.functional.conv2d(images, weight, stride=2).sum().backward()
-        seconds[number].append(time.perf_counter() - begin)
-    median = {number: np.median(times) for number, times in seconds.items()}
-    return next(n for n in sorted(median) if 0.9 * median[n] <= min(median.values()))
-
-
 def _keep_freed_memory():
     """Have glibc reuse large freed blocks: given back, they are zeroed page by page each time."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
@@ -491,37 +448,6 @@ def _keep_freed_memory():
         m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
         mallopt(m_mmap_threshold, 2**25)  # the largest that it takes
         mallopt(m_trim_threshold, 2**30)
-
-
-def compile_kernels(parts: Mapping[str, Any]) -> None:
-    """Compile the kernels that a step with these parts calls, on toys, before the clock starts."""
-    start, rng = time.perf_counter(), np.random.default_rng(0)
-    print("Compiling kernels (kept on disk after the first run) ...", end=" ", flush=True)
-    graph, learner = parts["graph"], parts["learner"]
-    kind = graph.num_actions, graph.obs_shape, graph.obs_dtype
-    toy = TransitionGraph(*kind, frame_stack=graph.frame_stack)
-    replay = PrioritizedReplay(toy, 3, 1.0)
-    frontier = FrontierEpisodes(toy) if "frontier" in parts else None
-    nodes = [toy.node(np.full(graph.obs_shape, i, graph.obs_dtype)) for i in range(2)]
-    for i in range(4):
-        replay.add(nodes[i % 2], 0, 0.0, nodes[1 - i % 2], False)
-        if frontier is not None:
-            frontier.act(nodes[1 - i % 2], rng)
-            frontier.metrics()
-    batch = replay.sample(2, rng, 1.0)
-    subgraphs = [replay.subgraphs(batch, source, 3, 1, rng) for source in ("trajectory", "graph")]
-    if hasattr(learner, "leaves"):
-        leaves = LeafTable(toy, lambda obs: np.zeros((len(obs), toy.num_actions), np.float32))
-        for sub, rule in itertools.product(subgraphs, ("greedy", "behaviour")):
-            pair_q_values(sub, leaves.values(sub.nodes), 0.5, rule)
-    else:
-        prune(subgraphs[0], "behaviour")
-    if getattr(learner, "graph_values", None) is not None:
-        values = GraphValues(toy, leaves, 0.5)
-        values.update()
-        values.targets(batch.nodes, batch.actions)
-        values.actions(batch.nodes)
-    print(f"{time.perf_counter() - start:.1f} s")
 
 
 @contextlib.contextmanager

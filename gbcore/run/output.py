@@ -1,16 +1,10 @@
-"""What a run tells while it lasts: progress, on streams whose end does not end it."""
+"""Streams whose end does not end what writes to them."""
 
 import contextlib
 import io
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-
-from tqdm import tqdm
-
-LINE_EVERY = 30.0  # seconds
+from collections.abc import Iterator
 
 
 @contextlib.contextmanager
@@ -64,33 +58,3 @@ class _Lasting:
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
             self._stream.flush()
-
-
-class Progress:
-    """Where a run stands: a bar on a terminal, a plain line every 30 s elsewhere."""
-
-    def __init__(self, step: int, total: int, learning_starts: int) -> None:
-        self._learning_starts = learning_starts  # before, steps are many times quicker
-        self._bar = tqdm(
-            total=total, initial=step, unit="step", mininterval=0.5, smoothing=0.02, disable=None
-        )
-        self._told = time.monotonic(), step
-
-    def update(self, step: int, note: Callable[[], str]) -> None:
-        """The run has come to a step, of which the note tells more."""
-        self._bar.update()
-        if step % 64:
-            return
-        if not self._bar.disable:
-            self._bar.set_postfix_str(note(), refresh=False)
-        elif (seconds := time.monotonic() - self._told[0]) >= LINE_EVERY:
-            rate = (step - self._told[1]) / seconds
-            self._told = time.monotonic(), step
-            shown = f"{step:,} of {self._bar.total:,} steps, {rate:,.3g} steps/s, "
-            if step > self._learning_starts:
-                shown += f"{timedelta(seconds=round((self._bar.total - step) / rate))} left, "
-            print(shown + note(), flush=True)
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        self._bar.close()
