@@ -235,7 +235,7 @@ def raises(error):
         ({"step": raises(GeneratorExit())}, "GeneratorExit()"),
         ({"step": raises(KeyError("door"))}, "KeyError('door') (" + __file__),
         ({"step": returns(ZEROS, None, False, False, {})}, "number for reward, got None"),
-        ({"step": returns(ZEROS, "1", False, False, {})}, "got 1"),
+        ({"step": returns(ZEROS, "1", False, False, {})}, "got '1'"),
         ({"step": returns(ZEROS, np.ones(1), False, False, {})}, "one of shape (1,)"),
         ({"step": returns(ZEROS, np.nan, False, False, {})}, "got nan"),
         ({"step": returns(ZEROS, 0, None, False, {})}, "number for terminated, got None"),

@@ -160,7 +160,7 @@ def test_what_the_frontier_says_is_done(script, task, tmp_path, monkeypatch):
         script, tmp_path, env_id=task, total_timesteps=40, eval_frequency=0, save_model=False,
         exploration="frontier", frontier_share=0.25,
     )  # fmt: skip
-    assert 0.25 in shares  # compiling kernels has another one
+    assert shares == {0.25}
     assert (learner.replay.action == 1).all()
 
 
@@ -194,7 +194,7 @@ def test_when_rainbow_acts_learns_and_evaluates(tmp_path, monkeypatch):
     )  # fmt: skip
     (group,) = learner.optimizer.param_groups
     assert (group["lr"], group["eps"]) == (0.03, 0.2)
-    sizes, exponents = zip(*exponents[1:], strict=True)  # the first one compiles
+    sizes, exponents = zip(*exponents, strict=True)
     assert updates == [step for step in (25, 30, 35, 40) for _ in range(3)]
     assert sizes == (4,) * 12
     np.testing.assert_allclose(exponents, [0.2 + step / 40 * 0.8 for step in updates])
