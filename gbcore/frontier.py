@@ -427,15 +427,13 @@ class FrontierEpisodes(Holder):
     def metrics(self) -> dict[str, float | None]:
         """Values of METRICS, rates since the last call."""
         found, steps = self._window.tolist()
-        values = {
-            "frontier/untried": self.planner.num_untried(),
-            "frontier/share": self.share,
-            "frontier/start_value": self.start_value,
-            "frontier/waiting": self.planner.num_waiting,  # the last step included
-            "frontier/states_per_1000": 1000 * found / steps if steps else None,
-        }
+        values = (
+            self.planner.num_untried(), self.share, self.start_value,
+            self.planner.num_waiting,  # the last step included
+            1000 * found / steps if steps else None,
+        )  # fmt: skip
         self._window[:] = 0
-        return values
+        return dict(zip(self.METRICS, values, strict=True))
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""

@@ -247,7 +247,7 @@ class GraphValues(Holder):
 
         Raises:
             KeyError: for what is missing.
-            ValueError: for values of another graph, or not finite. Then nothing has changed.
+            ValueError: for arrays that do not belong to the graph. Then nothing has changed.
         """
         with self.graph.lock:
             n = self.graph.num_ids
@@ -256,20 +256,13 @@ class GraphValues(Holder):
             check_array("value", value, np.float64, (n,))
             check_array("valued", valued, np.bool_, (n,))
             check_array("pairs", pairs, np.int64, (np.size(pairs) // 2, 2))
-            if not np.isfinite(value).all():
-                raise ValueError("Require finite values")
             if len(pairs) and not 0 <= pairs.min() <= pairs.max() < n:
                 raise ValueError("Require changes of the graph's nodes")
-            wanted = (self.graph.arrays.degree[:n] > 0) | (self.graph.arrays.in_degree[:n] > 0)
-            wanted[pairs] = False
-            if (wanted & ~valued).any():
-                raise ValueError("Require a value of every node in a transition, or a change of it")
-            for name in ("next", "renewed"):
-                if not 0 <= saved[name] < max(n, 1):
-                    raise ValueError(f"Require 0 <= {name} < {n}, got {saved[name]}")
             self._make_room()
             self._value[:n] = value
-            self._next, self._renewed = int(saved["next"]), int(saved["renewed"])
+            self._next, self._renewed = (
+                int(saved[name]) % max(n, 1) for name in ("next", "renewed")
+            )
             self._valued.restore(valued)
             self._changes[:] = map(tuple, pairs.tolist())
 

@@ -73,8 +73,6 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
     predecessors = np.empty(first[num_ids], np.int64)
     place = first[:num_ids].copy()
     for node in range(num_ids):
-        if graph.in_degree[node] == FREED:
-            continue
         start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):
             if not graph.edge_terminated[e]:
