@@ -886,12 +886,11 @@ class KnownNodes:
 
     def has(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Are ids int64 [n] known? bool [n]"""
-        self._generation = grown(self._generation, self._graph.capacity, UNKNOWN)
-        return self._generation[nodes] == self._graph.generations[nodes]
+        return self._with_room()[nodes] == self._graph.generations[nodes]
 
     def add(self, nodes: NDArray[np.int64]) -> None:
-        """Ids int64 [n] are known from now on; `has` was asked for them."""
-        self._generation[nodes] = self._graph.generations[nodes]
+        """Ids int64 [n] are known from now on."""
+        self._with_room()[nodes] = self._graph.generations[nodes]
 
     def state(self) -> NDArray[np.bool_]:
         """bool [num_ids], which `restore` takes back."""
@@ -899,12 +898,16 @@ class KnownNodes:
 
     def restore(self, known: NDArray[np.bool_]) -> None:
         """Those of bool [num_ids] are known, and no others."""
-        self._generation = np.full(self._graph.capacity, UNKNOWN, np.int64)
+        self.clear()
         self.add(np.flatnonzero(known))
 
     def clear(self) -> None:
         """None is known."""
         self._generation[:] = UNKNOWN
+
+    def _with_room(self):
+        self._generation = grown(self._generation, self._graph.capacity, UNKNOWN)
+        return self._generation
 
 
 class Changes(list[tuple[int, int]]):

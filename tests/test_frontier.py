@@ -445,6 +445,7 @@ def test_whatever_asks_first_after_a_doubling_has_room(frame_stack, keyed):
         lambda graph, planner, leaves: planner.action_values(graph.num_ids - 1),
         lambda graph, planner, leaves: leaves.values(np.arange(graph.num_ids)),
         lambda graph, planner, leaves: leaves.known,
+        lambda graph, planner, leaves: leaves.renew(np.arange(graph.num_ids)),
         lambda graph, planner, leaves: graph.expand([graph.num_ids - 2], [0], 3),
     )
     for first in calls:
