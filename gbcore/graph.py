@@ -880,9 +880,7 @@ class KnownNodes:
 
     def __init__(self, graph: TransitionGraph) -> None:
         self._graph = graph
-        self._generation = np.full(
-            graph.capacity, UNKNOWN, np.int64
-        )  # of the id, when it was added
+        self._generation = np.full(graph.capacity, UNKNOWN, np.int64)  # of the id, once added
 
     def has(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Are ids int64 [n] known? bool [n]"""

@@ -154,7 +154,7 @@ def test_a_state_is_worth_less_the_more_of_its_kind_were_found():
 
 
 def test_kinds_without_a_state_are_forgotten():
-    """As many as there are ids stay, and among them all that have a state."""
+    """At most twice as many as there are ids stay, and among them all that have a state."""
     graph = TransitionGraph(1, (2, 1), np.int64, capacity=16)
     planner = FrontierPlanner(graph, by_kind=True)
     often, *rare = graph.nodes([[[0], [1]], [[1], [0]]])
@@ -165,7 +165,6 @@ def test_kinds_without_a_state_are_forgotten():
         assert planner._plan.worth[node] == 1
         graph.remove(often, 0, 0.0, node, False)
         assert len(planner._kinds) <= 2 * graph.capacity
-
     assert planner._plan.worth[[often, *rare]].tolist() == [1, 1 / 2]
     assert 2 in planner._kinds.values(), "the number of a kind that has states stays"
     assert planner.check_valid() == []
