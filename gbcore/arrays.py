@@ -9,10 +9,6 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
 
 
-class Rows(dict[str, NDArray[Any]]):
-    """Arrays, of a `state()`, whose first axis is as long as there are things to keep."""
-
-
 class Holder:
     """What writes into arrays of its own: `copy.deepcopy` and pickle copy them."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbcore import frontier_kernels
-from gbcore.arrays import Holder, Rows, all_grown, check_array, copy_rows
+from gbcore.arrays import Holder, all_grown, check_array, copy_rows
 from gbcore.frontier_kernels import CELLS_GIVEN, HEAP_SIZE, STACK_SIZE, PlanArrays
 from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import EMPTY, FREED
@@ -190,7 +190,7 @@ class FrontierPlanner(Holder):
     # Storage
     # ----------------------------------------------------------------------------------------------
 
-    def state(self) -> Rows:
+    def state(self) -> dict[str, NDArray[Any]]:
         """Arrays that `restore` takes back, with the same further behaviour; some are views."""
         with self.graph.lock:
             plan, changes = self._changes_with_room()
@@ -201,14 +201,14 @@ class FrontierPlanner(Holder):
             source = np.empty(plan.totals[CELLS_GIVEN], np.int64)
             source = source[: frontier_kernels.list_predecessors(plan, n, number, source)]
             heap = plan.heap[: plan.totals[HEAP_SIZE]]
-            rows = Rows(
-                value=plan.value[:n],
-                num_predecessors=number,
-                predecessors=source,
-                stack=plan.stack[: plan.totals[STACK_SIZE]],
-                heap=heap,
-                priority=plan.priority[heap],
-            )
+            rows = {
+                "value": plan.value[:n],
+                "num_predecessors": number,
+                "predecessors": source,
+                "stack": plan.stack[: plan.totals[STACK_SIZE]],
+                "heap": heap,
+                "priority": plan.priority[heap],
+            }
             if self.by_kind:
                 rows["worth"] = np.where(self._appraised.state(), plan.worth[:n], 0)
                 rows["kinds"] = np.array(list(self._kinds.items()), np.uint64).reshape(-1, 2)

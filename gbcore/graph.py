@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from gbcore import kernels
 from gbcore.arrays import (
     Holder,
-    Rows,
     all_grown,
     as_indices,
     check_array,
@@ -668,7 +667,7 @@ class TransitionGraph(Holder):
         except Exception as error:  # zipfile and NumPy promise no single one
             raise ValueError(f"Require an undamaged graph, got {path}: {error}") from error
 
-    def state(self) -> Rows:
+    def state(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, which `from_state` and `restore` take back; views where they can be."""
         arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
         saved = {
@@ -691,7 +690,7 @@ class TransitionGraph(Holder):
         if self.key_shape is not None and self.key_dtype is not None:
             saved["key_shape"] = np.array(self.key_shape, np.int64)
             saved["key_dtype"] = np.array(self.key_dtype.str)
-        return Rows(saved)
+        return saved
 
     def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
         """Become the graph that `state` is of, with at least the room for nodes that there is.

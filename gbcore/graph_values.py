@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gbcore import value_kernels
-from gbcore.arrays import Holder, Rows, as_indices, check_array, grown
+from gbcore.arrays import Holder, as_indices, check_array, grown
 from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import FREED
 from gbcore.leaf_table import LeafTable
@@ -238,8 +238,8 @@ class GraphValues(Holder):
         """What `restore` takes back, with the same further behaviour; some are views."""
         with self.graph.lock:
             self._make_room()
-            rows = Rows(value=self._value[: self.graph.num_ids], valued=self._valued.state())
-            waiting = Rows(pairs=np.array(self._changes, np.int64).reshape(-1, 2))
+            rows = {"value": self._value[: self.graph.num_ids], "valued": self._valued.state()}
+            waiting = {"pairs": np.array(self._changes, np.int64).reshape(-1, 2)}
             return {"rows": rows, "waiting": waiting, "next": self._next, "renewed": self._renewed}
 
     def restore(self, saved: dict[str, Any]) -> None:

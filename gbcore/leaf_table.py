@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Holder, Rows, as_indices, copy_rows, grown
+from gbcore.arrays import Holder, as_indices, copy_rows, grown
 from gbcore.graph import KnownNodes, TransitionGraph
 
 CHUNK = 32  # states per evaluation, unless the caller asks for another number
@@ -84,7 +84,7 @@ class LeafTable(Holder):
     def state(self) -> dict[str, Any]:
         """What `restore` takes back: q float32 [num_ids, A], a view, and known bool [num_ids]."""
         known = self.known
-        rows = Rows(q=self.q[: len(known)], known=known)
+        rows = {"q": self.q[: len(known)], "known": known}
         return {"rows": rows, "num_evaluated": self.num_evaluated}
 
     def restore(self, saved: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Holder, Rows, check_array, copy_rows
+from gbcore.arrays import Holder, check_array, copy_rows
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
 from gbcore.kernels import Subgraphs
 from gbcore.sum_tree import SumTree
@@ -184,7 +184,7 @@ class Replay(Holder):
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back; its arrays are views, to be saved or copied at once."""
-        columns = Rows({name: getattr(self, name)[: self.size] for name in self.COLUMNS})
+        columns = {name: getattr(self, name)[: self.size] for name in self.COLUMNS}
         return {"rows": columns, "position": self.position, "ended": self._ended}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
