@@ -371,7 +371,7 @@ def refused(capsys, call, *words):
 
 
 def test_bad_input_is_one_line(capsys, tmp_path):
-    refused(capsys, lambda: recorded.read(tmp_path / "none"), "no run")
+    refused(capsys, lambda: recorded.read(tmp_path / "none"), "none: nothing is there")
     refused(capsys, lambda: recorded.read(tmp_path), "config.json")
     for content in (b"", b"PK nothing"):
         (tmp_path / "bad.npz").write_bytes(content)
@@ -488,27 +488,14 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys):
 
 
 def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
-    class Run:
-        module, task, name = gb_rainbow_atari, "freeway", "run"
-        config = asdict(gb_rainbow_atari.Args(eval_envs=3))
-
-        def policy(self):
-            return lambda obs: np.ones(len(obs), np.int64)
-
-    asked = []
-
-    def instead(args, game, policy, seed, num_episodes):
-        assert policy(np.zeros((2, 4, 84, 84), np.uint8)).tolist() == [1, 1]
-        asked.append((game, seed, num_episodes, args.eval_envs, args.eval_epsilon))
-        return [1.0], [1]
-
+    own, instead = gb_rainbow_atari.Args(eval_envs=3), Mock(return_value=([1.0], [1]))
+    run = Mock(module=gb_rainbow_atari, task="freeway", config=asdict(own))
     monkeypatch.setattr(gb_rainbow_atari, "evaluate", instead)
     for seed in (0, 0, 1):
-        evaluate.play(Run(), episodes=7, epsilon=None, seed=seed)
-    assert asked[0] == ("freeway", asked[0][1], 7, 3, gb_rainbow_atari.Args().eval_epsilon)
-    assert asked[0] == asked[1] != asked[2]
-    own = gb_rainbow_atari.Args()
-    seeds = [*(one[1] for one in asked[1:]), [own.seed, own.total_timesteps]]
+        evaluate.play(run, episodes=7, epsilon=None, seed=seed)
+    one, same, other = (call.args for call in instead.call_args_list)
+    assert one == same == (own, "freeway", run.policy(), one[3], 7)
+    seeds = one[3], other[3], [own.seed, own.total_timesteps]
     assert len({np.random.default_rng(seed).integers(2**31) for seed in seeds}) == 3
 
 

@@ -6,7 +6,6 @@ import re
 
 import aggregate
 import numpy as np
-import output
 import pytest
 import report
 import runs
@@ -230,22 +229,6 @@ def test_no_rows_and_no_column_are_one_line_and_status_2(tmp_path, capsys):
     path.write_text(path.read_text().replace(",score,", ",mean,"))
     assert command(report, "--results-dir", tmp_path) == 2
     assert is_one_line(capsys, f"a CSV file in {tmp_path} has no column 'score'")
-
-
-def test_n_step_as_released_stands_beside_ours_and_the_papers(tmp_path):
-    write_rows(tmp_path, {("n-step", ""): lambda *_: 0.9}, MINIGRID)
-    of_run = {"suite": "minigrid", "episode_seed": "", "backup": "n-step", "update": "released"}
-    rows = []
-    for depth, tasks, score in ((5, MINIGRID, 0.5), (10, ["MiniGrid-Empty-8x8-v0"], 0.1)):
-        for task, seed in itertools.product(tasks, (1, 2)):
-            rows += [of_run | {"task": task, "depth": depth, "seed": seed, "score": score}]
-    output.write_rows(tmp_path / "released_updates.csv", rows[0], rows)
-    text = make_report(tmp_path)
-    assert "25 runs, made" in text
-    assert rows_of(text, "**n-step**")[0][1] == "0.90 ± 0.00 (5), above"
-    (five,), (ten,) = (rows_of(text, f"**n-step, depth {n}, as released**") for n in (5, 10))
-    assert (five[1], five[-3], five[-1]) == ("0.50 ± 0.00 (2), above", "0.50", "-0.40")
-    assert (ten[1], ten[-3]) == ("0.10 ± 0.00 (2), inside", "-")
 
 
 def test_any_variant_has_a_row_and_is_compared_with_its_backup(tmp_path):

@@ -167,27 +167,9 @@ def test_values_that_persist_reach_beyond_the_depth():
     np.testing.assert_array_equal(learner.leaves.known, False)
 
 
-def test_a_released_return_goes_on_across_a_time_limit_to_its_last_row():
-    replay = SimpleNamespace(
-        reward=2.0 ** np.arange(8),
-        terminated=np.arange(8) == 1,
-        cut=np.isin(np.arange(8), [1, 4, 6, 7]),
-        size=7,
-    )
-    terminal, time_limit = released_updates.ends_of(replay, time_limit_is_terminal=False)
-    assert np.flatnonzero(time_limit).tolist() == [4]
-    rows = np.array([0, 2, 3, 5])
-    returns, last = released_updates.released_returns(replay, terminal, rows, 3, 0.5)
-    assert last.tolist() == [1, 4, 5, 6]
-    assert returns.tolist() == [1 + 1, 4 + 4 + 4, 8 + 8 + 8, 32 + 32]
-    terminal, _ = released_updates.ends_of(replay, time_limit_is_terminal=True)
-    returns, last = released_updates.released_returns(replay, terminal, np.array([3]), 3, 0.5)
-    assert (last.tolist(), returns.tolist()) == ([4], [8 + 8])
-
-
-def test_the_released_update_moves_the_last_pair():
+def test_the_released_update_moves_the_last_pair_also_across_a_time_limit():
     replay = Replay(TransitionGraph(2, (1,), np.int64), 5)
-    for node, (action, reward) in enumerate(((0, 1.0), (1, 0.0), (0, 0.0), (1, 0.0), (0, 4.0))):
+    for node, (action, reward) in enumerate(((0, 1.0), (1, 3.0), (0, 0.0), (1, 0.5), (0, 4.0))):
         ends = [replay.graph.node(np.array([n])) for n in (node, (node + 1) % 5)]
         replay.add(ends[0], action, reward, ends[1], node == 4)
         if node == 2:
@@ -195,11 +177,14 @@ def test_the_released_update_moves_the_last_pair():
     learner = SimpleNamespace(args=SimpleNamespace(depth=2, gamma=0.5), replay=replay)
     learner.graph, learner.leaves = replay.graph, SimpleNamespace()
     learner.leaves.values = lambda nodes: np.stack([nodes, 2.0 * nodes], axis=1)
-    sampled = replay.batch_of(np.array([0, 1, 3]))
+    sampled = replay.batch_of(np.arange(4))
     moved, targets = released_updates.released_n_step(learner, sampled, None, False)
-    assert [column.tolist() for column in moved[:3]] == [[1, 2, 4], [1, 2, 4], [1, 0, 0]]
-    # From state 2; from the highest value, of state 4; of the end.
-    assert targets.tolist() == [1 + 0.25 * 4, 0.25 * 8, 0.5 * 4]
+    assert [column.tolist() for column in moved[:3]] == [[1, 2, 3, 4], [1, 2, 3, 4], [1, 0, 1, 0]]
+    # From state 2; at the limit from the highest value, of state 4; across it; of the end.
+    assert targets.tolist() == [2.5 + 0.25 * 4, 3 + 0.25 * 8, 0.25 + 0.25 * 8, 0.5 + 0.5 * 4]
+    moved, targets = released_updates.released_n_step(learner, sampled, None, True)
+    assert moved[0].tolist() == [1, 2, 2, 4]  # MinAtar: the limit is an end
+    assert targets.tolist() == [2.5 + 0.25 * 4, 3, 0, 0.5 + 0.5 * 4]
 
 
 def one_action_graph(*transitions):

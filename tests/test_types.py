@@ -17,21 +17,10 @@ pytestmark = jitted
 def check(*words):
     """What basedpyright finds: a dict."""
     pytest.importorskip("basedpyright", reason="pip install -r requirements-dev.txt")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "basedpyright",
-            "--outputjson",
-            "--pythonpath",
-            sys.executable,
-            *words,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-    )
+    command = [sys.executable, *"-m basedpyright --outputjson --pythonpath".split(), sys.executable]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    how = {"capture_output": True, "text": True, "check": False, "env": environment}
+    done = subprocess.run([*command, *words], **how)
     return json.loads(done.stdout)
 
 

@@ -170,7 +170,7 @@ def _of_file(path):
 
 def _of_folder(path):
     if not (path / "config.json").exists():
-        raise ValueError("it is no graph file and no run, which has a config.json")
+        raise ValueError("no run, which has a config.json" if path.exists() else "nothing is there")
     config = read_config(path)
     script = Path(config.pop("script"))
     places = (script, ROOT / script.name, ROOT / "examples" / script.name)
