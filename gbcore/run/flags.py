@@ -119,6 +119,12 @@ def read_flags(flags_class: type[Flags], arguments: list[str], **options: Any) -
         near = [line.split()[0] for line in lines if line.startswith("--")]
         switch = "a switch takes no value: --save-model or --no-save-model, for example"
         message += f"; nearest: {', '.join(near)}" if near else f"; {switch}"
+    found, reaches = re.match(r"Error parsing --([\w-]+): .*('.*')", message), spans(flags_class)
+    if found and (span := reaches.get(name := found[1].replace("-", "_"))):
+        is_integer = "int" in str(typing.get_type_hints(flags_class)[name])
+        kind = "an integer" if is_integer else "a number"
+        reach = f"of at least {span[0]} and at most {span[1]}"
+        message = f"--{found[1]} must be {kind} {reach}, got {found[2]}"
     fail(message)
 
 
