@@ -94,7 +94,7 @@ BAD_INPUT = [  # script, flags, words that are told
     (script, "--depth 0", "--depth must be at least 1"),
     (script, f"--depth {2**32}", f"--depth {2**32}"),
     (script, "--save-model False", "--save-model --no-save-model"),
-    (script, "--track=true", "true --no-save-model"),
+    (script, "--track=true", "--track --no-track"),
     (script, "--run-dir caf\udce9", "--run-dir UTF-8 caf"),
     (script, f"--threads {2**32}", f"--threads {2**32} 1024"),
     (script, "--seed -1", "--seed -1"),

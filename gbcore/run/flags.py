@@ -117,8 +117,12 @@ def read_flags(flags_class: type[Flags], arguments: list[str], **options: Any) -
     message = " ".join(itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines)))
     if message.startswith("Unrecognized"):
         near = [line.split()[0] for line in lines if line.startswith("--")]
-        switch = "a switch takes no value: --save-model or --no-save-model, for example"
-        message += f"; nearest: {', '.join(near)}" if near else f"; {switch}"
+        words = [part for word in arguments for part in word.split("=", 1)]
+        for flag, value in itertools.pairwise(words):
+            if flag.startswith("--") and message == f"Unrecognized options: {value}":
+                name = flag.removeprefix("--").removeprefix("no-")
+                message = f"{flag} takes no value, got {value}: give --{name} or --no-{name}"
+        message += f"; nearest: {', '.join(near)}" if near else ""
     found, reaches = re.match(r"Error parsing --([\w-]+): .*('.*')", message), spans(flags_class)
     if found and (span := reaches.get(name := found[1].replace("-", "_"))):
         is_integer = "int" in str(typing.get_type_hints(flags_class)[name])
