@@ -160,15 +160,13 @@ def make_run(args, suite, flags):
     return Run(key, command, free, args.run_dir.resolve() / name, steps)
 
 
-def execute(run, threads):
+def execute(run):
     """Run the script to its end, from the newest checkpoint if there is one. In a Ray worker.
 
     Returns what the run measured, and its curve. All that it calls is of `run_records`, whose
     import makes tools/ importable in the worker.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    libraries = "OMP", "MKL", "OPENBLAS", "NUMBA"
-    environment = os.environ | {f"{name}_NUM_THREADS": str(threads) for name in libraries}
 
     def found():
         return run_records.finished_runs(run.folder, [run.key.suite], [run.key]).get(run.key)
@@ -186,7 +184,6 @@ def execute(run, threads):
             status = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", sys.executable, *words],
                 cwd=ROOT,
-                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -237,7 +234,7 @@ def make_runs(args, records, todo):
     """Make the runs on Ray; Ctrl-C and SIGTERM end the program. Returns those given up."""
     ray, given_up, left, begin = start_ray(args), [], {}, time.monotonic()
     task = ray.remote(execute).options(
-        num_cpus=args.threads,
+        num_cpus=args.threads,  # and as many threads of NumPy's libraries
         num_gpus=args.gpus_per_run,
         max_retries=RETRIES,
         retry_exceptions=True,  # not only where the worker was killed
@@ -245,7 +242,7 @@ def make_runs(args, records, todo):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        left |= {task.remote(run, args.threads): run for run in todo}  # Ray queues what has no room
+        left |= {task.remote(run): run for run in todo}  # Ray queues what has no room
         while left:
             for reference in ray.wait(list(left), timeout=1.0)[0]:
                 run = left.pop(reference)

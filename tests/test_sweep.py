@@ -324,7 +324,7 @@ def test_rows_of_finished_runs_are_kept_and_what_fails_is_given_up(tmp_path, mon
     todo, records = list(sweep.make_grid(args).values()), Records(tmp_path / "rows")
     ray = Mock()
     ray.exceptions.RayError = RuntimeError
-    ray.remote.return_value.options.return_value.remote = lambda run, threads: run.key
+    ray.remote.return_value.options.return_value.remote = lambda run: run.key
     ray.wait = lambda keys, timeout: (keys[:1], keys[1:])
     finished = {"score": 1.0, "steps": 100_000, "wall_seconds": 9.0}, {1000: 1.0}
     ray.get.side_effect = finished, RuntimeError("status 1: Killed")
@@ -355,13 +355,13 @@ def test_a_checkpoint_that_cannot_be_used_is_left_behind(tmp_path, monkeypatch):
         return SimpleNamespace(wait=lambda: 2 if "--resume" in command else 0)
 
     monkeypatch.setattr(subprocess, "Popen", script)
-    row, _ = sweep.execute(run, 1)
+    row, _ = sweep.execute(run)
     assert row["score"] == 1.0
     free = "--checkpoint-frequency 10000 --threads 1 --no-cuda"  # of this sweep, not the last
     goes_on = f"--resume {run.folder / 'new'} {free}"
     assert [goes_on in words for words in commands] == [True, False]
     assert not list(run.folder.glob("*/checkpoint.npz"))
-    sweep.execute(run, 1)  # it is finished
+    sweep.execute(run)  # it is finished
     assert len(commands) == 2
 
 
