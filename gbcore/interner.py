@@ -37,7 +37,8 @@ class Interner(Holder):
         if min((self._num_bytes, *self.shape)) < 1 or self.dtype.hasobject:
             raise ValueError(f"Require arrays of fixed size > 0, got {self.shape} of {self.dtype}")
         # The key is padded to whole 64-bit words: hashing and comparing go word by word.
-        self._key = self._key_array = np.zeros(-(-self._num_bytes // 8), np.uint64)
+        self._key = np.zeros(-(-self._num_bytes // 8), np.uint64)
+        self._key_array = self._view_of_key()
         capacity = max(int(capacity), 16)
         self.table: Table = Table(
             slots=np.full(slots_for(capacity), EMPTY, np.int64),
@@ -116,11 +117,13 @@ class Interner(Holder):
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
 
     def _key_of(self, array):
-        if self._key_array.base is not self._key:  # there is none yet, or that of the original
-            key_bytes = self._key.view(np.uint8)[: self._num_bytes]
-            self._key_array = key_bytes.view(self.dtype).reshape(self.shape)
+        if self._key_array.base is not self._key:  # a copy of a view is no view of the copy
+            self._key_array = self._view_of_key()
         self._key_array[...] = array
         return self._key
+
+    def _view_of_key(self):
+        return self._key.view(np.uint8)[: self._num_bytes].view(self.dtype).reshape(self.shape)
 
     def _grow(self):  # returns the table: what was read of it before is void
         old = self.table
