@@ -324,7 +324,7 @@ class FrontierPlanner(Holder):
             self._kinds[kind] = number = self._kinds.get(kind, 0) + 1
             plan.worth[node] = 1 / number
         self._appraised.add(nodes[in_use])
-        if len(self._kinds) > 2 * self.graph.capacity:  # most are of states that are gone
+        if len(self._kinds) > 2 * self.graph.num_ids:  # most are of states that are gone
             kept = {kind for _, kind in self._kinds_of(np.flatnonzero(self._appraised.state()))}
             self._kinds = {kind: n for kind, n in self._kinds.items() if kind in kept}
         for node in nodes:
@@ -450,6 +450,9 @@ class FrontierEpisodes(Holder):
             KeyError: for what is missing.
             ValueError: for arrays that do not belong to the graph.
         """
+        for name in self.SAVED:
+            if not isinstance(saved[name], (bool, int, float, type(None))):
+                raise ValueError(f"Require a number or None as {name}, got {saved[name]!r}")
         copy_rows("lately", saved, self._lately, 2)
         copy_rows("window", saved, self._window, 2)
         self.planner.restore(saved["planner"])

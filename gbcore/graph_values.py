@@ -186,7 +186,7 @@ class GraphValues(Holder):
             least = self.graph.edges()["reward"].min(initial=0.0) / (1 - self.gamma)
             value[self.graph.arrays.degree[:n] > 0] = max(least, -1e300)
             self._settle(value, nodes, q, tried_only=True)
-            chosen = np.empty(n, np.int64)
+            chosen = np.empty(max(n, 1), np.int64)
             chosen[nodes] = self._best(nodes, value, q, tried_only=True)
             seen = KnownNodes(self.graph)
             seen.add(nodes)
@@ -196,7 +196,7 @@ class GraphValues(Holder):
                     found = self._find(obs, keys)
                     known = found[found >= 0]
                     actions = np.full(len(found), -1, np.int64)
-                    actions[found >= 0] = np.where(seen.has(known), chosen[known % n], -1)
+                    actions[found >= 0] = np.where(seen.has(known), chosen[known % len(chosen)], -1)
                     return self._complete(actions, obs, otherwise)
 
             return policy

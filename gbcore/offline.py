@@ -171,11 +171,11 @@ def solve_tried(
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
     nodes = np.unique(edges["source"])[::-1].copy()
     rule = (gamma, 0.0, True)  # no prior, tried actions alone
-    num_backups = BACKUPS
-    while num_backups == BACKUPS:
-        num_backups = value_kernels.settle_values(
-            graph.arrays, values, unread, nodes, *rule, 1e-10, BACKUPS, scratch
-        )
+    most = BACKUPS + 20 * n  # of a call, so that Ctrl-C is heard; each begins with all nodes
+    while most == value_kernels.settle_values(
+        graph.arrays, values, unread, nodes, *rule, 1e-10, most, scratch
+    ):
+        pass
     actions = np.empty(n, np.int64)
     value_kernels.choose_actions(
         graph.arrays, values, unread, np.arange(n), *rule, scratch, actions

@@ -213,9 +213,10 @@ class Records:
                 defaults = json.dumps(self.checked_defaults(suite), indent=1)
                 (self.folder / "defaults.new").write_text(defaults + "\n")
                 (self.folder / "defaults.new").replace(self.folder / "defaults.json")
-                rows, curves = self.rows(suite), self._read("_curves", (), [suite])
+                good, rows = self.rows(suite), self._read("", (), [suite])
+                curves = self._read("_curves", (), [suite])
                 for key, (row, curve) in found.items():
-                    if key.suite == suite and key not in rows:
+                    if key.suite == suite and key not in good:
                         number += 1
                         rows[key] = key._asdict() | {n: str(value) for n, value in row.items()}
                         means = {str(step): f"{mean:.4g}" for step, mean in curve.items()}

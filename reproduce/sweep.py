@@ -94,7 +94,7 @@ def check_args(args):
         if backup not in (known := run_records.backups_of(suite)):
             fail(f"--backups {backup!r} is none that {suite} has: {', '.join(known)}")
     known = [name for suite in args.suites for name in SUITES[suite].tasks]
-    for task in args.tasks:
+    for task in args.tasks if args.suites else ():
         if plain(task) not in map(plain, known):
             fail(f"--tasks {task!r} is none of {', '.join(known)}")
     if args.collect_only and not args.run_dir.is_dir():
@@ -262,6 +262,7 @@ def make_runs(args, records, todo):
     except (OSError, ValueError) as error:  # rows cannot be written: runs are kept in --run-dir
         fail(error)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would cut Ray's end short
         ray.shutdown()
         print(
             f"stopped; {len(left)} of {len(todo)} runs are left. Those under way write their "

@@ -164,7 +164,7 @@ def test_kinds_without_a_state_are_forgotten():
         planner.plan()
         assert planner._plan.worth[node] == 1
         graph.remove(often, 0, 0.0, node, False)
-        assert len(planner._kinds) <= 2 * graph.capacity
+        assert len(planner._kinds) <= 2 * graph.num_ids
     assert planner._plan.worth[[often, *rare]].tolist() == [1, 1 / 2]
     assert 2 in planner._kinds.values(), "the number of a kind that has states stays"
     assert planner.check_valid() == []

@@ -254,6 +254,14 @@ def test_a_new_network_s_guesses_do_not_decide_an_evaluation():
     assert (values.seen_policy(otherwise=None)(obs) == 0).all()
 
 
+def test_the_policy_of_an_empty_graph_asks_the_network_later_too():
+    graph = TransitionGraph(2, (1,), np.int64)
+    values = GraphValues(graph, LeafTable(graph, lambda obs: np.zeros((len(obs), 2))), 0.9)
+    policy = values.seen_policy(otherwise=lambda obs: obs[:, 0])
+    graph.node(obs := np.array([1]))
+    assert policy(obs[None]).tolist() == [1]
+
+
 @pytest.mark.parametrize("gamma", [0.9, 0.999])
 def test_renewed_values_hold(gamma):
     _, values, leaf, nodes = corridor(300, gamma)

@@ -85,6 +85,12 @@ def test_values_are_the_fixed_point_and_following_them_gets_them(rows):
         assert abs(np.mean(drawn) - mean) <= 5 * np.std(drawn) / 300**0.5 + 1e-9
 
 
+def test_values_of_more_states_than_a_call_backs_up(monkeypatch):
+    monkeypatch.setattr("gbcore.offline.BACKUPS", 1)
+    graph, nodes = graph_of([(s, 0, float(s == 9), s + 1, s == 9) for s in range(10)])
+    assert solve_tried(graph, 0.5)[0][nodes[0]] == 0.5**9
+
+
 def test_a_graph_without_transitions_and_a_discount_of_one_are_refused():
     graph = TransitionGraph(2, (1,))
     with pytest.raises(ValueError, match="Require a graph with transitions"):

@@ -93,6 +93,20 @@ def replacing(path: Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)
 
 
+def check_numbers(name: str, saved: Any, fresh: Mapping[str, Any]) -> None:
+    """ValueError for other names than those of a fresh run's numbers, or for values of other types.
+
+    A fresh None may have become a number; a list holds numbers.
+    """
+    if not isinstance(saved, dict) or saved.keys() != fresh.keys():
+        raise ValueError(f"Require {name} with {sorted(fresh)}")
+    for key, value in fresh.items():
+        types = (type(None), int, float) if value is None else (type(value),)
+        numbers = saved[key] if type(value) is type(saved[key]) is list else ()
+        if type(saved[key]) not in types or any(type(n) not in (int, float) for n in numbers):
+            raise ValueError(f"Require {name}/{key} like {value!r}, got {saved[key]!r}")
+
+
 class LearnerState:
     """What a checkpoint holds of a learner: its networks, Adam, and what it names in SAVED.
 
@@ -123,20 +137,27 @@ class LearnerState:
     def restore(self, state: Tree) -> None:
         """Go on from what `state` returned. ValueError or RuntimeError for what cannot be."""
         for name in ("online", "target"):
-            arrays = state[name].items()
-            getattr(self, name).load_state_dict({key: torch.from_numpy(a) for key, a in arrays})
+            tensors = {key: torch.from_numpy(array) for key, array in state[name].items()}
+            network = getattr(self, name)
+            network.load_state_dict(tensors)
+            if any(tensors[key].dtype != own.dtype for key, own in network.state_dict().items()):
+                raise ValueError(f"Require the dtypes of the network {name}")
         options = self.optimizer.param_groups[0]
         on_device = options["capturable"] or options["fused"]
         for name, parameter in self.online.named_parameters():
-            for key in ("exp_avg", "exp_avg_sq"):  # copy_ would stretch another shape
-                check_array(key, state["adam"][name][key], np.float32, tuple(parameter.shape))
-            saved = {key: torch.from_numpy(array) for key, array in state["adam"][name].items()}
+            of_adam, shape = state["adam"][name], tuple(parameter.shape)
+            if of_adam.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+                raise ValueError(f"Require step, exp_avg and exp_avg_sq of {name}")
+            for key, array in of_adam.items():  # copy_ would stretch another shape
+                check_array(key, array, np.float32, () if key == "step" else shape)
+            saved = {key: torch.from_numpy(array) for key, array in of_adam.items()}
             self.optimizer.state[parameter] = {
                 "step": saved.pop("step").to(parameter.device if on_device else "cpu").clone(),
                 **{key: torch.empty_like(parameter).copy_(value) for key, value in saved.items()},
             }
         for name in self.SAVED:
             if isinstance(getattr(self, name), int):
+                check_numbers("learner", {name: state[name]}, {name: getattr(self, name)})
                 setattr(self, name, state[name])
             elif getattr(self, name) is not None:
                 getattr(self, name).restore(state[name])

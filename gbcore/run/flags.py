@@ -252,10 +252,12 @@ def _flags_of_run(flags_class, script, path):
             command = shlex.join(["python", made_by, "--resume", path])
             raise ValueError(f"it is a run of {Path(made_by).name}: {command}")
         own = json.loads(load_checkpoint(folder, arrays=False)["run"]["flags"])
+        if not isinstance(own, dict):
+            raise ValueError(f"Require flags by name in the checkpoint, got {own!r}")
         for name, default in asdict(flags_class()).items():
             value, of_run = config.get(name), own.get(name)
             is_other = default is not None and type(value) is not type(default)
-            if value != of_run if name in own else is_other:
+            if is_other or (name in own and value != of_run):
                 told = f"got {name} {value!r}" + f", not {of_run!r}" * (name in own)
                 raise ValueError(f"config.json is not that of its checkpoint: {told}")
         saved = flags_class(**config | own)
@@ -279,7 +281,7 @@ def _flags_of_run(flags_class, script, path):
                 told = "a larger --total-timesteps goes on with it"
                 print(f"{path} is finished: score {result.get('score')}; {told}")
                 sys.exit()
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         known = isinstance(error, (OSError, ValueError))
         fail(f"cannot resume {path!r}: {error if known else repr(error)}")
     return args

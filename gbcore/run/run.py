@@ -22,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from gbcore.frontier import FrontierEpisodes
-from gbcore.run.checkpoint import load_checkpoint, replacing, save_checkpoint
+from gbcore.run.checkpoint import check_numbers, load_checkpoint, replacing, save_checkpoint
 from gbcore.run.directory import RunDirectory, run_name, versions
 from gbcore.run.flags import RunFlags, fail, fixed_flags
 from gbcore.run.output import lasting_output
@@ -58,6 +58,7 @@ class Counters:
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
+        check_numbers("counters", saved, self.state())
         vars(self).update(saved)
 
 
@@ -100,8 +101,8 @@ class Run:
         self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later
         self._begin = self._clock = time.perf_counter()
         self.stop = StopSignal()
-        self._directory = self._open_directory()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see errors_in_one_line
+        self._directory = self._open_directory()
         total = args.total_timesteps
         self._bar = tqdm(  # on a terminal alone
             total=total, initial=self.step, unit="step", mininterval=0.5, smoothing=0.02,
@@ -334,6 +335,7 @@ class Run:
                 "the episode under way plays otherwise: other versions of the environment, "
                 "or chance in it that reset(seed) does not govern"
             )
+        check_numbers("charts", saved["charts"], self.charts)
         self.charts = saved["charts"]
         self._rng.bit_generator.state = saved["numpy"]
         torch.set_rng_state(torch.from_numpy(saved["torch"]))
@@ -381,8 +383,8 @@ class StopSignal:
     """Ctrl-C, SIGTERM or SIGHUP, noted for the loop to end at a place of its choice.
 
     As a context manager: `asked` becomes True at the first signal. A second Ctrl-C acts at once;
-    SIGTERM and SIGHUP may come again, since a sweep that ends sends one per thread of a worker. A
-    run that began without SIGHUP, as with nohup, goes on without it.
+    after SIGTERM or SIGHUP both are ignored for good, since a sweep that ends sends one per thread
+    of a worker. A run that began without SIGHUP, as with nohup, goes on without it.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -395,22 +397,22 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         for number in self.SIGNALS:
-            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
     def restore(self, *_: Any) -> None:
-        """Signals do again what they did before; none does where one has asked to stop."""
-        if not self.asked:
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)
+        """Signals do again what they did before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     __exit__ = restore
 
     def _note(self, number, _):
-        if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
         self.asked = True
+        if number != signal.SIGINT:
+            self._previous |= dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)
+        self.restore()
 
 
 def seed_everything(args: RunFlags) -> tuple[np.random.Generator, torch.device]:
