@@ -320,10 +320,8 @@ def pad(subgraphs: Subgraphs) -> Subgraphs:
     leaves, end = np.arange(len(sub.nodes)), [num_nodes + level_vertices[-1]]
     vertex_of = np.concatenate([leaves, num_nodes + vertex_place, end])
     of_vertices, of_pairs = (level_vertices[-1], vertex_place), (level_pairs[-1], pair_place)
-    of_outcomes, first_pair = (
-        (level_outcomes[-1], outcome_place),
-        np.repeat(level_pairs[:-1], width),
-    )
+    of_outcomes = level_outcomes[-1], outcome_place
+    first_pair = np.repeat(level_pairs[:-1], width)
     return sub._replace(
         nodes=np.concatenate([sub.nodes, np.full(num_nodes - len(leaves), any_node)]),
         vertex_row=_filled(*of_vertices, sub.vertex_row),

@@ -440,35 +440,26 @@ class TransitionGraph(Holder):
         with self.lock:
             if is_many(node):
                 columns = self.check_transitions(node, action, reward, next_node, terminated)
-                rows = list(zip(*(column.tolist() for column in columns), strict=True))
-                left = {row: self._count(row) for row in rows}
-                for i, row in enumerate(rows):
-                    left[row] -= 1
-                    if left[row] < 0:
-                        raise KeyError(f"Row {i}: {_absent(row)}")
+                row = kernels.find_absent_transition(self._arrays, *columns)
+                if row < len(columns[0]):
+                    raise KeyError(f"Row {row}: {_absent([column[row] for column in columns])}")
+                freed = kernels.remove_transitions(self._arrays, self._keys.table, *columns)
+                freed = freed.tolist()
+                self._tell(columns[0].tolist(), columns[3].tolist())
             else:
-                rows = [self._check_transition(node, action, reward, next_node, terminated)]
-            freed = []
-            for row in rows:
-                arrays, table = self._arrays, self._keys.table
-                num_freed = kernels.remove_transition(arrays, table, *row, self._freed)
-                if num_freed < 0:  # never one of many
+                transition = self._check_transition(node, action, reward, next_node, terminated)
+                num_freed = kernels.remove_transition(
+                    self._arrays, self._keys.table, *transition, self._freed
+                )
+                if num_freed < 0:
                     raise KeyError(_absent((node, action, reward, next_node, terminated)))
-                freed += self._freed[:num_freed].tolist()
-                self._tell([row[0]], [row[3]])
+                freed = self._freed[:num_freed].tolist()
+                if self._watchers:
+                    self._tell([transition[0]], [transition[3]])
             if self._frames is not None and freed:
                 frames = self._contents_of(np.array(freed)).reshape(-1)
                 kernels.release_keys(self._frames.table, self._frame_uses, frames)
             return freed
-
-    def _count(self, row):
-        """f(T) of a transition, 0 where there is none."""
-        arrays, slot = self._arrays, kernels.find_edge_slot(self._arrays, *row)
-        if slot == EMPTY:
-            return 0
-        return arrays.edge_count[
-            arrays.block_start[row[0]] + (arrays.edge_slots[slot] & 0xFFFFFFFF)
-        ]
 
     def watch(self) -> "Changes":
         """A list that gets the pair (node, next_node) of every transition added or removed.

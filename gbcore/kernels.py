@@ -443,6 +443,37 @@ def find_bad_transition(in_degree, num_actions, node, action, reward, next_node)
     return node.shape[0]
 
 
+@jit
+def find_absent_transition(graph, node, action, reward, next_node, terminated):
+    """First row of arrays [n] that is not there once the rows before it are removed; or n."""
+    edges = np.empty(node.shape[0], np.int64)
+    for i in range(node.shape[0]):
+        slot = find_edge_slot(graph, node[i], action[i], reward[i], next_node[i], terminated[i])
+        edges[i] = EMPTY
+        if slot != EMPTY:
+            edges[i] = graph.block_start[node[i]] + (graph.edge_slots[slot] & 0xFFFFFFFF)
+            graph.edge_count[edges[i]] -= 1
+    absent = node.shape[0]
+    for i in range(node.shape[0] - 1, -1, -1):  # put back what the first loop took
+        if edges[i] != EMPTY:
+            graph.edge_count[edges[i]] += 1
+        if edges[i] == EMPTY or graph.edge_count[edges[i]] < 1:
+            absent = i
+    return absent
+
+
+@jit
+def remove_transitions(graph, table, node, action, reward, next_node, terminated):
+    """`remove_transition` for arrays [n] of transitions that are there. Returns the freed ids."""
+    freed = np.empty(2 * node.shape[0] + 1, np.int64)
+    size = 0
+    for i in range(node.shape[0]):
+        size += remove_transition(
+            graph, table, node[i], action[i], reward[i], next_node[i], terminated[i], freed[size:]
+        )
+    return freed[:size]
+
+
 # --------------------------------------------------------------------------------------------------
 # Subgraphs: what one batch of targets reads
 # --------------------------------------------------------------------------------------------------

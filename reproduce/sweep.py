@@ -174,11 +174,11 @@ def execute(run):
     with (run.folder / "lock").open("w") as lock, (run.folder / LOG).open("a+") as log:
         # The process inherits the lock. One that outlived its worker still writes a checkpoint.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        commands = [] if found() else [(*run.command, "--run-dir", str(run.folder))]
+        commands = [(*run.command, "--run-dir", str(run.folder))]
         saved = sorted(run.folder.glob("*/checkpoint.npz"), key=lambda path: path.stat().st_mtime)
-        for path in saved[-1:] * len(commands):
-            commands.insert(0, (run.command[0], "--resume", str(path.parent), *run.free))
-        for words in commands:
+        if saved:
+            commands.insert(0, (run.command[0], "--resume", str(saved[-1].parent), *run.free))
+        for words in [] if found() else commands:
             print("$", shlex.join(words), file=log, flush=True)
             # Not subprocess.run: where the worker is stopped, that kills the run at once.
             status = subprocess.Popen(

@@ -231,10 +231,9 @@ def path_of(lines, radius):
     )
 
 
-def section(run, layout, i, names, q):
-    """What the page shows of state i. names: of the actions. q: values [n, A] or None."""
+def section(run, layout, i, out, into, names, q):
+    """What the page shows of state i. out, into: its edges. q: values [n, A] or None."""
     edges, states = layout.edges, layout.states
-    out, into = (np.flatnonzero(edges[end] == i) for end in ("source", "next"))
 
     def link(j):
         return "itself" if j == i else f'<a href="#s{states[j]}">{states[j]}</a>'
@@ -296,11 +295,17 @@ def page_of(run, layout, q):
         yield f'<a href="#s{state}"><circle cx="{x}" cy="{y}" r="{max(radius, 4)}">'
         yield f"<title>State {state}</title></circle></a>"
     yield "</svg>"
+    of_state = []  # edges from and to each: sorted once, since a page may have 20,000 states
+    for states in (edges["source"], edges["next"]):
+        order = np.argsort(states, kind="stable")
+        limits = np.searchsorted(states[order], np.arange(1, len(shown) + 1))
+        of_state.append(np.split(order, limits))
     for i, (state, (x, y)) in enumerate(zip(shown, xy.tolist(), strict=False)):
-        marks = path_of((lines[edges["source"] == i] - xy[i]).tolist(), radius)
+        out, into = of_state[0][i], of_state[1][i]
+        marks = path_of((lines[out] - xy[i]).tolist(), radius)
         yield f'<section id="s{state}" style="left: {x}px; top: {y}px"><svg>'
         yield f'<path d="{marks}"/><circle r="5" style="fill: #d6336c"/></svg><div>'
-        yield from section(run, layout, i, names, q)
+        yield from section(run, layout, i, out, into, names, q)
         yield "</div></section>"
     yield "</main></html>"
 

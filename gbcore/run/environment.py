@@ -26,12 +26,6 @@ RETURNS = {
     "reset": "(observation, info)",
     "step": "(observation, reward, terminated, truncated, info)",
 }
-IS_SO = spaces.Box(0, 1, (), np.bool_)
-NUMBERS = {
-    "reward": spaces.Box(-np.inf, np.inf, (), np.float64),
-    "terminated": IS_SO,
-    "truncated": IS_SO,
-}
 LONG = 10_000  # numbers in an observation that was no array; more are slow
 _warn_once = functools.cache(warn)  # an evaluation makes an environment for each of its episodes
 
@@ -127,9 +121,10 @@ class GymnasiumTask:
         """Observation, reward, terminated, truncated."""
         self.actions.append(action)
         obs, *numbers, _ = self._call("step", action + self._first_action)
-        for (name, space), value in zip(NUMBERS.items(), numbers, strict=True):
-            if wrong := misfit(space, value):
-                fail(f"{self._env_id}: require a finite number for {name}, got {wrong}")
+        for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
+            if not _is_number(value, among=None if name == "reward" else (0, 1)):
+                wanted = "a finite number" if name == "reward" else "True or False"
+                fail(f"{self._env_id}: require {name} to be {wanted}, got {_shown(value)}")
         reward, terminated = float(numbers[0]), bool(numbers[1])
         truncated = bool(numbers[2]) and not terminated
         if truncated and len(self.actions) == self._assumed_limit:
@@ -248,6 +243,17 @@ def _misfit_of_box(space, obs):
         else:
             wrong = (cast != found) | (cast.astype(found.dtype) != found)
     return f"{found[wrong].flat[0]}" if wrong.any() else None
+
+
+def _is_number(value, among=None):
+    """Is it one finite number, or one of those named? Quicker than `misfit`, at every step."""
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        return False
+    if found.shape != () or found.dtype.kind not in "biuf":
+        return False
+    return bool(np.isfinite(found)) if among is None else found.item() in among
 
 
 def _shown(value):

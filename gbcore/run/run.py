@@ -248,12 +248,15 @@ class Run:
         }
         row |= {} if self.frontier is None else self.frontier.metrics()
         self._directory.log(counters.step, row)
-        note = f"return {counters.last_return}, states new {graph.novel_state_ratio:.1%}"
+        last = "-" if counters.last_return is None else f"{counters.last_return:g}"
+        note = f"return {last}, states new {graph.novel_state_ratio:.1%}"
         if self._bar.disable:  # no terminal
             total, rate = self._args.total_timesteps, row["charts/SPS"]
-            left = timedelta(seconds=round((total - self.step) / rate))
-            note = f"{self.step:,} of {total:,} steps, {rate:,.3g} steps/s, {left} left, {note}"
-            print(note, flush=True)
+            shown = round(rate, None if rate >= 100 else 1)
+            told = f"{self.step:,} of {total:,} steps, {shown:,} steps/s, "
+            if self.step > self._args.learning_starts:  # steps before are many times quicker
+                told += f"{timedelta(seconds=round((total - self.step) / rate))} left, "
+            print(told + note, flush=True)
         self._bar.set_postfix_str(note, refresh=False)
 
     def require_finite(self) -> None:
