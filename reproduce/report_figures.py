@@ -8,10 +8,11 @@ plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
 
 # Okabe and Ito's colours and some more: a setting has one colour throughout.
 COLOURS = {"one-step": "#999999", "n-step": "#E69F00", "tree": "#56B4E9", "graph": "#D55E00"}
-COLOURS |= {"graph-mixed": "#F0E442", "graph, breadth 0": "#009E73", "graph, whole": "#6A3D9A"}
+COLOURS |= {"graph-mixed": "#F0E442", "graph, breadth 0": "#009E73"}
 COLOURS |= {"graph, frontier": "#0072B2", "one-step, frontier": "#33A02C"}
-COLOURS |= {"tree, frontier": "#8C564B", "tree, learning rate 0.00025": "#1F3B73"}
+COLOURS |= {"tree, frontier": "#8C564B", "tree, rate 2.5e-4": "#1F3B73"}
 COLOURS |= {"graph, persistent": "#CC79A7", "whole-graph, frontier": "#6A3D9A"}
+COLOURS["whole-graph, rate 2.5e-4, prior 0.3"] = "#6A3D9A"
 OTHERS = ("#000000", "#FB9A99", "#B2DF8A", "#CAB2D6")
 
 

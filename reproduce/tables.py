@@ -17,10 +17,12 @@ from runs import band
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 FRONTIER = "graph, frontier"
 RELEASED = ", as released"  # with the update of the code that the authors released
-WHOLE, SAME_RATE = "graph, whole", ", learning rate 0.00025"  # docs/minatar.md
-WHOLE_FLAGS = {"act_on=graph", "depth=0", "learning_rate=0.00025", "prior=0.3"}
+SAME_RATE = ", rate 2.5e-4"  # of learning
+WHOLE = f"whole-graph{SAME_RATE}, prior 0.3"  # docs/minatar.md
+WHOLE_FLAGS = {"act_on=graph", "depth=0"}  # --backup whole-graph, as it was called once
 ATARI, BF16 = "atari100k", "bf16=True"
 NAMED = {"exploration=frontier": "frontier", "persist_targets=True": "persistent", BF16: "bfloat16"}
+NAMED["learning_rate=0.00025"] = "rate 2.5e-4"
 NUMBERS = "wall_seconds steps_per_second novel_state_ratio".split()
 TITLES = {
     ("minigrid", ""): "MiniGrid",
@@ -119,7 +121,7 @@ def setting_of(backup, variant):
     """graph, breadth 0; graph, frontier, share 0.1."""
     words = variant.split()
     if set(words) >= WHOLE_FLAGS:
-        words = ["whole", *(word for word in words if word not in WHOLE_FLAGS)]
+        backup, words = "whole-graph", [word for word in words if word not in WHOLE_FLAGS]
     words = [NAMED.get(w, re.sub("[_=]", " ", w.removeprefix("frontier_"))) for w in words]
     return ", ".join([backup, *words])
 

@@ -211,11 +211,11 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     # Of seeds that one of two has alone, a comparison shows nothing.
     write_rows(tmp_path, {("graph", whole): lambda *_: 98.0}, MINATAR, "minatar", "fresh", 5, 6)
     text = make_report(tmp_path)
-    assert rows_of(text, "graph, whole > tree")[0][:2] == ["-, 6.26", "8.00, 4.00 (5)"]
-    assert rows_of(text, "**graph, whole**")[0][5].startswith("53.00 ")
-    (row,) = rows_of(text, "graph, whole > tree, learning rate 0.00025")
+    assert rows_of(text, f"{report.WHOLE} > tree")[0][:2] == ["-, 6.26", "8.00, 4.00 (5)"]
+    assert rows_of(text, f"**{report.WHOLE}**")[0][5].startswith("53.00 ")
+    (row,) = rows_of(text, f"{report.WHOLE} > tree, rate 2.5e-4")
     assert row[3] == "contradicted, p < 0.001"
-    assert rows_of(text, "**graph, act on graph, depth 0, learning rate 0.00025, prior 0.1**")
+    assert rows_of(text, "**whole-graph, rate 2.5e-4, prior 0.1**")
     write_rows(tmp_path, {("graph", whole): lambda *_: 31.0}, MINATAR, "minatar-1m", "fresh", 1)
     row = rows_of(make_report(tmp_path), "MinAtar, 1,000,000 steps, fresh episodes")
     assert row == [["- (21.15)", "- (11.46)", "- (15.33)", "- (22.13)", "-", "31.00", "1"]]
@@ -302,6 +302,6 @@ def test_the_committed_pages_are_of_the_committed_rows(monkeypatch):
         table_of = report.games_table if protocol.suite == tables.ATARI else report.score_table
         assert table_of(protocol) in scores
         assert not protocol.paper or report.claims_table(protocol) in text
-    assert report.summary(protocols) in text
-    assert report.summary(protocols) in readme
+    assert report.summary(protocols, whole) in text
+    assert report.summary(protocols, whole) in readme
     assert report.soon_table(whole) in text
