@@ -37,6 +37,7 @@ DQN = (
 FLAGS = {
     "gb_dqn_minigrid": f"--env-id DoorKey-5x5 --buffer-size 500 --end-e 0.5 {DQN}",
     "gb_dqn_minatar": f"--env-id asterix --buffer-size 2000 {DQN}",
+    "examples/gb_dqn_gymnasium": f"--env-id Taxi-v4 --key-last-action --buffer-size 500 {DQN}",
     "gb_rainbow_atari": "--env-id Breakout --buffer-size 500 --total-timesteps 1500 "
     "--learning-starts 100 --train-frequency 5 --eval-frequency 1000 --eval-episodes 1 "
     f"--curve-episodes 1 --eval-epsilon 1 --checkpoint-frequency 40 {SMALL}",
@@ -47,8 +48,7 @@ MOMENTS = ["any"] * 12 + ["writing"] * 8
 
 @dataclass
 class Args:
-    script: Literal["gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari"] = "gb_dqn_minigrid"
-    """the script, without .py"""
+    script: Literal[tuple(FLAGS)] = "gb_dqn_minigrid"  # without .py
     backup: str = "graph"  # the script's
     exploration: str = "frontier"  # the script's
     kills: Count = 20  # how often to kill it
