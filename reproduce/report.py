@@ -69,17 +69,25 @@ def hours(runs):
     return mean_of(runs, "wall_seconds") / 3600
 
 
+def of_whole_graph(protocol):
+    """Estimate of WHOLE, or of the first setting of whole-graph that has all tasks; or None."""
+    names = [WHOLE, *protocol.settings()]
+    names = [name for name in names if backup_of(name) == backup_of(WHOLE)]
+    found = (protocol.estimate(aggregate.mean_of_tasks, name) for name in names)
+    return next(filter(None, found), None)
+
+
 def summary(protocols, whole=()):
     """What the README shows, too: a row per suite, the paper's means in brackets.
 
     whole: protocols of whole-graph's own runs, which stand in where there are no others.
     """
-    names = [*OF_THE_PAPER, FRONTIER, WHOLE]
-    own = {p.title: p.estimate(aggregate.mean_of_tasks, *p.settings()) for p in whole}
+    names = [*OF_THE_PAPER, FRONTIER, backup_of(WHOLE)]
+    own = {protocol.title: of_whole_graph(protocol) for protocol in whole}
     rows = []
     for protocol in protocols:
-        found = [protocol.estimate(aggregate.mean_of_tasks, name) for name in names]
-        found[-1] = found[-1] or own.get(protocol.title)
+        found = [protocol.estimate(aggregate.mean_of_tasks, name) for name in names[:-1]]
+        found.append(of_whole_graph(protocol) or own.get(protocol.title))
         if not any(found):
             continue
         cells = [short(of and of.value) for of in found]
@@ -89,7 +97,7 @@ def summary(protocols, whole=()):
         of_human = f", {len(protocol.tasks)} games, % of human"
         title = protocol.title + of_human * (protocol.suite == ATARI)
         rows.append([title, *cells, " to ".join(map(str, {seeds[0]: 0, seeds[-1]: 0}))])
-    return markdown(["mean score (the paper's)", *names[:-1], backup_of(WHOLE), "seeds"], rows)
+    return markdown(["mean score (the paper's)", *names, "seeds"], rows)
 
 
 def in_short(protocols, folder, whole=()):

@@ -219,6 +219,10 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     write_rows(tmp_path, {("graph", whole): lambda *_: 31.0}, MINATAR, "minatar-1m", "fresh", 1)
     row = rows_of(make_report(tmp_path), "MinAtar, 1,000,000 steps, fresh episodes")
     assert row == [["- (21.15)", "- (11.46)", "- (15.33)", "- (22.13)", "-", "31.00", "1"]]
+    # Where it was run under other flags alone, the summary has it, too.
+    flags = ("whole-graph", "exploration=frontier"), ("whole-graph", "prior=0.1")
+    write_rows(tmp_path, {flags[0]: lambda *_: 0.9, flags[1]: lambda *_: 0.2}, MINIGRID)
+    assert rows_of(make_report(tmp_path), "MiniGrid")[0][5:] == ["0.90", "5"]
 
 
 def test_no_rows_and_no_column_are_one_line_and_status_2(tmp_path, capsys):
