@@ -44,15 +44,15 @@ class Args:
 
 
 def claims(protocol):
-    """(better, worse) -> the difference here, where both were run.
+    """(better, worse) -> the protocol of the tasks that have both, where there are any.
 
     They are the paper's orders, and the whole graph against its backups, also at the same rate.
     """
     ranked = sorted(OF_THE_PAPER, key=protocol.paper_mean, reverse=True) if protocol.paper else ()
     others = [n for n in protocol.settings() if n in OF_THE_PAPER or n.endswith(SAME_RATE)]
     pairs = [*itertools.combinations(ranked, 2), *((WHOLE, name) for name in others)]
-    found = {pair: protocol.gain(*pair) for pair in pairs}
-    return {pair: gain for pair, gain in found.items() if gain is not None}
+    found = {pair: protocol.with_both(*pair) for pair in pairs}
+    return {pair: both for pair, both in found.items() if both.tasks}
 
 
 def of_the_paper(protocol, setting, game):
@@ -139,12 +139,14 @@ def claims_table(protocol):
     """The paper's orders of the means, and whether they hold here."""
     header = ["claim", "paper", "here (seeds of both)", "difference", "verdict"]
     rows = []
-    for pair, gain in claims(protocol).items():
-        here = ", ".join(map(short, protocol.means(*pair)))
-        paper = ", ".join(map(short, map(protocol.paper_mean, pair)))
-        rows.append([" > ".join(pair), paper, f"{here} ({gain.seeds})", *judged(gain)])
+    for pair, both in claims(protocol).items():
+        here, gain = ", ".join(map(short, both.means(*pair))), both.gain(*pair)
+        paper, seeds = ", ".join(map(short, map(both.paper_mean, pair))), str(gain.seeds)
+        if len(both.tasks) < len(protocol.tasks):
+            seeds += f"; {len(both.tasks)} of {len(protocol.tasks)} tasks"
+        rows.append([" > ".join(pair), paper, f"{here} ({seeds})", *judged(gain)])
         if protocol.scales:
-            rows[-1] += judged(protocol.gain(*pair, normalised=True))
+            rows[-1] += judged(both.gain(*pair, normalised=True))
     return markdown(header + ["normalised", "verdict"] * bool(protocol.scales), rows)
 
 

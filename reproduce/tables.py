@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aggregate
@@ -75,6 +75,12 @@ class Protocol:
     def gain(self, setting, other, normalised=False):
         """Estimate of the mean difference over tasks, on the seeds of both; None without any."""
         return aggregate.difference(*(self.scores(of, normalised) for of in (setting, other)))
+
+    def with_both(self, setting, other):
+        """The protocol of the tasks in which both have a run of one seed."""
+        runs = self.runs
+        both = (runs.get((setting, t), {}).keys() & runs.get((other, t), {}) for t in self.tasks)
+        return replace(self, tasks=[*itertools.compress(self.tasks, both)])
 
     def means(self, setting, other):
         """Mean of the tasks' means of each, on the seeds that both have: `gain` is of the same."""
