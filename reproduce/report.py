@@ -15,7 +15,7 @@ import aggregate
 import numpy as np
 import report_figures
 from folders import RESULTS, ROOT
-from output import arguments, fail, lasting_output, markdown
+from output import arguments, fail, lasting_output, markdown, read_rows
 from tables import (
     ATARI,
     FRONTIER,
@@ -186,7 +186,8 @@ def paper_text(mean, std):
 
 def games_table(protocol):
     """Atari's: a row per game and setting that was run."""
-    rows = []
+    unlike = read_rows(RESULTS / "targets_unlike_tree.csv")
+    rows, unlike = [], {row["game"]: f"{float(row['unlike_tree']):.1%}" for row in unlike}
     for game, name in itertools.product(protocol.tasks, protocol.settings()):
         runs, paper = protocol.of(name, game), protocol.paper.get(name)
         if runs:
@@ -197,11 +198,12 @@ def games_table(protocol):
             )
             row = [game, name, network, f"{score:,.1f}", of_paper, protocol.cell(name, game)]
             row += [paper_text(*paper[game]) if paper else "-"]
-            row += [f"{mean_of(runs, 'novel_state_ratio'):.3f}"]
+            row += [f"{mean_of(runs, 'novel_state_ratio'):.3f}", unlike.get(game, "-")]
             row += [f"{mean_of(runs, 'steps_per_second'):.1f}", f"{hours(runs):.1f}"]
             rows.append(row)
     header = ["game", "setting", "network in", "game score", "paper", "% of human", "paper"]
-    return markdown([*header, "novel state ratio", "steps/s", "hours per run"], rows)
+    header += ["novel state ratio", "targets unlike tree's", "steps/s", "hours per run"]
+    return markdown(header, rows)
 
 
 def section(protocol, folder):

@@ -286,7 +286,7 @@ def test_atari_runs_in_bfloat16_stand_for_their_backup_beside_the_paper(tmp_path
     # 100 * 21.3 / 29.6 percent of human; the paper has 64.16 +- 46.23, which is a score of 18.99.
     one_step = "one-step | bfloat16 | 15.0 | 15.8 | 50.68 (1), inside | 53.29 ± 38.45"
     graph = "graph | bfloat16 | 21.3 | 19.0 | 71.96 (1), inside | 64.16 ± 46.23"
-    rows = [f"{row} | 0.900 | 20.1 | 1.4".split(" | ") for row in (one_step, graph)]
+    rows = [f"{row} | 0.900 | 6.8% | 20.1 | 1.4".split(" | ") for row in (one_step, graph)]
     assert rows_of(text, "freeway") == rows
     assert rows_of(text, "Atari 100K, 1 games, % of human")[0][3] == "71.96 (64.16)"
     assert rows_of(text, "graph > one-step")[0][:2] == ["64.16, 53.29", "71.96, 50.68 (1)"]
