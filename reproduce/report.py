@@ -186,8 +186,9 @@ def paper_text(mean, std):
 
 def games_table(protocol):
     """Atari's: a row per game and setting that was run."""
-    unlike = read_rows(RESULTS / "targets_unlike_tree.csv")
-    rows, unlike = [], {row["game"]: f"{float(row['unlike_tree']):.1%}" for row in unlike}
+    measured = read_rows(RESULTS / "targets_unlike_tree.csv")
+    unlike = {row["game"]: f"{float(row['unlike_tree']):.1%}" for row in measured}
+    rows = []
     for game, name in itertools.product(protocol.tasks, protocol.settings()):
         runs, paper = protocol.of(name, game), protocol.paper.get(name)
         if runs:
