@@ -277,8 +277,9 @@ class GraphValues(Holder):
         return changed[self.graph.arrays.in_degree[changed] != FREED]
 
     def _enter(self, nodes):
-        """Nodes that have no value yet get the network's. Returns them, each once."""
-        new = np.unique(nodes[~self._has_value(nodes)])
+        """Nodes without a finite value get the network's. Returns them, each once."""
+        holds = self._has_value(nodes) & np.isfinite(self._value[nodes])  # a network may give NaN
+        new = np.unique(nodes[~holds])
         if len(new):
             self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
             self._valued.add(new)
@@ -316,8 +317,10 @@ class GraphValues(Holder):
     def _settle(self, value, nodes, q=None, tried_only=False):
         q = self.leaves.q if q is None else q
         n = self.graph.num_ids
+        # In a loop changes add up to 1 / (1 - gamma) of one; later updates go on with these.
+        tolerance = TOLERANCE * (1 - self.gamma) if tried_only else TOLERANCE
         value_kernels.settle_values(
-            self.graph.arrays, value[:n], q, nodes, self.gamma, self.prior, tried_only, TOLERANCE,
+            self.graph.arrays, value[:n], q, nodes, self.gamma, self.prior, tried_only, tolerance,
             BACKUPS + 20 * n, self._q,
         )  # fmt: skip
 

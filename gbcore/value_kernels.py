@@ -54,7 +54,8 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
     """Back up int64 [n] distinct nodes, in order, and then whatever leads to one that changed.
 
     It ends when no backup changes a value of [N] by more than tolerance times the largest
-    magnitude of a value or reward, or after `most` backups. Returns their number.
+    magnitude of a reward or value, or after `most` backups. Returns their number. With tried_only
+    values where something was tried do not count: what they start from bounds them, and no more.
     """
     num_ids = value.shape[0]
     scale = 0.0
@@ -62,7 +63,8 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
     for node in range(num_ids):
         if graph.in_degree[node] == FREED:
             continue
-        scale = max(scale, abs(value[node]))
+        if not (tried_only and graph.degree[node] > 0):
+            scale = max(scale, abs(value[node]))
         start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):
             scale = max(scale, abs(graph.edge_reward[e]))

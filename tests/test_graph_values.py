@@ -254,6 +254,30 @@ def test_a_new_network_s_guesses_do_not_decide_an_evaluation():
     assert (values.seen_policy(otherwise=None)(obs) == 0).all()
 
 
+@pytest.mark.parametrize("fine", [0.0, 10.0, 1e5])
+@pytest.mark.parametrize("gamma", [0.99, 0.999])
+def test_a_large_penalty_hides_no_small_reward_from_an_evaluation(fine, gamma):
+    graph = TransitionGraph(2, (1,), np.int64)
+    door, shop, end = (graph.node(np.array([s])) for s in range(3))
+    graph.add(door, 0, 0.0, shop, False)
+    graph.add(door, 1, 50.0, end, True)  # less than 1 a step for ever
+    graph.add(shop, 0, 1.0, shop, False)
+    graph.add(shop, 1, -fine, end, True)
+    table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
+    policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
+    assert policy(np.array([[0], [1]])).tolist() == [0, 0]
+
+
+def test_values_recover_from_a_network_that_gave_nan():
+    graph, values, leaf, nodes = corridor(5)
+    graph.add(nodes[0], 1, 0.0, nodes[0], False)
+    leaf["q"] = np.nan
+    values.renew()
+    leaf["q"] = 0.5
+    values.renew()
+    np.testing.assert_allclose(values.values(nodes[:-1]), 0.95 ** np.arange(4.0, -1, -1), atol=1e-3)
+
+
 def test_the_policy_of_an_empty_graph_asks_the_network_later_too():
     graph = TransitionGraph(2, (1,), np.int64)
     values = GraphValues(graph, LeafTable(graph, lambda obs: np.zeros((len(obs), 2))), 0.9)
