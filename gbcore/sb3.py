@@ -40,6 +40,7 @@ class GraphReplayBuffer(ReplayBuffer):
     Attributes:
         graph: the TransitionGraph.
         nodes: int64 [2, rows, environments], each row's states before and after.
+        num_added: rows ever added, overwritten ones included.
         targets: function of nodes int64 [B], actions int64 [B] and rng that returns float32 [B];
             GraphDQN's, while it trains.
 
@@ -49,6 +50,7 @@ class GraphReplayBuffer(ReplayBuffer):
 
     graph: TransitionGraph
     nodes: NDArray[np.int64]
+    num_added: int = 0
     rng: np.random.Generator
     key: Key | None
     targets: (
@@ -79,6 +81,7 @@ class GraphReplayBuffer(ReplayBuffer):
         self.graph.add(*self._transitions(row))
         if overwritten is not None:  # last: this may free nodes, and their ids
             self.graph.remove(*overwritten)
+        self.num_added += 1
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is the model's: pickle takes no function that was written in place."""
@@ -133,7 +136,7 @@ class GraphDQN(DQN):
     replay_buffer_kwargs: dict[str, Any]
     leaves: LeafTable | None = None  # what the target network gives the states of the graph
     graph_values: GraphValues | None = None  # with whole-graph
-    _seen: tuple[int, Any] | None = None  # number of steps, and the policy on what was then seen
+    _seen: tuple[int, Any] | None = None  # num_added, and the policy on what was then seen
 
     def __init__(
         self,
@@ -266,9 +269,9 @@ class GraphDQN(DQN):
         obs = obs.astype(like.dtype).reshape(-1, *like.shape[2:])
         keys = self.replay_buffer.keys_of(obs)
         if deterministic:
-            if self._seen is None or self._seen[0] != self.num_timesteps:
-                policy = self.graph_values.seen_policy(self._act_on_network)
-                self._seen = self.num_timesteps, policy
+            added = self.replay_buffer.num_added
+            if self._seen is None or self._seen[0] != added:
+                self._seen = added, self.graph_values.seen_policy(self._act_on_network)
             actions = self._seen[1](obs, keys)
         else:
             actions = self.graph_values.act(obs, self._act_on_network, keys)

@@ -111,6 +111,17 @@ def test_whole_graph_acts_on_what_was_seen_also_after_it_was_loaded(tmp_path):
     assert evaluate_policy(other, lake, n_eval_episodes=2) == (1, 0)
 
 
+def test_predictions_follow_what_is_added_however_often_and_wherever():
+    lake = make_vec_env("FrozenLake-v1", 1, env_kwargs={"is_slippery": False})
+    model = GraphDQN("MlpPolicy", lake, backup="whole-graph", **SMALL | {"learning_starts": 10**6})
+    for i in range(2 * SMALL["buffer_size"]):  # the two actions are the better one in turn
+        if i % SMALL["buffer_size"] == 0:
+            model.learn(1)  # however often, it ends at the same number of steps
+        row = [[14]], [[15]], [[i % 2]], [float(i**2)], [True]
+        model.replay_buffer.add(*map(np.array, row), [{}])
+        assert model.predict(np.array(14), deterministic=True)[0] == i % 2
+
+
 def test_whole_graph_finds_states_by_their_keys():
     model = make_model(key=tenths, backup="whole-graph", exploration_final_eps=0.0)
     model.learn(300)
