@@ -68,6 +68,8 @@ def test_crossovers_of_a_small_graph():
     assert found["crossed"] == pytest.approx(1 / 7)  # state 2 of 0 1 2 3 4 10 20
     assert found["self_loops"] == pytest.approx(1 / 7)
     assert found["rewarded"] == pytest.approx(1 / 7)
+    found = measures.crossovers(recorded_rows(CROSSING + CROSSING[:1] * 13).graph)
+    assert found["self_loops"] == found["rewarded"] == pytest.approx(1 / 20)  # of steps
 
 
 def test_initial_states_with_and_without_a_replay():
@@ -465,6 +467,14 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("torch_settings")
+def test_a_run_of_the_whole_graph_that_has_not_learned_yet_is_drawn(tmp_path, capsys):
+    flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50}
+    _, folder = conftest.play(gb_dqn_minatar, tmp_path, **flags, total_timesteps=40)
+    assert command(draw_subgraph, folder) == 0
+    assert "the whole graph's target" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("torch_settings")
 def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys):
     flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50, "batch_size": 4}
     flags |= {"total_timesteps": 400, "eval_frequency": 0, "target_network_frequency": 100}
@@ -481,8 +491,21 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys):
     assert float(target) == pytest.approx(
         learner.graph_values.targets(row[0], [known])[0], abs=1e-4
     )
+    assert command(draw_subgraph, folder, "--depth", 2, "--out", tmp_path / "s.png") == 0
+    assert re.search(r"wrote .*s\.png: graph backup's .*; depth 2,.*\n$", capsys.readouterr().out)
+    assert command(draw_subgraph, folder, "--depth", 2, "--leaves", "zero") == 0
+    assert "--depth, --leaves do nothing without --out" in capsys.readouterr().err
     del run.learner["graph_values"]["rows"]["valued"]
     refused(capsys, run.policy, "cannot restore the learner", "valued")
+    script = Path(shutil.copy(run.script, tmp_path / "my_agent.py"))
+    config = json.loads((folder / "config.json").read_text()) | {"script": str(script)}
+    (folder / "config.json").write_text(json.dumps(config))
+    text = script.read_text()
+    for changed in (text.replace("Learner", "Agent"), text.replace(" 128", " 64")):
+        assert changed != text
+        script.write_text(changed)
+        refused(capsys, recorded.read(folder).restored_learner, "my_agent.py")
+    script.write_text(text)
     (folder / "checkpoint.npz").unlink()
     refused(capsys, recorded.read(folder).policy, "acts on values of its graph", "checkpoint")
 

@@ -7,7 +7,8 @@ For one pair (s, a) `expand` is asked for the subgraph and `pair_q_values` for i
 with the run's depth, breadth, discount and target network, without its prior. Unless it is given,
 the pair is that of the transition whose target differs most from tree backup's, of 2,000 that are
 sampled (Atari: 256). What the target reads is printed as sums, so that it can be checked by hand.
-Of a run of whole-graph, whose targets are nested without end, it is the way that its values choose.
+Of a run of whole-graph, whose targets are nested without end, it prints the way that its values
+choose; the picture shows graph backup's target all the same.
 Atari runs learn distributions; here their expectations are nested, without noise and clipping.
 """
 
@@ -18,7 +19,7 @@ from typing import Literal
 import numpy as np
 import recorded
 import tyro
-from output import arguments, fail, lasting_output
+from output import arguments, fail, lasting_output, warn
 from picture import plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
@@ -26,6 +27,7 @@ from gbcore.run import Amount, Share
 
 SAMPLED, OF_ATARI = 2_000, 256  # rows of the replay that are compared
 LINES = 36  # of sums: with the rest at most 39
+OF_LEVELS = "depth", "breadth", "gamma", "leaves"  # flags
 
 
 @dataclass
@@ -183,11 +185,9 @@ def root_of(run, args, rng):
 
 def way_of(run, state, action):
     """The likeliest way on from a pair, as the values of the whole graph choose: lines."""
-    values, edges, names = (
-        run.restored_learner().graph_values,
-        run.graph.edges(),
-        run.action_names(),
-    )
+    values, edges = run.restored_learner().graph_values, run.graph.edges()
+    names = run.action_names()
+    values.update()  # steps since the run's last one wait
     target = values.targets([state], [action])[0]
     yield f"the whole graph's target of ({state}, {names[action]}): {target:.4f}; its way"
     met = set()
@@ -195,11 +195,7 @@ def way_of(run, state, action):
         met.add((state, action))
         here = np.flatnonzero((edges["source"] == state) & (edges["action"] == action))
         if len(here) == 0:
-            yield (
-                f"{state}: nothing was tried"
-                if action < 0
-                else f"{state}: {names[action]}, never tried"
-            )
+            yield f"{state}: {'nothing was' if action < 0 else f'{names[action]}, never'} tried"
             return
         most = here[edges["count"][here].argmax()]
         share, after = edges["count"][most] / edges["count"][here].sum(), edges["next"][most]
@@ -224,6 +220,10 @@ def main():
     if args.leaves != "zero" and run.missing:
         fail(f"{run.missing}; --leaves zero backs up its rewards alone")
     flags = run.config or {}
+    has_way = flags.get("backup") == "whole-graph" and run.learner is not None
+    given = [f"--{name}" for name in OF_LEVELS if getattr(args, name) != getattr(Args, name)]
+    if given and has_way and args.out is None:
+        warn(f"{', '.join(given)} do nothing without --out: the way is of the run's own values")
     of_the_run = 1 if flags.get("backup") == "one-step" else flags.get("depth")
     args.depth = args.depth or of_the_run or 5
     args.breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth
@@ -240,16 +240,16 @@ def main():
     if args.out is not None:
         draw(nested, f"{run.task or run.name}\n{found}\n{about}", args.out)
     sub, lines = nested.sub, list(nested.sums())
-    if flags.get("backup") == "whole-graph" and run.learner is not None:
+    told = f"{found}; {about}; {len(sub.outcome_pair)} transitions, {len(sub.nodes)} states"
+    if has_way:
         lines = list(way_of(run, state, action))
     else:
-        size = f"{len(sub.outcome_pair)} transitions, {len(sub.nodes)} states"
-        print(f"{found}; {about}; {size}; it reads")
+        print(f"{told}; it reads")
     print("\n".join(lines[:LINES]))
     if len(lines) > LINES:
         print(f"and {len(lines) - LINES} more")
     if args.out is not None:
-        print(f"wrote {args.out}")
+        print(f"wrote {args.out}" + f": {told}" * has_way)
 
 
 if __name__ == "__main__":

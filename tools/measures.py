@@ -9,12 +9,12 @@ from gbcore import q_targets, trajectory_subgraphs
 def crossovers(graph):
     """What a graph is like, and how trajectories cross in it: a dict of numbers and shares.
 
-    acted_in: states that something was done in. rewarded: distinct transitions with a reward.
-    crossed: states with more than one predecessor; a state is no predecessor of itself. self_loops:
-    transitions that lead back to their own state, of all transitions counted.
+    acted_in: states that something was done in. crossed: states with more than one predecessor; a
+    state is no predecessor of itself. Of all transitions counted, rewarded are those with a reward,
+    and self_loops those that lead back to their own state.
     """
     edges = graph.edges()
-    loop = edges["source"] == edges["next"]
+    loop, share = edges["source"] == edges["next"], edges["count"] / graph.num_transitions
     pairs = np.unique(np.stack([edges["source"], edges["next"]])[:, ~loop], axis=1)
     crossed = np.bincount(pairs[1], minlength=1) > 1
     return {
@@ -23,9 +23,9 @@ def crossovers(graph):
         "transitions": graph.num_transitions,
         "novel_state_ratio": graph.novel_state_ratio,
         "real_numbers": graph.obs_dtype.kind == "f",
-        "rewarded": float((edges["reward"] != 0).mean()),
+        "rewarded": float(share[edges["reward"] != 0].sum()),
         "crossed": float(crossed.sum() / graph.num_nodes),
-        "self_loops": float(edges["count"][loop].sum() / edges["count"].sum()),
+        "self_loops": float(share[loop].sum()),
     }
 
 

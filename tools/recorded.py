@@ -12,6 +12,7 @@ reached from these, the earliest of them (ids are given in the order of first vi
 """
 
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -130,6 +131,8 @@ class Recorded:
             fail(self.missing)
         if self.learner is None:
             fail(f"{self.name} acts on values of its graph, which a checkpoint has: there is none")
+        if not hasattr(self.module, "Learner"):
+            fail(f"{self.script} has no Learner: {self.name} cannot act on the values of its graph")
         args = args_of(self.module, self.config)
         kind = ("num_actions", "obs_shape", "obs_dtype", "frame_stack", "key_shape", "key_dtype")
         graph = TransitionGraph(**{name: getattr(self.graph, name) for name in kind})
@@ -138,8 +141,9 @@ class Recorded:
         graph.restore(self.graph.state())
         try:
             learner.restore(self.learner)
-        except (ValueError, KeyError) as error:
-            fail(f"{self.script} as it is now cannot restore the learner of {self.name}: {error!r}")
+        except (ValueError, KeyError, RuntimeError) as error:  # of torch, for another network
+            reason = re.sub(r"\s+", " ", repr(error))
+            fail(f"{self.script} as it is now cannot restore the learner of {self.name}: {reason}")
         return learner
 
     def q_values(self, nodes, which="online"):
