@@ -70,9 +70,10 @@ def hours(runs):
 
 
 def of_whole_graph(protocol):
-    """Estimate of WHOLE, or of the first setting of whole-graph that has all tasks; or None."""
-    names = [WHOLE, *protocol.settings()]
-    names = [name for name in names if backup_of(name) == backup_of(WHOLE)]
+    """Estimate of a setting of whole-graph that has all tasks, of several the plainest; or None."""
+    named = (WHOLE, backup_of(WHOLE), f"{backup_of(WHOLE)}, frontier")
+    names = [name for name in protocol.settings() if backup_of(name) == backup_of(WHOLE)]
+    names.sort(key=lambda name: named.index(name) if name in named else len(named))
     found = (protocol.estimate(aggregate.mean_of_tasks, name) for name in names)
     return next(filter(None, found), None)
 
@@ -80,9 +81,12 @@ def of_whole_graph(protocol):
 def summary(protocols, whole=()):
     """What the README shows, too: a row per suite, the paper's means in brackets.
 
-    whole: protocols of whole-graph's own runs, which stand in where there are no others.
+    whole: protocols of whole-graph's own runs, which stand in where there are no others. A backup
+    that a user added has a column as well.
     """
-    names = [*OF_THE_PAPER, FRONTIER, backup_of(WHOLE)]
+    alone = {name for p in protocols for name in p.settings() if name == backup_of(name)}
+    names = [*OF_THE_PAPER, *sorted(alone - {*OF_THE_PAPER, backup_of(WHOLE)}), FRONTIER]
+    names.append(backup_of(WHOLE))
     own = {protocol.title: of_whole_graph(protocol) for protocol in whole}
     rows = []
     for protocol in protocols:
@@ -97,6 +101,8 @@ def summary(protocols, whole=()):
         of_human = f", {len(protocol.tasks)} games, % of human"
         title = protocol.title + of_human * (protocol.suite == ATARI)
         rows.append([title, *cells, " to ".join(map(str, {seeds[0]: 0, seeds[-1]: 0}))])
+    if not rows:
+        return "No setting has rows of all tasks yet."
     return markdown(["mean score (the paper's)", *names, "seeds"], rows)
 
 

@@ -231,9 +231,12 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     row = rows_of(make_report(tmp_path), "MinAtar, 1,000,000 steps, fresh episodes")
     assert row == [["- (21.15)", "- (11.46)", "- (15.33)", "- (22.13)", "-", "31.00", "1"]]
     # Where it was run under other flags alone, the summary has it, too.
-    flags = ("whole-graph", "exploration=frontier"), ("whole-graph", "prior=0.1")
-    write_rows(tmp_path, {flags[0]: lambda *_: 0.9, flags[1]: lambda *_: 0.2}, MINIGRID)
-    assert rows_of(make_report(tmp_path), "MiniGrid")[0][5:] == ["0.90", "5"]
+    for score, flags in enumerate(("act_on=network", "exploration=frontier", "")):
+        write_rows(tmp_path, {("whole-graph", flags): lambda *_, of=score: of}, MINIGRID)
+        cells = rows_of(make_report(tmp_path), "MiniGrid")[0]
+        assert cells[5:] == [f"{score:.2f}", "5"]  # of those that there are, the plainest
+    write_rows(tmp_path, {("mine", ""): lambda *_: 0.7}, MINIGRID)
+    assert rows_of(make_report(tmp_path), "MiniGrid")[0][4:] == ["0.70", "-", "2.00", "5"]
 
 
 def test_no_rows_and_no_column_are_one_line_and_status_2(tmp_path, capsys):
@@ -260,6 +263,7 @@ def test_any_variant_has_a_row_and_is_compared_with_its_backup(tmp_path):
 def test_rows_of_a_sweep_with_overrides_alone_make_a_report(tmp_path, capsys):
     write_rows(tmp_path, {("tree", "gamma=0.5"): lambda *_: 0.1}, MINIGRID[:1], seeds=2)
     text = make_report(tmp_path)
+    assert "No setting has rows of all tasks yet." in text
     assert rows_of(text, "**tree, gamma 0.5**")[0][0] == "0.10 ± 0.00 (2)"
     assert "## The paper's claims" not in text
     rooms = ["MiniGrid-FourRooms-v0"]
