@@ -81,6 +81,7 @@ class Args(gb.RunFlags):
         "depth": ("backup=one-step|whole-graph",),
         "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
         "frontier_share": ("exploration=epsilon-greedy",),
+        "start_e": ("learning_starts=0",),
     }
 
 
@@ -316,8 +317,7 @@ def train(args, run, env, learner, rng):
         if run.evaluation_is_due():
             log_evaluation(args, run, learner)
 
-        # Act: the way to what was never tried, in a frontier episode that knows one. Else
-        # epsilon-greedy, and at random before learning starts.
+        # Act: in a frontier episode on the way to what was never tried, else epsilon-greedy.
         epsilon = args.start_e if step <= args.learning_starts else args.end_e
         action = None if frontier is None else frontier.act(node, rng)
         if action is None and rng.random() < epsilon:

@@ -187,6 +187,7 @@ def test_a_copy_that_postpones_its_annotations_can_be_resumed(tmp_path, monkeypa
 
 IDLE = [  # script, flags, those that do nothing
     (script, {"frontier_share": 0.9}, ["frontier-share"]),
+    (gb_dqn_minigrid, {"backup": "whole-graph", "start_e": 0.3}, ["start-e"]),
     (script, {"depth": 1, "breadth": 7, "prior": 1.0}, ["breadth", "prior"]),
     (gb_rainbow_atari, {"curve_episodes": 1, "eval_frequency": 0}, ["curve-episodes"]),
 ]  # fmt: skip

@@ -202,7 +202,7 @@ def check_flags(args: RunFlags) -> None:
         if 0 < (number := getattr(args, name)) < args.batch_size:
             fail(f"{_flag(name)} {number} is smaller than --batch-size {args.batch_size}")
     if args.learning_starts >= args.total_timesteps:
-        warn("--learning-starts is not below --total-timesteps: nothing is learned")
+        warn("--learning-starts is not below --total-timesteps: the network is never trained")
     args.check()
     if args.backup != "whole-graph" and getattr(args, "act_on", None) == "graph":
         fail("--act-on graph requires --backup whole-graph")
