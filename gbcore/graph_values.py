@@ -15,7 +15,8 @@ from gbcore.leaf_table import LeafTable
 CHUNK = 128  # states per evaluation, at most
 SWEPT = 1_000  # nodes backed up per update
 RENEWED = 30_000  # nodes whose leaf values a `renew` evaluates, in turn; of fewer all
-TOLERANCE = 1e-5  # change of a value, relative to the largest one, that is not followed
+TOLERANCE = 1e-5  # change of a value, relative to the largest one, that is not followed; where
+# tried actions alone count, error of a value, relative to itself
 BACKUPS = 5_000_000  # of one convergence at most, and 20 per node; updates go on with what is left
 
 Actions = NDArray[np.int64]
@@ -170,9 +171,10 @@ class GraphValues(Holder):
         """The policy that is greedy among what was really seen: function of (obs, keys=None).
 
         V(s) is the maximum over tried actions alone, and the network's where nothing was tried.
-        Values are backed up until they hold, from the least that they can be, and never kept: it
-        makes no difference to training whether and when this is called. The policy stays as it is
-        when graph or network change. `otherwise` is asked where nothing was tried.
+        Values are backed up until they hold, or BACKUPS are made, from the least that the rewards
+        allow, and never kept: it makes no difference to training whether and when this is called.
+        The policy stays as it is when graph or network change. `otherwise` is asked where nothing
+        was tried.
         """
         with self.graph.lock:
             nodes, n = self._nodes(), self.graph.num_ids
@@ -317,7 +319,7 @@ class GraphValues(Holder):
     def _settle(self, value, nodes, q=None, tried_only=False):
         q = self.leaves.q if q is None else q
         n = self.graph.num_ids
-        # In a loop changes add up to 1 / (1 - gamma) of one; later updates go on with these.
+        # A change that is not followed makes an error of up to 1 / (1 - gamma) times itself.
         tolerance = TOLERANCE * (1 - self.gamma) if tried_only else TOLERANCE
         value_kernels.settle_values(
             self.graph.arrays, value[:n], q, nodes, self.gamma, self.prior, tried_only, tolerance,

@@ -54,20 +54,22 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
     """Back up int64 [n] distinct nodes, in order, and then whatever leads to one that changed.
 
     It ends when no backup changes a value of [N] by more than tolerance times the largest
-    magnitude of a reward or value, or after `most` backups. Returns their number. With tried_only
-    values where something was tried do not count: what they start from bounds them, and no more.
+    magnitude of a value or reward; with tried_only, times its own magnitude, or the least of a
+    reward that is not 0. Or it ends after `most` backups. Returns their number.
     """
     num_ids = value.shape[0]
-    scale = 0.0
+    scale, unit = 0.0, np.inf
     first = np.zeros(num_ids + 1, np.int64)  # of each node's predecessors
     for node in range(num_ids):
         if graph.in_degree[node] == FREED:
             continue
-        if not (tried_only and graph.degree[node] > 0):
-            scale = max(scale, abs(value[node]))
+        scale = max(scale, abs(value[node]))
         start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):
-            scale = max(scale, abs(graph.edge_reward[e]))
+            reward = abs(graph.edge_reward[e])
+            scale = max(scale, reward)
+            if 0.0 < reward < unit:
+                unit = reward
             if not graph.edge_terminated[e]:
                 first[graph.edge_next[e] + 1] += 1
     for node in range(num_ids):
@@ -93,6 +95,8 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
         waits[node] = False
         visits += 1
         new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
+        if tried_only:
+            scale = abs(value[node]) if unit == np.inf else max(abs(value[node]), unit)
         if abs(new - value[node]) > tolerance * scale:
             value[node] = new
             for k in range(first[node], first[node + 1]):

@@ -254,7 +254,7 @@ def test_a_new_network_s_guesses_do_not_decide_an_evaluation():
     assert (values.seen_policy(otherwise=None)(obs) == 0).all()
 
 
-@pytest.mark.parametrize("fine", [0.0, 10.0, 1e5])
+@pytest.mark.parametrize("fine", [0.0, 10.0, 1e5, 1e9])
 @pytest.mark.parametrize("gamma", [0.99, 0.999])
 def test_a_large_penalty_hides_no_small_reward_from_an_evaluation(fine, gamma):
     graph = TransitionGraph(2, (1,), np.int64)
