@@ -493,18 +493,26 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys):
     )
     assert command(draw_subgraph, folder, "--depth", 2, "--out", tmp_path / "s.png") == 0
     assert re.search(r"wrote .*s\.png: graph backup's .*; depth 2,.*\n$", capsys.readouterr().out)
-    assert command(draw_subgraph, folder, "--depth", 2, "--leaves", "zero") == 0
-    assert "--depth, --leaves do nothing without --out" in capsys.readouterr().err
+    for words, warns in ((("--state", row[0][0]), True), ((), False)):  # they choose the pair, too
+        assert command(draw_subgraph, folder, "--depth", 2, "--leaves", "zero", *words) == 0
+        told = "--depth and --leaves change nothing without --out" in capsys.readouterr().err
+        assert told == warns
     del run.learner["graph_values"]["rows"]["valued"]
     refused(capsys, run.policy, "cannot restore the learner", "valued")
     script = Path(shutil.copy(run.script, tmp_path / "my_agent.py"))
     config = json.loads((folder / "config.json").read_text()) | {"script": str(script)}
     (folder / "config.json").write_text(json.dumps(config))
     text = script.read_text()
-    for changed in (text.replace("Learner", "Agent"), text.replace(" 128", " 64")):
-        assert changed != text
-        script.write_text(changed)
-        refused(capsys, recorded.read(folder).restored_learner, "my_agent.py")
+    for of, changed, named in (
+        ("class Learner(", "class Agent(", "my_agent.py has no Learner"),
+        (" 128", " 64", "my_agent.py as it is now .*: RuntimeError: .* size mismatch"),
+        ("args, graph, replay, device", "args, graph", "my_agent.py as it is now .*: TypeError"),
+    ):
+        assert of in text
+        script.write_text(text.replace(of, changed))
+        with pytest.raises(SystemExit):
+            recorded.read(folder).restored_learner()
+        assert re.fullmatch(f"error: .*{named}[^\\\\\n]*\n", capsys.readouterr().err)
     script.write_text(text)
     (folder / "checkpoint.npz").unlink()
     refused(capsys, recorded.read(folder).policy, "acts on values of its graph", "checkpoint")

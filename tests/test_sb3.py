@@ -111,7 +111,7 @@ def test_whole_graph_acts_on_what_was_seen_also_after_it_was_loaded(tmp_path):
     assert evaluate_policy(other, lake, n_eval_episodes=2) == (1, 0)
 
 
-def test_predictions_follow_what_is_added_however_often_and_wherever():
+def test_predictions_follow_every_row_that_is_added():
     lake = make_vec_env("FrozenLake-v1", 1, env_kwargs={"is_slippery": False})
     model = GraphDQN("MlpPolicy", lake, backup="whole-graph", **SMALL | {"learning_starts": 10**6})
     for i in range(2 * SMALL["buffer_size"]):  # the two actions are the better one in turn

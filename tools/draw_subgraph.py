@@ -7,8 +7,8 @@ For one pair (s, a) `expand` is asked for the subgraph and `pair_q_values` for i
 with the run's depth, breadth, discount and target network, without its prior. Unless it is given,
 the pair is that of the transition whose target differs most from tree backup's, of 2,000 that are
 sampled (Atari: 256). What the target reads is printed as sums, so that it can be checked by hand.
-Of a run of whole-graph, whose targets are nested without end, it prints the way that its values
-choose; the picture shows graph backup's target all the same.
+Of a run of whole-graph with a checkpoint, whose targets are nested without end, it prints the way
+that its values choose; the picture shows graph backup's target all the same.
 Atari runs learn distributions; here their expectations are nested, without noise and clipping.
 """
 
@@ -220,10 +220,12 @@ def main():
     if args.leaves != "zero" and run.missing:
         fail(f"{run.missing}; --leaves zero backs up its rewards alone")
     flags = run.config or {}
-    has_way = flags.get("backup") == "whole-graph" and run.learner is not None
+    is_whole = flags.get("backup") == "whole-graph"
+    has_way = is_whole and run.learner is not None and not run.missing
     given = [f"--{name}" for name in OF_LEVELS if getattr(args, name) != getattr(Args, name)]
-    if given and has_way and args.out is None:
-        warn(f"{', '.join(given)} do nothing without --out: the way is of the run's own values")
+    if given and has_way and args.state is not None and args.out is None:
+        told = f"{' and '.join(given)} change nothing without --out"
+        warn(f"{told}: the way is of the values that the run keeps")
     of_the_run = 1 if flags.get("backup") == "one-step" else flags.get("depth")
     args.depth = args.depth or of_the_run or 5
     args.breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth

@@ -12,7 +12,6 @@ reached from these, the earliest of them (ids are given in the order of first vi
 """
 
 import importlib.util
-import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,17 +131,17 @@ class Recorded:
         if self.learner is None:
             fail(f"{self.name} acts on values of its graph, which a checkpoint has: there is none")
         if not hasattr(self.module, "Learner"):
-            fail(f"{self.script} has no Learner: {self.name} cannot act on the values of its graph")
+            fail(f"{self.script} has no Learner, which has the values of the graph of {self.name}")
         args = args_of(self.module, self.config)
         kind = ("num_actions", "obs_shape", "obs_dtype", "frame_stack", "key_shape", "key_dtype")
         graph = TransitionGraph(**{name: getattr(self.graph, name) for name in kind})
-        # On an empty graph there is nothing that an untrained network would be asked for.
-        learner = self.module.Learner(args, graph, None, torch.device("cpu"))
-        graph.restore(self.graph.state())
         try:
+            # On an empty graph there is nothing that an untrained network would be asked for.
+            learner = self.module.Learner(args, graph, None, torch.device("cpu"))
+            graph.restore(self.graph.state())
             learner.restore(self.learner)
-        except (ValueError, KeyError, RuntimeError) as error:  # of torch, for another network
-            reason = re.sub(r"\s+", " ", repr(error))
+        except Exception as error:  # whatever a changed script raises
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             fail(f"{self.script} as it is now cannot restore the learner of {self.name}: {reason}")
         return learner
 
