@@ -70,10 +70,10 @@ def hours(runs):
 
 
 def of_whole_graph(protocol):
-    """Estimate of a setting of whole-graph that has all tasks, of several the plainest; or None."""
-    named = (WHOLE, backup_of(WHOLE), f"{backup_of(WHOLE)}, frontier")
-    names = [name for name in protocol.settings() if backup_of(name) == backup_of(WHOLE)]
-    names.sort(key=lambda name: named.index(name) if name in named else len(named))
+    """Estimate of WHOLE, or else of the plainest setting of whole-graph with all tasks; or None."""
+    first = (WHOLE, backup_of(WHOLE), f"{backup_of(WHOLE)}, frontier")
+    others = [name for name in protocol.settings() if backup_of(name) == backup_of(WHOLE)]
+    names = dict.fromkeys((*first, *others))
     found = (protocol.estimate(aggregate.mean_of_tasks, name) for name in names)
     return next(filter(None, found), None)
 
@@ -81,12 +81,13 @@ def of_whole_graph(protocol):
 def summary(protocols, whole=()):
     """What the README shows, too: a row per suite, the paper's means in brackets.
 
-    whole: protocols of whole-graph's own runs, which stand in where there are no others. A backup
-    that a user added has a column as well.
+    whole: protocols of whole-graph's own runs, which stand in where there are no others. Any other
+    backup that was run by itself, as one that a user added, has a column as well.
     """
-    alone = {name for p in protocols for name in p.settings() if name == backup_of(name)}
-    names = [*OF_THE_PAPER, *sorted(alone - {*OF_THE_PAPER, backup_of(WHOLE)}), FRONTIER]
-    names.append(backup_of(WHOLE))
+    alone = (name for p in protocols for name in p.settings() if name == backup_of(name))
+    own = sorted({*alone} - {*OF_THE_PAPER, backup_of(WHOLE)})
+    own = [n for n in own if any(p.estimate(aggregate.mean_of_tasks, n) for p in protocols)]
+    names = [*OF_THE_PAPER, *own, FRONTIER, backup_of(WHOLE)]
     own = {protocol.title: of_whole_graph(protocol) for protocol in whole}
     rows = []
     for protocol in protocols:

@@ -206,9 +206,9 @@ def test_flags_that_do_nothing_are_named(script, flags, idle, capsys):
     assert told == [f"warning: --{name}" for name in idle]
 
 
-def test_where_nothing_is_learned_is_said(capsys):
+def test_where_the_network_is_never_trained_is_said(capsys):
     check_flags(script.Args(total_timesteps=100, cuda=False))
-    assert is_one_line(capsys, "--learning-starts")
+    assert is_one_line(capsys, "--learning-starts", "the network is never trained")
 
 
 @pytest.mark.parametrize("allocate", [np.empty, torch.empty])
