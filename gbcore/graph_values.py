@@ -15,8 +15,7 @@ from gbcore.leaf_table import LeafTable
 CHUNK = 128  # states per evaluation, at most
 SWEPT = 1_000  # nodes backed up per update
 RENEWED = 30_000  # nodes whose leaf values a `renew` evaluates, in turn; of fewer all
-TOLERANCE = 1e-5  # change of a value, relative to the largest one, that is not followed; where
-# tried actions alone count, error of a value, relative to itself
+TOLERANCE = 1e-5  # change of a value, relative to itself, that is not followed
 BACKUPS = 5_000_000  # of one convergence at most, and 20 per node; updates go on with what is left
 
 Actions = NDArray[np.int64]
@@ -152,7 +151,7 @@ class GraphValues(Holder):
         """
         with self.graph.lock:
             nodes = as_indices("nodes", nodes)
-            self.graph.require_nodes(nodes[nodes >= 0])
+            self.graph.require_nodes(nodes[nodes != -1])
             return self._choose(nodes)
 
     def act(
@@ -319,7 +318,7 @@ class GraphValues(Holder):
     def _settle(self, value, nodes, q=None, tried_only=False):
         q = self.leaves.q if q is None else q
         n = self.graph.num_ids
-        # A change that is not followed makes an error of up to 1 / (1 - gamma) times itself.
+        # Changes that are not followed add up to 1 / (1 - gamma) of one; updates go on with them.
         tolerance = TOLERANCE * (1 - self.gamma) if tried_only else TOLERANCE
         value_kernels.settle_values(
             self.graph.arrays, value[:n], q, nodes, self.gamma, self.prior, tried_only, tolerance,

@@ -56,13 +56,14 @@ def read_transitions(path: str | Path) -> dict[str, NDArray[Any]]:
     _require(is_alike, f"next_observations as {obs.dtype} {obs.shape}", next_obs)
     wanted = "actions [N] that are integers >= 0"
     _require(actions.ndim == 1 and actions.dtype.kind in "iu", wanted, actions)
-    _require(actions.min() >= 0, wanted, actions, f" from {actions.min()}")
+    columns[1] = actions.astype(np.int64)  # of the largest unsigned ones: below 0
+    _require(columns[1].min() >= 0, wanted, actions, f" from {columns[1].min()}")
     is_number = rewards.ndim == 1 and rewards.dtype.kind in "biuf"
-    _require(is_number and np.isfinite(rewards).all(), "finite rewards [N]", rewards)
+    columns[2] = rewards.astype(np.float64) if is_number else rewards
+    _require(is_number and np.isfinite(columns[2]).all(), "finite rewards [N]", rewards)
     for name, column in zip(COLUMNS[4:], ends, strict=True):
         holds = column.ndim == 1 and np.isin(column, (0, 1)).all()
         _require(holds, f"{name} [N] of True and False", column)
-    columns[1:3] = actions.astype(np.int64), rewards.astype(np.float64)
     columns[4:] = (column.astype(np.bool_) for column in ends)
     return dict(zip(COLUMNS, columns, strict=True))
 
@@ -167,7 +168,7 @@ def solve_tried(
     if not len(edges["source"]):
         raise ValueError("Require a graph with transitions, got none")
     n, scratch = graph.num_ids, np.empty(graph.num_actions)
-    values = np.full(n, min(edges["reward"].min(), 0) / (1 - gamma))
+    values = np.full(n, max(min(edges["reward"].min(), 0) / (1 - gamma), -1e300))
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
     nodes = np.unique(edges["source"])[::-1].copy()
     rule = (gamma, 0.0, True)  # no prior, tried actions alone

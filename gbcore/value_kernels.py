@@ -53,9 +53,9 @@ def sweep_nodes(graph, value, leaf_q, nodes, gamma, prior, q):
 def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, tolerance, most, q):
     """Back up int64 [n] distinct nodes, in order, and then whatever leads to one that changed.
 
-    It ends when no backup changes a value of [N] by more than tolerance times the largest
-    magnitude of a value or reward; with tried_only, times its own magnitude, or the least of a
-    reward that is not 0. Or it ends after `most` backups. Returns their number.
+    It ends when no backup changes a value of [N] by more than tolerance times its own magnitude, or
+    the least of a reward that is not 0 (without any, the largest of a value), or after `most`
+    backups. Returns their number.
     """
     num_ids = value.shape[0]
     scale, unit = 0.0, np.inf
@@ -66,12 +66,11 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
         scale = max(scale, abs(value[node]))
         start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):
-            reward = abs(graph.edge_reward[e])
-            scale = max(scale, reward)
-            if 0.0 < reward < unit:
-                unit = reward
+            if graph.edge_reward[e] != 0.0:
+                unit = min(unit, abs(graph.edge_reward[e]))
             if not graph.edge_terminated[e]:
                 first[graph.edge_next[e] + 1] += 1
+    unit = scale if unit == np.inf else unit
     for node in range(num_ids):
         first[node + 1] += first[node]
     predecessors = np.empty(first[num_ids], np.int64)
@@ -95,9 +94,7 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
         waits[node] = False
         visits += 1
         new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
-        if tried_only:
-            scale = abs(value[node]) if unit == np.inf else max(abs(value[node]), unit)
-        if abs(new - value[node]) > tolerance * scale:
+        if abs(new - value[node]) > tolerance * max(abs(value[node]), unit):
             value[node] = new
             for k in range(first[node], first[node + 1]):
                 if not waits[predecessors[k]]:

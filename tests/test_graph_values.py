@@ -268,10 +268,12 @@ def test_a_large_penalty_hides_no_small_reward_from_an_evaluation(fine, gamma):
     assert policy(np.array([[0], [1]])).tolist() == [0, 0]
 
 
-def test_values_recover_from_a_network_that_gave_nan():
+@pytest.mark.parametrize("wrong", [np.nan, 1e10, -1e30])
+def test_values_recover_from_a_network_that_was_wrong(wrong):
     graph, values, leaf, nodes = corridor(5)
-    graph.add(nodes[0], 1, 0.0, nodes[0], False)
-    leaf["q"] = np.nan
+    for node in nodes[:-1]:
+        graph.add(node, 1, 0.0, node, False)
+    leaf["q"] = wrong
     values.renew()
     leaf["q"] = 0.5
     values.renew()
