@@ -41,15 +41,15 @@ def main():
     if min(args.total_timesteps, args.num_envs) < 1 or not 0 <= args.seed < 2**31:
         fail("require --total-timesteps and --num-envs >= 1, and --seed >= 0 and below 2**31")
     torch.set_num_threads(1)
+    settings = {"learning_rate": 1e-3, "learning_starts": 1_000, "target_update_interval": 500}
     try:
         env = make_vec_env(gymnasium_id(args.env_id), args.num_envs)
-    except Exception as error:  # the environment's own code may raise anything
-        fail(f"cannot make {args.env_id}: {error}")
-    settings = {"learning_rate": 1e-3, "learning_starts": 1_000, "target_update_interval": 500}
-    if args.backup == "one-step":
-        model = DQN("MlpPolicy", env, seed=args.seed, **settings)
-    else:
-        model = GraphDQN("MlpPolicy", env, seed=args.seed, backup=args.backup, **settings)
+        if args.backup == "one-step":
+            model = DQN("MlpPolicy", env, seed=args.seed, **settings)
+        else:
+            model = GraphDQN("MlpPolicy", env, seed=args.seed, backup=args.backup, **settings)
+    except Exception as error:  # DQN takes some spaces, an environment's code may raise anything
+        fail(f"cannot use {args.env_id}: {' '.join(str(error).split()) or repr(error)}")
     model.learn(args.total_timesteps)
     mean, deviation = evaluate_policy(model, env, n_eval_episodes=50)
     print(f"{args.env_id}, {args.backup}: return {mean:.2f} (deviation {deviation:.2f})")

@@ -2,7 +2,8 @@
 
     from gbcore.sb3 import GraphDQN
 
-    GraphDQN("MlpPolicy", "CartPole-v1", key=lambda obs: np.round(10 * obs)).learn(20_000)
+    model = GraphDQN("MlpPolicy", "CartPole-v1", key=lambda obs: np.rint(10 * obs).astype(int))
+    model.learn(20_000)
 
 GraphReplayBuffer keeps its transitions in a graph as well, and GraphDQN's batches come with targets
 from there. Policies, callbacks, logging and vector environments are those of Stable-Baselines3.
@@ -64,21 +65,39 @@ class GraphReplayBuffer(ReplayBuffer):
                 "Require optimize_memory_usage=False: a graph has both states of a row"
             )
         self.key, self.targets = key, None
-        obs, kind = self.observations[0], {}
-        if key is not None:
-            like = np.asarray(key(obs))
-            kind = {"key_shape": like.shape[1:], "key_dtype": like.dtype}
-        self.graph = TransitionGraph(self.action_space.n, self.obs_shape, obs.dtype, **kind)
+        self.graph = self._empty_graph()
         self.nodes = np.zeros((2, self.buffer_size, self.n_envs), np.int64)
         self.rng = np.random.default_rng(torch.randint(2**31, ()).item())  # DQN's seed decides
 
+    def _empty_graph(self):
+        obs, kind = self.observations[0], {}
+        if self.key is not None:
+            like = np.asarray(self.key(obs))
+            kind = {"key_shape": like.shape[1:], "key_dtype": like.dtype}
+        return TransitionGraph(self.action_space.n, self.obs_shape, obs.dtype, **kind)
+
+    def reset(self) -> None:
+        """As ReplayBuffer.reset."""
+        super().reset()
+        self.graph = self._empty_graph()
+
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """As ReplayBuffer.add."""
-        row, overwritten = self.pos, self._transitions(self.pos) if self.full else None
-        super().add(obs, next_obs, action, reward, done, infos)
-        for column, seen in enumerate((self.observations[row], self.next_observations[row])):
-            self.nodes[column, row] = self.graph.nodes(seen, self.keys_of(seen))
-        self.graph.add(*self._transitions(row))
+        """As ReplayBuffer.add. Where it raises, as a key may, the row stays as it was."""
+        row, full = self.pos, self.full
+        overwritten = self._transitions(row) if full else None
+        parts = (self.observations, self.next_observations, self.actions, self.rewards, self.dones)
+        views = [part[row] for part in (*parts, self.timeouts, self.nodes.swapaxes(0, 1))]
+        before = [view.copy() for view in views]
+        try:
+            super().add(obs, next_obs, action, reward, done, infos)
+            for column, seen in enumerate(views[:2]):
+                self.nodes[column, row] = self.graph.nodes(seen, self.keys_of(seen))
+            self.graph.add(*self._transitions(row))
+        except BaseException:
+            self.pos, self.full = row, full
+            for view, old in zip(views, before, strict=True):
+                view[...] = old
+            raise
         if overwritten is not None:  # last: this may free nodes, and their ids
             self.graph.remove(*overwritten)
         self.num_added += 1
@@ -99,6 +118,8 @@ class GraphReplayBuffer(ReplayBuffer):
 
     def _get_samples(self, batch_inds, env=None) -> ReplayBufferSamples:
         """A batch whose rewards are the targets; their episodes are over: DQN adds nothing."""
+        if self.targets is None:
+            raise ValueError("Require a GraphDQN that trains: its values are in the targets")
         envs = self.rng.integers(self.n_envs, size=len(batch_inds))
         nodes, actions = self.nodes[0, batch_inds, envs], self.actions[batch_inds, envs]
         targets = self.to_torch(self.targets(nodes, actions[:, 0], self.rng)[:, None])
@@ -123,8 +144,8 @@ class GraphDQN(DQN):
 
     Raises:
         ValueError: for VecNormalize, since what it makes of an observation changes, for Dict
-            observations, for another replay buffer than GraphReplayBuffer, and for numbers out of
-            their range.
+            observations, for actions that do not begin at 0, for another replay buffer than
+            GraphReplayBuffer, and for numbers out of their range.
     """
 
     backup: Literal["graph", "whole-graph"]
@@ -136,6 +157,7 @@ class GraphDQN(DQN):
     replay_buffer_kwargs: dict[str, Any]
     leaves: LeafTable | None = None  # what the target network gives the states of the graph
     graph_values: GraphValues | None = None  # with whole-graph
+    _made_of: tuple[Any, ...] = ()  # of which these two are
     _seen: tuple[int, Any] | None = None  # num_added, and the policy on what was then seen
 
     def __init__(
@@ -178,6 +200,8 @@ class GraphDQN(DQN):
                 f"Require observations that are arrays, got {env.observation_space}: wrap the "
                 "environment in gymnasium.wrappers.FlattenObservation"
             )
+        if getattr(env.action_space, "start", 0) != 0:
+            raise ValueError(f"Require actions that begin at 0, got {env.action_space}")
         return env
 
     def _require_usable(self):
@@ -230,8 +254,10 @@ class GraphDQN(DQN):
     def _follow_replay(self):
         """Leaf values and, with whole-graph, values of the graph of the replay that is there."""
         graph = self.replay_buffer.graph
-        if self.leaves is None or self.leaves.graph is not graph:
-            self.leaves, self._seen = LeafTable(graph, self._leaf_values), None
+        made_of = graph, self.backup, self.gamma, self.prior
+        if self.leaves is None or self._made_of != made_of:
+            self._made_of, self._seen, self.graph_values = made_of, None, None
+            self.leaves = LeafTable(graph, self._leaf_values)
             if self.backup == "whole-graph":
                 self.graph_values = GraphValues(graph, self.leaves, self.gamma, self.prior)
 
@@ -292,4 +318,4 @@ class GraphDQN(DQN):
         self.leaves = self.graph_values = self._seen = None
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "leaves", "graph_values", "_seen"]
+        return [*super()._excluded_save_params(), "leaves", "graph_values", "_made_of", "_seen"]

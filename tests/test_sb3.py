@@ -19,7 +19,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from examples import sb3_dqn
-from gbcore.sb3 import GraphDQN
+from gbcore import GraphValues
+from gbcore.sb3 import GraphDQN, GraphReplayBuffer
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 SMALL = {"buffer_size": 80, "learning_starts": 20, "target_update_interval": 40, "batch_size": 8}
@@ -122,6 +123,43 @@ def test_predictions_follow_every_row_that_is_added():
         assert model.predict(np.array(14), deterministic=True)[0] == i % 2
 
 
+def test_a_row_that_cannot_be_added_changes_nothing_and_a_reset_begins_anew():
+    model = make_model(num_envs=1, key=lambda obs: tenths(obs) if obs[0, 0] < 9 else 1 / 0)
+    model.learn(130)  # the ring has wrapped
+    buffer, good = model.replay_buffer, np.zeros((1, 4), np.float32)
+    rest = np.array([1]), np.array([1.0]), np.array([False]), [{}]
+    before = buffer.pos, buffer.nodes.copy(), buffer.rewards.copy(), buffer.observations.copy()
+    for row in ((good, good + 9, *rest), (good, good, rest[0], np.array([np.nan]), *rest[2:])):
+        with pytest.raises((ZeroDivisionError, ValueError)):
+            buffer.add(*row)
+        after = buffer.pos, buffer.nodes, buffer.rewards, buffer.observations
+        for one, two in zip(before, after, strict=True):
+            np.testing.assert_array_equal(one, two)
+    for _ in range(2 * buffer.buffer_size):
+        buffer.add(good, good, *rest)
+    assert buffer.graph.num_transitions == buffer.buffer_size
+    assert buffer.graph.check_valid() == []
+    buffer.reset()
+    assert buffer.graph.num_transitions == 0
+    model.learn(130)
+    assert buffer.graph.num_transitions == buffer.buffer_size
+
+
+def test_what_is_set_between_two_trainings_counts():
+    model = make_model(num_envs=1, backup="whole-graph")
+    model.learn(60)
+    for gamma in (0.9, 0.5):
+        model.gamma = gamma
+        model.learn(40)
+        assert model.graph_values.gamma == gamma
+    for backup, kind in (("graph", type(None)), ("whole-graph", GraphValues)):
+        model.backup = backup
+        model.learn(40)
+        assert isinstance(model.graph_values, kind)
+    with pytest.raises(ValueError, match="Require a GraphDQN that trains"):
+        DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=GraphReplayBuffer).learn(120)
+
+
 def test_whole_graph_finds_states_by_their_keys():
     model = make_model(key=tenths, backup="whole-graph", exploration_final_eps=0.0)
     model.learn(300)
@@ -146,6 +184,15 @@ def test_environments_of_neighbouring_seeds_have_no_first_state_in_common():
     assert firsts[0] == firsts[3]
 
 
+class LateActions(gymnasium.ActionWrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.action_space = gymnasium.spaces.Discrete(2, start=5)
+
+    def action(self, action):
+        return action - 5
+
+
 class DictObservation(gymnasium.ObservationWrapper):
     def __init__(self):
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -158,6 +205,7 @@ class DictObservation(gymnasium.ObservationWrapper):
 @pytest.mark.parametrize(
     ("policy", "env", "flags", "named"),
     [
+        ("MlpPolicy", LateActions, {}, "actions that begin at 0, got Discrete"),
         ("MlpPolicy", lambda: VecNormalize(cart_pole()), {}, "without VecNormalize"),
         ("MultiInputPolicy", DictObservation, {}, "FlattenObservation"),
         ("MlpPolicy", DictObservation, {}, "FlattenObservation"),
@@ -191,8 +239,8 @@ def test_what_is_set_later_is_refused(tmp_path):
 
 def test_the_page_s_lines_learn():
     page = (Path(__file__).resolve().parents[1] / "docs" / "your_agent.md").read_text()
-    (lines,) = re.findall(r"```python\n(from gbcore.sb3 .*?)```", page, re.DOTALL)
-    exec(lines.replace("2_000", "300"), found := {"np": np})
+    (lines,) = re.findall(r"```python\n([^`]*gbcore.sb3 .*?)```", page, re.DOTALL)
+    exec(lines.replace("2_000", "300"), found := {})
     assert found["model"].leaves.graph.novel_state_ratio < 0.9
 
 
@@ -208,6 +256,7 @@ def test_the_example_runs(capsys):
     [
         (("--env-id", "Frozen Lakes"), "unknown environment"),
         (("--num-envs", 0), "--num-envs >= 1"),
+        (("--env-id", "Pendulum-v1"), "cannot use Pendulum-v1: "),
         (("--depth", 0), "Unrecognized options: --depth"),
     ],
 )
