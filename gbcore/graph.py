@@ -114,7 +114,7 @@ class TransitionGraph(Holder):
         if self.num_actions < 1:
             raise ValueError(f"Require num_actions >= 1, got {num_actions}")
         for dtype in map(np.dtype, (obs_dtype, key_dtype)):
-            if np.dtype(dtype.str) != dtype:  # what a saved graph could not tell
+            if np.dtype(dtype.str) != dtype or dtype.char in "gG":  # untold, or with unset bytes
                 raise ValueError(f"Require plain dtypes, got {dtype}; view it as np.uint8")
         self._frames: Interner | None = None
         self._contents: NDArray[Any] | None = None
@@ -196,7 +196,9 @@ class TransitionGraph(Holder):
         Ids are given out again; an id and its generation together name one state for ever. Keep the
         generation with whatever is cached by id. `load` and `restore` start from 0.
         """
-        return self._keys.table.generations[: self.num_ids]
+        generations = self._keys.table.generations[: self.num_ids]
+        generations.flags.writeable = False
+        return generations
 
     @property
     def num_frames(self) -> int:

@@ -252,16 +252,18 @@ class PrioritizedReplay(Replay):
             priorities = self.priorities.get(rows)
             with np.errstate(over="ignore"):
                 weights = (priorities * self.size) ** -importance_exponent
-                if not np.isfinite(weights.max()):
+                if not 0 < weights.max() < np.inf:
                     weights = (priorities / priorities.min()) ** -importance_exponent
             return self.batch_of(rows, (weights / weights.max()).astype(np.float32))
 
     def update_priorities(self, rows: NDArray[np.int64], errors: ArrayLike) -> None:
-        """New priorities from the errors [B] of a batch.
+        """New priorities from the errors [B] of a batch, whose signs do not matter.
 
         Raises ValueError for one that is not finite, or too large to be added up.
         """
-        priorities = np.maximum(np.asarray(errors, np.float64), 1e-6) ** self.exponent
+        errors = np.maximum(np.abs(np.asarray(errors, np.float64)), 1e-6)
+        # What is not finite stays so, to be refused: to the power 0 it would be 1.
+        priorities = np.where(np.isfinite(errors), errors**self.exponent, errors)
         with self.graph.lock:
             self.priorities.set(rows, priorities)
             self.max_priority = max(self.max_priority, float(priorities.max(initial=0)))

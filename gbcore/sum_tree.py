@@ -40,8 +40,10 @@ class SumTree(Holder):
 
     @property
     def priorities(self) -> NDArray[np.float64]:
-        """float64 [capacity], a view."""
-        return self._tree[len(self._tree) // 2 :][: self.capacity]
+        """float64 [capacity], a view, to be read only."""
+        priorities = self._tree[len(self._tree) // 2 :][: self.capacity]
+        priorities.flags.writeable = False
+        return priorities
 
     def get(self, indices: ArrayLike) -> NDArray[np.float64]:
         """Priorities float64 [n] of int [n]."""

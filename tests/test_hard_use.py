@@ -395,6 +395,9 @@ def test_priorities_whose_sum_overflows_are_refused():
     parts = Parts(False, False)
     with pytest.raises(ValueError, match="Require 0 <= priority"):
         parts.replay.update_priorities(np.arange(2), [np.inf, 1.0])
+    for error in (np.inf, np.nan):
+        with pytest.raises(ValueError, match="Require 0 <= priority"):
+            PrioritizedReplay(parts.graph, 4, 0.0).update_priorities([0], [error])
     assert parts.replay.max_priority < 2
     parts.replay.update_priorities(np.arange(40), np.full(40, 1e-6))
     weights = parts.replay.sample(8, np.random.default_rng(0), 200.0).weights

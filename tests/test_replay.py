@@ -139,7 +139,7 @@ def test_priorities_are_errors_to_the_exponent_and_weights_undo_them():
     replay, nodes = replay_of(5, PrioritizedReplay, 0.5)
     for i in range(4):
         replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
-    replay.update_priorities(np.arange(4), np.array([1.0, 4.0, 9.0, 16.0], np.float32))
+    replay.update_priorities(np.arange(4), np.array([-1.0, 4.0, -9.0, 16.0], np.float32))
     np.testing.assert_allclose(replay.priorities.get(np.arange(4)), [1, 2, 3, 4])
     batch = replay.sample(4000, np.random.default_rng(0), importance_exponent=0.7)
     share = np.bincount(batch.rows, minlength=4) / 4000
