@@ -86,6 +86,7 @@ class Layout:
     title: str
     notes: list  # lines that explain
     scale: cm.ScalarMappable | None = None  # of the edges' colours
+    whose: str = "network"  # values: or of the graph
 
     def lines(self, xy):
         """Ends of the lines [E, 2, 2] where the states lie at xy, and of those from the centre."""
@@ -154,7 +155,7 @@ def paint(layout, color_by, q):
         norm = colors.LogNorm(1, max(number.max(), 2))
     elif color_by == "value":
         number = q.max(axis=1)[edges["source"]]
-        label = "the network's value of the state that a transition leaves"
+        label = f"the {layout.whose}'s value of the state that a transition leaves"
         norm = colors.Normalize(*np.quantile(number, [0.01, 0.99]))
     else:
         number, label = edges["reward"], "reward"
@@ -258,7 +259,8 @@ def section(run, layout, i, out, into, names, q):
     yield f"<h1>State {states[i]}</h1>acted in {edges['count'][out].sum()} times, arrived at "
     yield f"{edges['count'][into].sum()} times{'; an initial state' * (i in layout.initial)}"
     yield observation_html(run, states[i])
-    yield "<h3>actions (value, times taken), and where they led (reward, times seen)</h3>"
+    value = f"the {layout.whose}'s value, " * (q is not None)
+    yield f"<h3>actions ({value}times taken), and where they led (reward, times seen)</h3>"
     yield table(leaving)
     yield "<h3>transitions to here (action, reward, times seen)</h3>" + table(arriving)
 
@@ -314,7 +316,7 @@ def write_page(run, layout, q, path):
     try:
         path.write_text("\n".join(page_of(run, layout, q)))
     except OSError as error:
-        fail(f"cannot write {path}: {error.strerror}")
+        fail(f"cannot write {path}: {error.strerror or error}")
 
 
 @lasting_output()
@@ -331,7 +333,7 @@ def main():
         fail(f"--color-by value needs a network: {run.missing}")
     layout = lay_out(run, args.max_states, args.layout)
     if args.color_by == "value" or (pages and not run.missing):
-        q = run.q_values(layout.states)
+        q, layout.whose = run.acting_values(layout.states)
     paint(layout, args.color_by, q)
     for path in outs:
         if path in pages:

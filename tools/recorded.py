@@ -79,7 +79,7 @@ class Recorded:
         shape = self.graph.obs_shape
         if self.task.startswith(("MiniGrid-", "BabyAI-")):
             return "minigrid"
-        if self.task and shape == (4, 84, 84):
+        if self.task and shape == (4, 84, 84) and self.graph.obs_dtype == np.uint8:
             return "atari"
         return "minatar" if self.task in load_script("gb_dqn_minatar").GAMES else ""
 
@@ -144,6 +144,19 @@ class Recorded:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             fail(f"{self.script} as it is now cannot restore the learner of {self.name}: {reason}")
         return learner
+
+    def acting_values(self, nodes):
+        """Values float [n, A] by which the run acts in states, and whose they are.
+
+        With whole-graph they are those of its graph, the prior left out; else the network's.
+        """
+        if self.learner is None or self.config["act_on"] != "graph":
+            return self.q_values(nodes), "network"
+        values = self.restored_learner().graph_values
+        values.update()  # steps since the run's last one wait
+        actions = range(self.graph.num_actions)
+        columns = [values.targets(nodes, np.full(len(nodes), a)) for a in actions]
+        return np.stack(columns, axis=1), "graph"
 
     def q_values(self, nodes, which="online"):
         """Values float32 [n, A] of states."""
