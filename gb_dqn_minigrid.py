@@ -66,7 +66,7 @@ class Args(gb.RunFlags):
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
     whole-graph: as graph, with no limit of depth, and the agent acts on its values"""
-    depth: gb.Count = 5  # nested backups per target, one-step always 1
+    depth: gb.Depth = 5  # nested backups per target, one-step always 1
     breadth: gb.Amount = 50  # transitions followed per level of a graph backup; 0 = all
     prior: Annotated[float, (0, 1e9)] = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""

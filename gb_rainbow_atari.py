@@ -24,6 +24,7 @@ from gbcore import FrontierEpisodes, PrioritizedReplay, TransitionGraph
 from gbcore.run import (
     Amount,
     Count,
+    Depth,
     LearnerState,
     Run,
     RunFlags,
@@ -99,7 +100,7 @@ class Args(RunFlags):
     backup: Literal[*BACKUPS] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
-    depth: Count = 10
+    depth: Depth = 10
     """nested backups per target; one-step: always 1"""
     breadth: Amount = 10
     """transitions followed per level of a graph backup; 0 = all"""

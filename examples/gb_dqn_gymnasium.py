@@ -60,7 +60,7 @@ class Args(gb.RunFlags):
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     act_on: Literal["graph", "network"] | None = None
     """what is greedy: by default the network; with whole-graph and no --round its values"""
-    depth: gb.Count = 5  # nested backups per target; one-step always takes 1
+    depth: gb.Depth = 5  # nested backups per target; one-step always takes 1
     breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all
     prior: Annotated[float, (0, 1e9)] = 0.0  # observations that the network's value counts as
     eval_episodes: gb.Count = 20  # episodes of each evaluation
@@ -244,6 +244,8 @@ def main():
     env_id = task_of(args.env_id)
     rng, device = gb.seed_everything(args)
     env = make_env(args, env_id, rng)
+    if args.capture_video:
+        make_env(args, env_id, rng, render=True)  # refused now, not when all is learned
     obs, capacity = env.reset(), args.buffer_size or args.total_timesteps
     graph = TransitionGraph(
         env.num_actions, obs.shape, obs.dtype, capacity=2 * capacity + 2,

@@ -4,7 +4,7 @@
 """Logged transitions, solved as a graph: how good is what can be stitched together from them?
 
     python examples/offline.py data.npz
-    python examples/offline.py data.npz --env-id FrozenLake-v1 --collect 20000   # write them first
+    python examples/offline.py data.npz --env-id FrozenLake-v1 --collect 20000   # write it first
     python examples/offline.py data.npz --env-id breakout --script gb_dqn_minatar
 
 DATA is an .npz with observations, actions, rewards, next_observations, terminations, truncations
@@ -26,7 +26,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
 from gbcore.offline import collect, follow, graph_of, load_graph, read_transitions, solve_tried
-from gbcore.run import Amount, Count, fail, flush_denormals, lasting_output, play_episodes
+from gbcore.run import Amount, Count, fail, flush_denormals, lasting_output, play_episodes, warn
 from gbcore.run.environment import maker_of, misfit
 from gbcore.run.flags import check_values, read_flags
 
@@ -51,15 +51,22 @@ class Args:
 
     def check(self):
         check_values(self)
-        folder, place = self.data.parent, self.data if self.data.is_file() else self.data.parent
-        is_file = self.data.suffix == ".npz" and not self.data.is_dir() and folder.is_dir()
-        if self.collect and not (is_file and self.env_id and os.access(place, os.W_OK)):
-            fail(f"--collect requires --env-id and an .npz that can be written, got {self.data}")
+        is_new = self.data.suffix == ".npz" and not self.data.exists()
+        if self.collect and not (is_new and self.env_id and os.access(self.data.parent, os.W_OK)):
+            fail(f"--collect requires --env-id and a new .npz that can be written, got {self.data}")
+        if self.env_id is None:
+            self.warn_of("without --env-id nothing is played", "script", "episodes")
+
+    def warn_of(self, why, *names):
+        for name in names:
+            if getattr(self, name) != getattr(Args, name):
+                warn(f"--{name} does nothing: {why}")
 
 
 def read(args, env):
     """The graph of the data, the states that trajectories start in, their rewards or None."""
     if zipfile.is_zipfile(args.data) and "edge_count" in np.load(args.data):
+        args.warn_of("a graph's states and rewards are those of its run", "round", "sign")
         return load_graph(args.data)
     columns = read_transitions(args.data)
     columns["rewards"] = np.sign(columns["rewards"]) if args.sign else columns["rewards"]

@@ -143,21 +143,25 @@ def finished_runs(run_dir, suites, wanted=(), known=()):
     A run belongs to a suite by its script, number of steps and task, or if its key is wanted. Of a
     known key nothing is measured: None. A damaged run is left out, and named.
     """
-    found = {}
+    found, others = {}, 0
     for folder in run_folders(run_dir):
         try:
             if (result := read_result(folder)) is None:
                 continue
-            config = read_config(folder)
+            config, belongs = read_config(folder), False
             for suite in (name for name in suites if SUITES[name].script == result.get("script")):
                 key = key_of(suite, config)
                 same_steps = config["total_timesteps"] == SUITES[suite].total_timesteps
                 is_asked_for = (same_steps and key.task in tasks_of(suite)) or key in wanted
+                belongs |= is_asked_for
                 if is_asked_for and key not in found:
                     found[key] = None if key in known else measurements(folder)
+            others += not belongs
         except (Exception, SystemExit) as error:  # whatever a damaged run raises, by name
             reason = error if isinstance(error, (OSError, ValueError)) else repr(error)
             warn(f"left out: {folder}: {reason}")
+    if others and not wanted:
+        print(f"left out: {others} finished runs of other scripts, tasks or steps than the suites'")
     return found
 
 

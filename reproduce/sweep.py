@@ -63,7 +63,7 @@ class Args:
     checkpoint_frequency: Count = 10_000  # steps between checkpoints
 
     workers: Amount = 0  # runs at a time on this machine; 0 = as many as its processors allow
-    threads: Count = 1  # CPU threads of each run
+    threads: Annotated[int, (1, 1024)] = 1  # CPU threads of each run
     gpus_per_run: Annotated[float, (0, 1024)] = 0.0  # GPUs of each run, or a part of one
     address: str | None = None
     """a Ray cluster to run on, as in auto or 10.0.0.1:6379; none = this machine"""
@@ -88,8 +88,9 @@ def check_args(args):
         fail(f"--suites must name one or more of {', '.join(SUITES)}")
     if not (args.backups and args.variants and args.seeds):
         fail("Require one or more --backups, --variants and --seeds")
-    if min(args.seeds) < 0:
-        fail(f"--seeds must be at least 0, got {min(args.seeds)}")
+    for seed in args.seeds:
+        if not 0 <= seed < 2**30:
+            fail(f"--seeds must be at least 0 and below 2**30, got {seed}")
     for suite, backup in itertools.product(args.suites, args.backups):
         if backup not in (known := run_records.backups_of(suite)):
             fail(f"--backups {backup!r} is none that {suite} has: {', '.join(known)}")

@@ -149,7 +149,8 @@ LAKE_ID = ("--env-id", "FrozenLake-v1")
     [
         ("none/data.npz", (*LAKE_ID, "--collect", 9), ".npz that can be written"),
         ("data", (*LAKE_ID, "--collect", 9), ".npz that can be written"),
-        ("data.npz", ("--collect", 9), "--collect requires --env-id"),
+        ("more.npz", (*LAKE_ID, "--collect", 9), "a new .npz"),
+        ("new.npz", ("--collect", 9), "--collect requires --env-id"),
         ("data.npz", (*LAKE_ID, "--script", "nope"), "--script requires a module with Args"),
         ("data.npz", (*LAKE_ID, "--script", "json"), "--script requires a module with Args"),
         ("data.npz", ("--env-id", "Pong", "--script", "gb_rainbow_atari"), "gb_rainbow_atari"),

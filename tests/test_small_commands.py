@@ -91,6 +91,14 @@ def test_labels_of_curves_are_the_flags_that_differ(tmp_path):
         f"Door, graph, depth 5 {single}",
     ]
     assert list(plot_runs.labels(settings[:1])) == ["Empty, graph (2 seeds)"]
+    for name in plot_runs.OF_BACKUPS:  # told where it is not the backup's alone
+        settings = [({"env_id": "E", "backup": b, name: n}, {1: 0}) for n, b in enumerate("ab")]
+        assert list(plot_runs.labels(settings)) == [f"E, a {single}", f"E, b {single}"]
+        settings.append(({"env_id": "E", "backup": "b", name: 7}, {1: 0}))
+        *_, last = plot_runs.labels(settings)
+        assert last == f"E, b, {name.replace('_', ' ')} 7 {single}"
+    scripts = map(script_of, ("minigrid", "minatar", "gymnasium"))
+    assert set().union(*(script.Args.DEFAULTS for script in scripts)) == plot_runs.OF_BACKUPS
     for name in ("mine", "theirs"):  # copies of a script
         make_run(run := tmp_path / name, env_id="DoorKey-6x6")
         config = json.loads((run / "config.json").read_text())
@@ -120,7 +128,7 @@ def test_what_cannot_be_plotted_is_one_line(tmp_path, capsys):
     [
         ("--round 1.5", "an integer of at least -9 and at most 9"),
         ("--round=x", "an integer of at least -9 and at most 9"),
-        ("--depth 2.5", "an integer of at least 1 and at most 2147483647"),
+        ("--depth 2.5", "an integer of at least 1 and at most 65536"),
         ("--learning-starts 1e-1", "an integer of at least 0 and at most 2147483647"),
         ("--gamma high", "a number of at least 0 and at most 1"),
     ],

@@ -102,7 +102,9 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(tmp_pat
     make_run(runs / "short", env_id="Empty-8x8", seed=3, total_timesteps=500)  # of no suite
     make_run(runs / "game", "atari100k", env_id="space_invaders")  # none of the 26
     assert command(sweep, *flags) == 0
-    assert capsys.readouterr().err == ""
+    out, err = capsys.readouterr()
+    assert "left out: 2 finished runs of other scripts, tasks or steps" in out
+    assert err == ""
     first = {path.name: path.read_bytes() for path in results.iterdir()}
     suites = {"minigrid", "minatar", "minatar-1m"}
     assert {path.stem.removesuffix("_curves") for path in results.glob("*.csv")} == suites
@@ -295,6 +297,7 @@ BAD_INPUT = {  # words -> what the line names
     "--suites minigrid --overrides gamma=2": "--gamma",
     "--suites minigrid --variants torch_deterministic=2": "--torch-deterministic",
     "--suites minigrid --seeds -1": "--seeds",
+    "--suites minigrid --seeds 1073741824": "--seeds",
     "--suites minigrid --threads 0": "--threads",
     "--suites minigrid --gpus-per-run -1": "--gpus-per-run",
     "--collect-only --run-dir /no/such/folder": "--run-dir",

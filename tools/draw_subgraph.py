@@ -14,7 +14,7 @@ Atari runs learn distributions; here their expectations are nested, without nois
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import recorded
@@ -23,10 +23,12 @@ from output import arguments, fail, lasting_output, warn
 from picture import plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
+from gbcore.graph import MAX_DEPTH
 from gbcore.run import Amount, Share
 
 SAMPLED, OF_ATARI = 2_000, 256  # rows of the replay that are compared
 LINES = 36  # of sums: with the rest at most 39
+DRAWN = 20  # levels of a picture
 OF_LEVELS = "depth", "breadth", "gamma", "leaves"  # flags
 
 
@@ -37,7 +39,7 @@ class Args:
     out: Path | None = None  # the picture, .png or .svg; none: only the sums are printed
     state: int | None = None  # the root's; none: of a transition where graph and tree backup differ
     action: str = ""  # the root's action, by name (by number where it has none)
-    depth: Amount = 0  # nested backups; 0 = the run's, or 5
+    depth: Annotated[int, (0, MAX_DEPTH)] = 0  # nested backups; 0 = the run's, or 5
     breadth: Amount | None = None
     """transitions followed per level, 0 = all; default: the run's (20 for a bare graph)"""
     gamma: Share | None = None  # the discount; default: the run's (0.99 for a bare graph)
@@ -228,6 +230,8 @@ def main():
         warn(f"{told}: the way is of the values that the run keeps")
     of_the_run = 1 if flags.get("backup") == "one-step" else flags.get("depth")
     args.depth = args.depth or of_the_run or 5
+    if args.out is not None and args.depth > DRAWN:
+        fail(f"--out draws {DRAWN} levels at most: require --depth <= {DRAWN}, got {args.depth}")
     args.breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth
     args.gamma = flags.get("gamma", 0.99) if args.gamma is None else args.gamma
     rng = np.random.default_rng(args.seed)

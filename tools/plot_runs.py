@@ -11,7 +11,15 @@ import numpy as np
 import tyro
 from output import arguments, fail, lasting_output, warn
 from picture import plt, wrapped, write_figure
-from runs import WITHOUT_EFFECT, band, read_config, read_returns, run_folders, standard_error
+from runs import (
+    OF_BACKUPS,
+    WITHOUT_EFFECT,
+    band,
+    read_config,
+    read_returns,
+    run_folders,
+    standard_error,
+)
 
 INSIDE = 4  # curves whose legend has room in the picture
 
@@ -47,13 +55,19 @@ def read_settings(paths):
 
 
 def labels(settings):
-    """A label per setting: the flags in which those of one task differ, or else the backup."""
+    """A label per setting: task, backup, and the flags in which those of one task differ.
+
+    A flag whose default is the backup's differs where it does so among settings of one backup.
+    """
     flags = [of_setting for of_setting, _ in settings]
     names = sorted(set().union(*flags) - {"env_id", "backup"})
     differ = []
     for name in names:
-        for task in {of["env_id"] for of in flags}:
-            values = [of[name] for of in flags if of["env_id"] == task and name in of]
+        alike = ("env_id", "backup") if name in OF_BACKUPS else ("env_id",)
+        groups = [[of[part] for part in alike] for of in flags]
+        for group in groups:
+            members = (of for of, own in zip(flags, groups, strict=True) if own == group)
+            values = [of[name] for of in members if name in of]
             if len(set(map(json.dumps, values))) > 1:
                 differ.append(name)
     for of_setting, seeds in settings:

@@ -17,6 +17,11 @@ WITHOUT_EFFECT = set(
     "run_dir resume track wandb_project_name wandb_entity capture_video save_model threads cuda "
     "cuda_graphs torch_deterministic log_frequency checkpoint_frequency".split()
 )
+# Flags whose default is the backup's.
+OF_BACKUPS = set(
+    "act_on exploration_steps frontier_share learning_starts target_network_frequency "
+    "train_frequency".split()
+)
 REQUIRED = {"script": str, "env_id": str, "backup": str, "seed": int}
 NUMBERS = {"depth": int, "breadth": int, "total_timesteps": int, "gamma": float}
 

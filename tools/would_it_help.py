@@ -15,6 +15,7 @@ import itertools
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import measures
 import numpy as np
@@ -23,6 +24,7 @@ import recorded
 import tyro
 from output import arguments, fail, lasting_output, warn
 
+from gbcore.graph import MAX_DEPTH
 from gbcore.run import Amount, Count
 from gbcore.run.environment import rounded
 
@@ -33,7 +35,8 @@ class Args:
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
     env_kwargs: str | None = None  # of a Gymnasium id: what gymnasium.make takes, as JSON
     steps: Count = 20_000  # random actions to play; of a run's folder none
-    depth: Amount = 0  # nested backups per target; 0 = the run's or its script's, or 5
+    depth: Annotated[int, (0, MAX_DEPTH)] = 0
+    """nested backups per target; 0 = the run's or its script's, or 5"""
     breadth: Amount | None = None
     """transitions followed per level; 0 = all; default: the run's or its script's, else 20"""
     sampled: Count = 2_000  # targets compared

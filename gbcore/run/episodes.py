@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gbcore.run.flags import fail
 
-ELSEWHERE = "for another environment see examples/ and the README's 'Your own environment'"
+ELSEWHERE = "for another environment see examples/ and docs/your_own.md"
 # Observations [n, *obs_shape] -> actions int64 [n]; with keys= [n, *key_shape] if states have any.
 Policy = Callable[..., NDArray[Any]]
 

@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 import torch
 import tyro
 
+from gbcore.graph import MAX_DEPTH
 from gbcore.run.checkpoint import load_checkpoint
 
 # Numbers with their least and most.
@@ -30,6 +31,7 @@ Count = Annotated[int, (1, 2**31 - 1)]
 Amount = Annotated[int, (0, 2**31 - 1)]
 Share = Annotated[float, (0, 1)]
 Scale = Annotated[float, (1e-12, 1e3)]
+Depth = Annotated[int, (1, MAX_DEPTH)]  # nested backups per target
 
 
 @dataclass
