@@ -114,7 +114,8 @@ class TransitionGraph(Holder):
         if self.num_actions < 1:
             raise ValueError(f"Require num_actions >= 1, got {num_actions}")
         for dtype in map(np.dtype, (obs_dtype, key_dtype)):
-            if np.dtype(dtype.str) != dtype or dtype.char in "gG":  # untold, or with unset bytes
+            if np.dtype(dtype.str) != dtype or dtype.char in "gG":
+                # A saved graph could not tell; of long doubles some bytes are unset.
                 raise ValueError(f"Require plain dtypes, got {dtype}; view it as np.uint8")
         self._frames: Interner | None = None
         self._contents: NDArray[Any] | None = None
@@ -335,7 +336,9 @@ class TransitionGraph(Holder):
     @property
     def frame_generations(self) -> NDArray[np.int64]:
         """As `generations`, of frame ids: int64 [num_frame_ids] (frame_stack only)."""
-        return self._stored_frames().table.generations[: self.num_frame_ids]
+        generations = self._stored_frames().table.generations[: self.num_frame_ids]
+        generations.flags.writeable = False
+        return generations
 
     def frame_ids_of(self, nodes: ArrayLike) -> NDArray[np.int64]:
         """int64 [n, stack], rows of `frames` of node ids int64 [n] (frame_stack only)."""
@@ -875,7 +878,8 @@ class KnownNodes:
         self._generation = np.full(graph.capacity, UNKNOWN, np.int64)  # of the id, once added
 
     def has(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Are ids int64 [n] known? bool [n]"""
+        """Are ids int64 [n] known? bool [n]. KeyError for what never was an id."""
+        self._graph._keys.require_ids(nodes)
         return self._with_room()[nodes] == self._graph.generations[nodes]
 
     def add(self, nodes: NDArray[np.int64]) -> None:

@@ -22,6 +22,11 @@ Actions = NDArray[np.int64]
 Network = Callable[[NDArray[Any]], Actions]  # observations [n, *obs_shape] -> actions [n]
 
 
+def least_value(rewards: NDArray[np.float64], gamma: float) -> float:
+    """The least that a state can be worth with rewards like these [n], and no less than -1e300."""
+    return max(float(rewards.min(initial=0.0)) / (1 - gamma), -1e300)
+
+
 class GraphValues(Holder):
     """Values of all states of a graph: the limit of the rule "greedy" as the depth grows.
 
@@ -184,8 +189,8 @@ class GraphValues(Holder):
                 for part in np.array_split(unknown, -(-len(unknown) // CHUNK)):
                     q[part] = self.leaves.evaluate(self.graph.observations_of(part))
             value = q[:n].max(axis=1).astype(np.float64)
-            least = self.graph.edges()["reward"].min(initial=0.0) / (1 - self.gamma)
-            value[self.graph.arrays.degree[:n] > 0] = max(least, -1e300)
+            least = least_value(self.graph.edges()["reward"], self.gamma)
+            value[self.graph.arrays.degree[:n] > 0] = least
             self._settle(value, nodes, q, tried_only=True)
             chosen = np.empty(max(n, 1), np.int64)
             chosen[nodes] = self._best(nodes, value, q, tried_only=True)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gbcore import value_kernels
 from gbcore.graph import TransitionGraph
+from gbcore.graph_values import least_value
 
 BACKUPS = 1_000_000  # between two of them Ctrl-C is heard
 
@@ -168,7 +169,7 @@ def solve_tried(
     if not len(edges["source"]):
         raise ValueError("Require a graph with transitions, got none")
     n, scratch = graph.num_ids, np.empty(graph.num_actions)
-    values = np.full(n, max(min(edges["reward"].min(), 0) / (1 - gamma), -1e300))
+    values = np.full(n, least_value(edges["reward"], gamma))
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
     nodes = np.unique(edges["source"])[::-1].copy()
     rule = (gamma, 0.0, True)  # no prior, tried actions alone

@@ -53,9 +53,9 @@ def sweep_nodes(graph, value, leaf_q, nodes, gamma, prior, q):
 def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, tolerance, most, q):
     """Back up int64 [n] distinct nodes, in order, and then whatever leads to one that changed.
 
-    It ends when no backup changes a value of [N] by more than tolerance times its own magnitude, or
-    the least of a reward that is not 0 (without any, the largest of a value), or after `most`
-    backups. Returns their number.
+    It ends after `most` backups, or when none changes a value of [N] by more than tolerance times
+    its own magnitude or that of the smallest reward, whichever is more. Rewards of 0 do not count;
+    where there are no others, the largest value stands in. Returns the number of backups.
     """
     num_ids = value.shape[0]
     scale, unit = 0.0, np.inf

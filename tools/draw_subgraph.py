@@ -187,9 +187,7 @@ def root_of(run, args, rng):
 
 def way_of(run, state, action):
     """The likeliest way on from a pair, as the values of the whole graph choose: lines."""
-    values, edges = run.restored_learner().graph_values, run.graph.edges()
-    names = run.action_names()
-    values.update()  # steps since the run's last one wait
+    values, edges, names = run.graph_values(), run.graph.edges(), run.action_names()
     target = values.targets([state], [action])[0]
     yield f"the whole graph's target of ({state}, {names[action]}): {target:.4f}; its way"
     met = set()
@@ -222,8 +220,7 @@ def main():
     if args.leaves != "zero" and run.missing:
         fail(f"{run.missing}; --leaves zero backs up its rewards alone")
     flags = run.config or {}
-    is_whole = flags.get("backup") == "whole-graph"
-    has_way = is_whole and run.learner is not None and not run.missing
+    has_way = run.learner is not None and not run.missing  # of whole-graph, with a checkpoint
     given = [f"--{name}" for name in OF_LEVELS if getattr(args, name) != getattr(Args, name)]
     if given and has_way and args.state is not None and args.out is None:
         told = f"{' and '.join(given)} change nothing without --out"

@@ -145,6 +145,12 @@ class Recorded:
             fail(f"{self.script} as it is now cannot restore the learner of {self.name}: {reason}")
         return learner
 
+    def graph_values(self):
+        """`GraphValues` of a run of whole-graph, as its next update would leave them."""
+        values = self.restored_learner().graph_values
+        values.update()
+        return values
+
     def acting_values(self, nodes):
         """Values float [n, A] by which the run acts in states, and whose they are.
 
@@ -152,9 +158,7 @@ class Recorded:
         """
         if self.learner is None or self.config["act_on"] != "graph":
             return self.q_values(nodes), "network"
-        values = self.restored_learner().graph_values
-        values.update()  # steps since the run's last one wait
-        actions = range(self.graph.num_actions)
+        values, actions = self.graph_values(), range(self.graph.num_actions)
         columns = [values.targets(nodes, np.full(len(nodes), a)) for a in actions]
         return np.stack(columns, axis=1), "graph"
 
