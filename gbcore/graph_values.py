@@ -110,8 +110,7 @@ class GraphValues(Holder):
             turn = turn[self.graph.arrays.in_degree[turn] != FREED]
             self.leaves.renew(turn, CHUNK)
             new = self._enter(self._nodes())
-            late = np.unique(np.concatenate([self._changed(), new, turn]))
-            self._settle(self._value, np.ascontiguousarray(late[::-1]))
+            self._settle(self._value, np.concatenate([self._changed(), new, turn]))
             self._changes.clear()
             self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
 
@@ -273,8 +272,8 @@ class GraphValues(Holder):
             self._changes[:] = map(tuple, pairs.tolist())
 
     def _nodes(self):
-        """All nodes, the newest first."""
-        ids = np.arange(self.graph.num_ids - 1, -1, -1)
+        """All nodes."""
+        ids = np.arange(self.graph.num_ids)
         return ids[self.graph.arrays.in_degree[ids] != FREED]
 
     def _changed(self):

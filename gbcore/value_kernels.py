@@ -51,11 +51,13 @@ def sweep_nodes(graph, value, leaf_q, nodes, gamma, prior, q):
 
 @jit
 def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, tolerance, most, q):
-    """Back up int64 [n] distinct nodes, in order, and then whatever leads to one that changed.
+    """Back up int64 [n] nodes, and then whatever leads to one that changed.
 
-    It ends after `most` backups, or when none changes a value of [N] by more than tolerance times
-    its own magnitude or that of the smallest reward, whichever is more. Rewards of 0 do not count;
-    where there are no others, the largest value stands in. Returns the number of backups.
+    Sweeps begin with the newest node and the oldest in turn: value flows along a trajectory in one
+    sweep, and from older ones to a newer in the next. It ends after the sweep that reaches `most`
+    backups, or when none changes a value of [N] by more than tolerance times its own magnitude or
+    that of the smallest reward, whichever is more. Rewards of 0 do not count; where there are no
+    others, the largest value stands in. Returns the number of backups.
     """
     num_ids = value.shape[0]
     scale, unit = 0.0, np.inf
@@ -83,25 +85,24 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
                 predecessors[place[following]] = node
                 place[following] += 1
 
-    queue = np.empty(num_ids + 1, np.int64)  # a ring
     waits = np.zeros(num_ids, np.bool_)
-    head, tail, visits = 0, nodes.shape[0], 0
-    queue[:tail] = nodes
     waits[nodes] = True
-    while head != tail and visits < most:
-        node = queue[head]
-        head = (head + 1) % (num_ids + 1)
-        waits[node] = False
-        visits += 1
-        new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
-        if abs(new - value[node]) > tolerance * max(abs(value[node]), unit):
-            value[node] = new
-            for k in range(first[node], first[node + 1]):
-                if not waits[predecessors[k]]:
-                    waits[predecessors[k]] = True
-                    queue[tail] = predecessors[k]
-                    tail = (tail + 1) % (num_ids + 1)
-    return visits
+    backups, some_wait, newest_first = 0, True, True
+    while some_wait and backups < most:
+        some_wait = False
+        for i in range(num_ids):
+            node = num_ids - 1 - i if newest_first else i
+            if not waits[node]:
+                continue
+            waits[node] = False
+            backups += 1
+            new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
+            if abs(new - value[node]) > tolerance * max(abs(value[node]), unit):
+                value[node] = new
+                for k in range(first[node], first[node + 1]):
+                    waits[predecessors[k]] = some_wait = True
+        newest_first = not newest_first
+    return backups
 
 
 @jit

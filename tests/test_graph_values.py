@@ -1,6 +1,7 @@
 """GraphValues: value iteration on the data, kept up to date while the graph changes."""
 
 import gc
+import itertools
 
 import naive
 import numpy as np
@@ -15,6 +16,7 @@ from gbcore import (
     Replay,
     TransitionGraph,
     graph_values,
+    value_kernels,
 )
 
 
@@ -286,6 +288,21 @@ def test_the_policy_of_an_empty_graph_asks_the_network_later_too():
     policy = values.seen_policy(otherwise=lambda obs: obs[:, 0])
     graph.node(obs := np.array([1]))
     assert policy(obs[None]).tolist() == [1]
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["newest last", "newest first"])
+def test_value_flows_along_a_way_in_two_sweeps(order):
+    graph = TransitionGraph(1, (1,), np.int64)
+    way = [graph.node(np.array([s])) for s in range(200)][::order]
+    for s, following in itertools.pairwise(way):
+        graph.add(s, 0, 0.0, following, False)
+    graph.add(way[-1], 0, 1.0, way[-1], True)
+    value, scratch = np.zeros(200), np.empty(1)
+    backups = value_kernels.settle_values(
+        graph.arrays, value, np.zeros((200, 1)), np.array(way), 0.9, 0.0, True, 0.0, 10**6, scratch
+    )
+    np.testing.assert_allclose(value[way], 0.9 ** np.arange(199, -1, -1), rtol=1e-12)
+    assert backups <= 400
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.999])
