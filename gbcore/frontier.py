@@ -151,7 +151,9 @@ class FrontierPlanner(Holder):
     def values(self) -> NDArray[np.float64]:
         """V(s) by node id: float64 [num_ids], a view, to be read only. 1 for ids not in use."""
         with self.graph.lock:
-            return self._make_room().value[: self.graph.num_ids]
+            values = self._make_room().value[: self.graph.num_ids]
+        values.flags.writeable = False
+        return values
 
     def action_values(self, node: SupportsIndex) -> NDArray[np.float64]:
         """Q(s, a) of a node: float64 [A]. Raises KeyError for another id."""

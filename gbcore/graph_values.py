@@ -185,8 +185,7 @@ class GraphValues(Holder):
             q = self.leaves.q
             if len(unknown):  # came since the last update
                 q = q.copy()
-                for part in np.array_split(unknown, -(-len(unknown) // CHUNK)):
-                    q[part] = self.leaves.evaluate(self.graph.observations_of(part))
+                q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), CHUNK))
             value = q[:n].max(axis=1).astype(np.float64)
             least = least_value(self.graph.edges()["reward"], self.gamma)
             value[self.graph.arrays.degree[:n] > 0] = least

@@ -31,8 +31,7 @@ class LeafTable(Holder):
         graph: the TransitionGraph.
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
 
-    `values` and `renew` raise KeyError for what is not the id of a node, and ValueError for values
-    of another shape.
+    Where the network is asked, ids of no node raise KeyError, values of another shape ValueError.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class LeafTable(Holder):
             self.graph.require_nodes(nodes)
             missing = nodes[~self.knows(nodes)]
             if len(missing):
-                self._evaluate(missing, chunk)
+                self._keep(missing, chunk)
             return self.q[nodes]
 
     def renew(self, nodes: ArrayLike, chunk: int = CHUNK) -> None:
@@ -74,7 +73,20 @@ class LeafTable(Holder):
         nodes = as_indices("nodes", nodes)
         with self.graph.lock:
             self.graph.require_nodes(nodes)
-            self._evaluate(nodes, chunk)
+            self._keep(nodes, chunk)
+
+    def evaluated(self, nodes: NDArray[np.int64], chunk: int = CHUNK) -> NDArray[np.float32]:
+        """float32 [n, A] of node ids int64 [n], by the network as it is now; none is kept."""
+        if chunk < 1:
+            raise ValueError(f"Require chunk >= 1, got {chunk}")
+        found = np.empty((len(nodes), self.graph.num_actions), np.float32)
+        padded = np.append(nodes, np.repeat(nodes[-1:], -len(nodes) % chunk))
+        for start in range(0, len(nodes), chunk):
+            q = self.evaluate(self.graph.observations_of(padded[start : start + chunk]))
+            if tuple(q.shape) != (shape := (chunk, self.graph.num_actions)):
+                raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
+            found[start : start + chunk] = q[: len(nodes) - start]
+        return found
 
     def forget_all(self) -> None:
         """The network has changed."""
@@ -103,17 +115,9 @@ class LeafTable(Holder):
             self._known.restore(known)
             self.num_evaluated = int(saved["num_evaluated"])
 
-    def _evaluate(self, nodes, chunk):
-        if chunk < 1:
-            raise ValueError(f"Require chunk >= 1, got {chunk}")
+    def _keep(self, nodes, chunk):
+        found = self.evaluated(nodes, chunk)
         self.q = grown(self.q, self.graph.capacity)
-        padded = np.append(nodes, np.repeat(nodes[-1:], -len(nodes) % chunk))
-        for start in range(0, len(nodes), chunk):
-            part = nodes[start : start + chunk]
-            q = self.evaluate(self.graph.observations_of(padded[start : start + chunk]))
-            if tuple(q.shape) != (chunk, self.q.shape[1]):
-                shape = (chunk, self.q.shape[1])
-                raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
-            self.q[part] = q[: len(part)]
+        self.q[nodes] = found
         self._known.add(nodes)
         self.num_evaluated += len(nodes)
