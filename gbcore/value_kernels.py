@@ -5,6 +5,8 @@ import numpy as np
 from gbcore.jit import jit
 from gbcore.kernels import EMPTY, FREED
 
+BLOCK = 1_024  # ids that a sweep passes over at once where none of them waits
+
 
 @jit
 def read_actions(graph, value, leaf_q, node, gamma, prior, q):
@@ -85,22 +87,30 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
                 predecessors[place[following]] = node
                 place[following] += 1
 
-    waits = np.zeros(num_ids, np.bool_)
+    num_blocks = num_ids // BLOCK + 1
+    waits, block_waits = np.zeros(num_ids, np.bool_), np.zeros(num_blocks, np.bool_)
     waits[nodes] = True
-    backups, some_wait, newest_first = 0, True, True
-    while some_wait and backups < most:
-        some_wait = False
-        for i in range(num_ids):
-            node = num_ids - 1 - i if newest_first else i
-            if not waits[node]:
+    block_waits[nodes // BLOCK] = True
+    backups, newest_first = 0, True
+    while block_waits.any() and backups < most:
+        for i in range(num_blocks):
+            block = num_blocks - 1 - i if newest_first else i
+            if not block_waits[block]:
                 continue
-            waits[node] = False
-            backups += 1
-            new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
-            if abs(new - value[node]) > tolerance * max(abs(value[node]), unit):
-                value[node] = new
-                for k in range(first[node], first[node + 1]):
-                    waits[predecessors[k]] = some_wait = True
+            block_waits[block] = False
+            begin, end = block * BLOCK, min((block + 1) * BLOCK, num_ids)
+            for j in range(end - begin):
+                node = end - 1 - j if newest_first else begin + j
+                if not waits[node]:
+                    continue
+                waits[node] = False
+                backups += 1
+                new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
+                if abs(new - value[node]) > tolerance * max(abs(value[node]), unit):
+                    value[node] = new
+                    for k in range(first[node], first[node + 1]):
+                        waits[predecessors[k]] = True
+                        block_waits[predecessors[k] // BLOCK] = True
         newest_first = not newest_first
     return backups
 
