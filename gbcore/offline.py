@@ -171,10 +171,10 @@ def solve_tried(
     n, scratch = graph.num_ids, np.empty(graph.num_actions)
     values = np.full(n, least_value(edges["reward"], gamma))
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
-    nodes = np.unique(edges["source"])[::-1].copy()
+    nodes = np.unique(edges["source"])
     rule = (gamma, 0.0, True)  # no prior, tried actions alone
     most = BACKUPS + 20 * n  # of a call, so that Ctrl-C is heard; each begins with all nodes
-    while most == value_kernels.settle_values(
+    while most <= value_kernels.settle_values(
         graph.arrays, values, unread, nodes, *rule, 1e-10, most, scratch
     ):
         pass
