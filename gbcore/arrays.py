@@ -65,7 +65,7 @@ def as_indices(name: str, values: ArrayLike) -> NDArray[np.int64]:
         raise TypeError(f"Require integers for {name}, got dtype {values.dtype}")
     if values.ndim != 1:
         raise ValueError(f"Require {name} of one axis, got shape {values.shape}")
-    if values.dtype == np.uint64:
+    if values.dtype.kind == "u" and values.dtype.itemsize == 8:
         values = np.minimum(values, np.iinfo(np.int64).max)  # none of an id or action; not -1
     return np.ascontiguousarray(values, np.int64)
 

@@ -262,11 +262,10 @@ class GraphValues(Holder):
             check_array("pairs", pairs, np.int64, (np.size(pairs) // 2, 2))
             if len(pairs) and not 0 <= pairs.min() <= pairs.max() < n:
                 raise ValueError("Require changes of the graph's nodes")
+            places = [int(saved[name]) % max(n, 1) for name in ("next", "renewed")]
             self._make_room()
             self._value[:n] = value
-            self._next, self._renewed = (
-                int(saved[name]) % max(n, 1) for name in ("next", "renewed")
-            )
+            self._next, self._renewed = places
             self._valued.restore(valued)
             self._changes[:] = map(tuple, pairs.tolist())
 

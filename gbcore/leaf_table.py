@@ -70,22 +70,23 @@ class LeafTable(Holder):
 
     def renew(self, nodes: ArrayLike, chunk: int = CHUNK) -> None:
         """Evaluate distinct node ids int64 [n] anew, `chunk` at a time."""
-        nodes = as_indices("nodes", nodes)
         with self.graph.lock:
-            self.graph.require_nodes(nodes)
-            self._keep(nodes, chunk)
+            self._keep(as_indices("nodes", nodes), chunk)
 
-    def evaluated(self, nodes: NDArray[np.int64], chunk: int = CHUNK) -> NDArray[np.float32]:
+    def evaluated(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
         """float32 [n, A] of node ids int64 [n], by the network as it is now; none is kept."""
         if chunk < 1:
             raise ValueError(f"Require chunk >= 1, got {chunk}")
+        nodes = as_indices("nodes", nodes)
         found = np.empty((len(nodes), self.graph.num_actions), np.float32)
         padded = np.append(nodes, np.repeat(nodes[-1:], -len(nodes) % chunk))
-        for start in range(0, len(nodes), chunk):
-            q = self.evaluate(self.graph.observations_of(padded[start : start + chunk]))
-            if tuple(q.shape) != (shape := (chunk, self.graph.num_actions)):
-                raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
-            found[start : start + chunk] = q[: len(nodes) - start]
+        with self.graph.lock:
+            self.graph.require_nodes(nodes)
+            for start in range(0, len(nodes), chunk):
+                q = self.evaluate(self.graph.observations_of(padded[start : start + chunk]))
+                if tuple(q.shape) != (shape := (chunk, self.graph.num_actions)):
+                    raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
+                found[start : start + chunk] = q[: len(nodes) - start]
         return found
 
     def forget_all(self) -> None:

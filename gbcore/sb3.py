@@ -9,6 +9,7 @@ GraphReplayBuffer keeps its transitions in a graph as well, and GraphDQN's batch
 from there. Policies, callbacks, logging and vector environments are those of Stable-Baselines3.
 """
 
+import copy
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -106,6 +107,11 @@ class GraphReplayBuffer(ReplayBuffer):
         """Without what is the model's: pickle takes no function that was written in place."""
         return self.__dict__ | {"key": None, "targets": None}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GraphReplayBuffer":
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__dict__ |= copy.deepcopy(self.__dict__ | {"targets": None}, memo)
+        return new
+
     def keys_of(self, obs: NDArray[Any]) -> NDArray[Any] | None:
         """Keys [n, ...] of observations [n, *obs_shape], if states have any."""
         return None if self.key is None else np.asarray(self.key(obs))
@@ -158,7 +164,7 @@ class GraphDQN(DQN):
     leaves: LeafTable | None = None  # what the target network gives the states of the graph
     graph_values: GraphValues | None = None  # with whole-graph
     _made_of: tuple[Any, ...] = ()  # of which these two are
-    _seen: tuple[int, Any] | None = None  # num_added, and the policy on what was then seen
+    _seen: tuple[Any, Any] = None, None  # (num_added, id of the values), policy on what was seen
 
     def __init__(
         self,
@@ -256,7 +262,7 @@ class GraphDQN(DQN):
         graph = self.replay_buffer.graph
         made_of = graph, self.backup, self.gamma, self.prior
         if self.leaves is None or self._made_of != made_of:
-            self._made_of, self._seen, self.graph_values = made_of, None, None
+            self._made_of, self.graph_values = made_of, None
             self.leaves = LeafTable(graph, self._leaf_values)
             if self.backup == "whole-graph":
                 self.graph_values = GraphValues(graph, self.leaves, self.gamma, self.prior)
@@ -295,9 +301,9 @@ class GraphDQN(DQN):
         obs = obs.astype(like.dtype).reshape(-1, *like.shape[2:])
         keys = self.replay_buffer.keys_of(obs)
         if deterministic:
-            added = self.replay_buffer.num_added
-            if self._seen is None or self._seen[0] != added:
-                self._seen = added, self.graph_values.seen_policy(self._act_on_network)
+            now = self.replay_buffer.num_added, id(self.graph_values)  # a copy has others
+            if self._seen[0] != now:
+                self._seen = now, self.graph_values.seen_policy(self._act_on_network)
             actions = self._seen[1](obs, keys)
         else:
             actions = self.graph_values.act(obs, self._act_on_network, keys)
@@ -315,7 +321,7 @@ class GraphDQN(DQN):
     def set_parameters(self, *args: Any, **kwargs: Any) -> None:
         """As DQN.set_parameters."""
         super().set_parameters(*args, **kwargs)
-        self.leaves = self.graph_values = self._seen = None
+        self.leaves = self.graph_values = None
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "leaves", "graph_values", "_made_of", "_seen"]

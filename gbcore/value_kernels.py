@@ -57,9 +57,10 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
 
     Sweeps begin with the newest node and the oldest in turn: value flows along a trajectory in one
     sweep, and from older ones to a newer in the next. It ends after the sweep that reaches `most`
-    backups, or when none changes a value of [N] by more than tolerance times its own magnitude or
-    that of the smallest reward, whichever is more. Rewards of 0 do not count; where there are no
-    others, the largest value stands in. Returns the number of backups.
+    backups, or when none changes a value of [N] by more than tolerance times its own magnitude.
+    One that fades to 0, or with guesses of untried actions any one, may change by tolerance times
+    the smallest reward, too. Rewards of 0 do not count; where there are no others, the largest
+    value stands in. Returns the number of backups.
     """
     num_ids = value.shape[0]
     scale, unit = 0.0, np.inf
@@ -106,7 +107,10 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
                 waits[node] = False
                 backups += 1
                 new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
-                if abs(new - value[node]) > tolerance * max(abs(value[node]), unit):
+                old = value[node]
+                fades = abs(new) < abs(old) and (new > 0.0) == (old > 0.0)
+                floor = 0.0 if tried_only and not fades else unit
+                if abs(new - old) > tolerance * max(abs(old), floor):
                     value[node] = new
                     for k in range(first[node], first[node + 1]):
                         waits[predecessors[k]] = True

@@ -537,7 +537,8 @@ def test_rows_that_are_wrong_are_named_and_nothing_changes(small):
     for place, bad, named in (
         (0, [a, 2], "Row 1: Require the id of a node, got 2"),
         (3, [-1, b], "Row 0: Require the id of a node, got -1"),
-        (3, np.array([2**64 - 1, b], np.uint64), "Row 0: Require the id of a node, got 922"),
+        (3, np.array([2**64 - 1, b], "<u8"), "Row 0: Require the id of a node, got 922"),
+        (3, np.array([2**64 - 1, b], ">u8"), "Row 0: Require the id of a node, got 922"),
         (1, [1, 7], "Row 1: Require 0 <= action < 2, got 7"),
         (2, [0.5, np.nan], "Row 1: Require a finite reward, got nan"),
         (4, [0, 2], "Row 1: Require terminated to be True or False, got 2"),

@@ -18,6 +18,7 @@ from gbcore import (
     graph_values,
     value_kernels,
 )
+from gbcore.offline import solve_tried
 
 
 def table_of(case, leaf_q):
@@ -165,6 +166,12 @@ def test_a_graph_tells_nobody_who_is_gone():
         (lambda saved: saved["waiting"].update(pairs=np.zeros((2, 3), np.int64)), "Require pairs"),
         (lambda saved: saved["waiting"].update(pairs=np.int64(0)), "Require pairs"),
         (lambda saved: saved["waiting"].update(pairs=np.full((1, 2), 999)), "Require changes"),
+        (
+            lambda saved: (
+                saved["rows"].update(value=-saved["rows"]["value"]) or saved.update(next="x")
+            ),
+            "x",
+        ),
     ],
 )
 def test_what_is_no_state_of_it_is_refused(change, words):
@@ -268,6 +275,18 @@ def test_a_large_penalty_hides_no_small_reward_from_an_evaluation(fine, gamma):
     table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
     policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
     assert policy(np.array([[0], [1]])).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("length", "gamma"), [(60, 0.5), (300, 0.9), (1_000, 0.97)])
+def test_a_reward_is_seen_from_however_far(length, gamma):
+    graph, _, table = graph_that_forgets()
+    nodes = graph.nodes(np.arange(length)[:, None])
+    for s, node in enumerate(nodes):
+        graph.add(node, 0, 0.0, node, False)
+        graph.add(node, 1, float(s == length - 1), nodes[min(s + 1, length - 1)], s == length - 1)
+    policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
+    assert (policy(np.arange(length)[:, None]) == 1).all()
+    assert (solve_tried(graph, gamma)[1][nodes] == 1).all()
 
 
 @pytest.mark.parametrize("wrong", [np.nan, 1e10, -1e30])

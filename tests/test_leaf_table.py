@@ -51,16 +51,18 @@ def test_what_is_no_node_or_no_value_is_refused():
     table = LeafTable(graph, value_of)
     nodes = np.array([graph.node(observation(k)) for k in range(2)])
     for bad in (-1, 2):
-        with pytest.raises(KeyError, match="Require ids of nodes"):
-            table.values(np.array([0, bad]))
+        for ask in (table.values, table.renew, table.evaluated):
+            with pytest.raises(KeyError, match="Require ids of nodes"):
+                ask(np.array([0, bad]))
         with pytest.raises(KeyError, match="Require 0 <= id < 2"):
             graph.observations_of(np.array([0, bad]))
     graph.add(0, 0, 0.0, 1, False)
     table.values(nodes)
     graph.remove(0, 0, 0.0, 1, False)
     graph.node(observation(2))  # 0 or 1 again, the other one stays free
-    with pytest.raises(KeyError, match="which was freed"):
-        table.values(nodes)
+    for ask in (table.values, table.renew, table.evaluated):
+        with pytest.raises(KeyError, match="which was freed"):
+            ask(nodes)
     again = np.array([graph.find(observation(2))])
     narrow = LeafTable(graph, lambda obs: value_of(obs)[:, :1])
     for ask in (narrow.values, narrow.evaluated):

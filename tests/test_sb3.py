@@ -1,5 +1,6 @@
 """gbcore.sb3 and its example, where Stable-Baselines3 is installed: requirements-sb3.txt."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -110,6 +111,24 @@ def test_whole_graph_acts_on_what_was_seen_also_after_it_was_loaded(tmp_path):
     other = GraphDQN.load(tmp_path / "model", env=lake)
     other.load_replay_buffer(tmp_path / "replay")
     assert evaluate_policy(other, lake, n_eval_episodes=2) == (1, 0)
+
+
+@pytest.mark.parametrize("key", [None, tenths], ids=["obs", "key"])
+def test_a_copy_predicts_and_learns_by_itself(key):
+    model = make_model("FrozenLake-v1", backup="whole-graph", key=key)
+    model.learn(100)
+    obs = np.arange(16)
+    model.predict(obs, deterministic=True)
+    other = copy.deepcopy(model)
+    before = other.predict(obs, deterministic=True)[0]
+    with torch.no_grad():
+        for parameter in model.q_net.parameters():
+            parameter.zero_()
+        parameter[-1] = 1.0
+    assert (other.predict(obs, deterministic=True)[0] == before).all()
+    other.learn(20, reset_num_timesteps=False)
+    assert other.replay_buffer.num_added > model.replay_buffer.num_added
+    assert other.replay_buffer.graph.check_valid() == model.replay_buffer.graph.check_valid() == []
 
 
 def test_predictions_follow_every_row_that_is_added():
