@@ -109,6 +109,7 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
                 new = q[best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q)]
                 old = value[node]
                 fades = abs(new) < abs(old) and (new > 0.0) == (old > 0.0)
+                # Training's own sweeps have no tolerance: what rises less than this waits for them.
                 floor = 0.0 if tried_only and not fades else unit
                 if abs(new - old) > tolerance * max(abs(old), floor):
                     value[node] = new
