@@ -478,28 +478,37 @@ def test_where_no_folder_can_be_written_kernels_compile_after_one_warning(tree):
     assert "NUMBA_CACHE_DIR" in warning
 
 
-@jitted
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
-@pytest.mark.parametrize("content", [b"", b"\x80\x04"])
-def test_a_damaged_file_of_the_cache_is_named_and_written_anew(tree, ending, content):
-    cache = tree / "cache"
-    assert warnings_of(cache) == []
-    files = [path for path in cache.rglob(f"*.{ending}") if "priorities" in path.name]
-    assert files
-    for path in files:
-        path.write_bytes(content)
-    (warning,) = warnings_of(cache)
-    assert str(cache) in warning
-    assert warnings_of(cache) == []
+FILES = {
+    "helpers.py": "from gbcore.jit import jit\nfrom deep import ONE\n"
+    "@jit\ndef helped(x):\n    return x + ONE\n",
+    "deep.py": "from typing import NamedTuple\nONE, TEN = 1, (10, 20)\n"
+    "class Pair(NamedTuple):\n    first: int\n    second: int\n",
+    "kernel.py": "import deep\nimport helpers as h\nfrom gbcore.jit import jit\n"
+    "@jit\ndef kernel(x):\n    return last(x) + deep.TEN[0] + deep.Pair(100, 0).first\n"
+    "@jit\ndef last(x):\n    return h.helped(x)\n",
+}
 
 
 @jitted
-def test_a_full_disk_is_no_cache(tree):
-    """Every file of a cache is written on a disk without room for it."""
-    (tree / "tree" / "sitecustomize.py").write_text(
-        "import numba.core.caching as c\n"
-        "def full(*_): raise OSError(28, 'No space left on device')\n"
-        "c.IndexDataCacheFile._save_data = c.IndexDataCacheFile._save_index = full\n"
-    )
-    (warning,) = warnings_of(tree / "cache")
-    assert "No space left" in warning
+def test_an_edit_in_another_file_reaches_the_kernels_that_use_it(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+
+    def result():
+        program = "from kernel import kernel as k; print(k(0), sum(k.stats.cache_hits.values()))"
+        env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", program]
+        found = subprocess.run(command, cwd=tmp_path, env=env, check=True, stdout=subprocess.PIPE)
+        return tuple(map(int, found.stdout.split()))
+
+    assert result() == (111, 0)
+    assert result() == (111, 1), "it is kept"
+    for name, old, new, expected in (
+        ("helpers.py", "x + ONE", "x + 2 * ONE", 112),
+        ("deep.py", "ONE, TEN = 1, (10", "ONE, TEN = 1, (30", 132),
+        ("deep.py", "ONE, TEN = 1", "ONE, TEN = 2", 134),
+        ("deep.py", "first: int\n    second", "second: int\n    first", 34),
+    ):
+        (tmp_path / name).write_text((tmp_path / name).read_text().replace(old, new))
+        assert result() == (expected, 0)
+        assert result() == (expected, 1)
