@@ -265,6 +265,17 @@ class Task:
         return self.env.render()
 
 
+def kinds_of_grids(obs):
+    """The kinds of observations uint8 [n, W, H, 3], uint64 [n]: of a kind are grids with the same
+    cells, wherever these lie. An object carried elsewhere makes no new kind, an open door does.
+    """
+    mixed = np.full(obs.shape[:3], 0xCBF29CE484222325, np.uint64)
+    for byte in np.moveaxis(obs, 3, 0):
+        mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
+        mixed ^= mixed >> np.uint64(32)
+    return mixed.sum(axis=(1, 2))
+
+
 def task_of(env_id):
     """Registered id of a task, from any spelling of it that people use; the latest version."""
 
@@ -363,8 +374,8 @@ def main():
     learner = Learner(args, graph, replay, device)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
-        by_kind = args.backup == "whole-graph"
-        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share, by_kind)
+        kinds_of = kinds_of_grids if args.backup == "whole-graph" else None
+        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share, kinds_of)
     run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium", "minigrid"))
     with run:
         train(args, run, env, learner, rng)

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from gbcore.frontier import FrontierEpisodes, FrontierPlanner
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
-from gbcore.graph_values import GraphValues
-from gbcore.kernels import Subgraphs
+from gbcore.kernels.expand import Subgraphs
 from gbcore.leaf_table import LeafTable
 from gbcore.replay import Batch, PrioritizedReplay, Replay
 from gbcore.sum_tree import SumTree
 from gbcore.targets import pair_q_values, prune, q_targets
+from gbcore.values import GraphValues
 
 if TYPE_CHECKING:
     from gbcore.categorical import categorical_targets

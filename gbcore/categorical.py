@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gbcore.kernels import Subgraphs
+from gbcore.kernels.expand import Subgraphs
 from gbcore.targets import (
     check_arguments,
     check_companion,

@@ -5,7 +5,6 @@ import operator
 import os
 import sys
 import threading
-import weakref
 import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
@@ -13,7 +12,6 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gbcore import kernels
 from gbcore.arrays import (
     Holder,
     all_grown,
@@ -24,31 +22,35 @@ from gbcore.arrays import (
     is_many,
 )
 from gbcore.interner import Interner, slots_for
-from gbcore.kernels import (
-    EMPTY,
+from gbcore.kernels import edges, expand, hashing
+from gbcore.kernels.edges import (
     FREED,
     NO_ROOM,
     TOTAL_EDGES,
+    TOTAL_FORGOTTEN,
+    TOTAL_LOGGED,
     TOTAL_SOURCES,
     TOTAL_TRANSITIONS,
     TOTAL_USED,
     GraphArrays,
-    Subgraphs,
-    Trajectory,
 )
+from gbcore.kernels.expand import Subgraphs, Trajectory
+from gbcore.kernels.hashing import EMPTY
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAX_DEPTH = 2**16  # of an expansion; times its roots it stays below MAX_STAMP
-MAX_TRANSITIONS = 2**53  # counts are weights, and float64 knows no more
+MAX_TRANSITIONS = 2**31 - 1  # ids, counts and places are int32
 UNKNOWN = -1  # a generation that no id has
 KIND = ("num_actions", "obs_shape", "obs_dtype", "key_shape", "key_dtype", "frame_stack")
 # The arrays that grow, and what is in them where nothing was written.
 NODE_ARRAYS = {
-    "block_start": EMPTY, "block_log2": EMPTY, "degree": 0, "in_degree": FREED, "pair_count": 0,
+    "block_start": EMPTY, "block_log2": EMPTY, "degree": 0, "in_degree": FREED, "in_first": EMPTY,
+    "pair_count": 0,
 }  # fmt: skip
 EDGE_ARRAYS = dict.fromkeys(
-    ("edge_action", "edge_next", "edge_reward", "edge_terminated", "edge_count"), 0
-)
+    ("edge_source", "edge_action", "edge_next", "edge_reward", "edge_terminated", "edge_count",
+     "in_next", "in_before"), 0
+)  # fmt: skip
 
 
 class TransitionGraph(Holder):
@@ -56,8 +58,8 @@ class TransitionGraph(Holder):
 
     Nodes are observations, matched by their bytes: -0.0 is another state than 0.0. Edges are
     distinct transitions; those of a node lie together in one block of the edge arrays (dynamic CSR,
-    drawn in `kernels.py`). Adding, removing and finding a transition cost O(1), for any number of
-    nodes and outcomes.
+    drawn in `kernels/edges.py`). Adding, removing and finding a transition cost O(1), whatever the
+    number of nodes and outcomes.
 
     A node is freed, and its id given out again, when `remove` takes away the last edge that names
     it. An id that `node` returned is therefore safe until the next `remove`: intern, then add, then
@@ -135,22 +137,26 @@ class TransitionGraph(Holder):
             self._contents = np.zeros((self._keys.capacity, *content[0]), content[1])
         room = self._keys.capacity
         self._arrays = GraphArrays(
-            block_start=np.full(room, EMPTY, np.int64),
-            block_log2=np.full(room, EMPTY, np.int64),
-            degree=np.zeros(room, np.int64),
-            in_degree=np.full(room, FREED, np.int64),
-            pair_count=np.zeros((room, self.num_actions), np.int64),
-            edge_action=np.zeros(room, np.int64),
-            edge_next=np.zeros(room, np.int64),
+            block_start=np.full(room, EMPTY, np.int32),
+            block_log2=np.full(room, EMPTY, np.int8),
+            degree=np.zeros(room, np.int32),
+            in_degree=np.full(room, FREED, np.int32),
+            in_first=np.full(room, EMPTY, np.int32),
+            pair_count=np.zeros((room, self.num_actions), np.int32),
+            edge_source=np.zeros(room, np.int32),
+            edge_action=np.zeros(room, np.int8 if self.num_actions < 128 else np.int32),
+            edge_next=np.zeros(room, np.int32),
             edge_reward=np.zeros(room, np.float64),
             edge_terminated=np.zeros(room, np.bool_),
-            edge_count=np.zeros(room, np.int64),
+            edge_count=np.zeros(room, np.int32),
+            in_next=np.zeros(room, np.int32),
+            in_before=np.zeros(room, np.int32),
             edge_slots=np.full(slots_for(room), EMPTY, np.int64),
-            free_blocks=np.full(48, EMPTY, np.int64),
-            totals=np.zeros(4, np.int64),
+            log=np.zeros(slots_for(room) // 2, np.int32),
+            free_blocks=np.full(32, EMPTY, np.int32),
+            totals=np.zeros(6, np.int64),
         )
         self._freed = np.empty(2, np.int64)
-        self._watchers: list[weakref.ref[Changes]] = []
         self._init_scratch()
 
     def _init_scratch(self):
@@ -166,7 +172,7 @@ class TransitionGraph(Holder):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"lock": None, "_watchers": []}  # copied watchers enlist themselves
+        return vars(self) | {"lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, lock=threading.RLock())
@@ -269,7 +275,7 @@ class TransitionGraph(Holder):
 
     def _enter(self, nodes, obs):
         """Make nodes of distinct ids int64 [n] that were just given out; obs are theirs."""
-        self._arrays.in_degree[nodes] = 0
+        edges.enter_nodes(self._arrays, nodes)
         if self._contents is not None:
             self._contents[nodes] = obs if self._frames is None else self._frame_ids(obs)
         if self._frames is not None:
@@ -319,7 +325,7 @@ class TransitionGraph(Holder):
         # As words this takes a tenth of the time of moving byte by byte.
         stacks = stacks.view(np.uint8).reshape(-1, 4, math.prod(self.obs_shape[1:]))
         words = np.empty((len(stacks), stacks.shape[2]), np.uint32)
-        kernels.join_bytes(stacks, words)
+        hashing.join_bytes(stacks, words)
         stacks = words.view(self.obs_dtype).reshape(*np.shape(nodes), *self.obs_shape[1:], 4)
         return np.moveaxis(stacks, -1, np.ndim(nodes))
 
@@ -413,17 +419,16 @@ class TransitionGraph(Holder):
         with self.lock:
             if is_many(node):
                 columns = self.check_transitions(node, action, reward, next_node, terminated)
-                done = kernels.add_transitions(self._arrays, 0, *columns)
+                self._require_room(len(columns[0]))
+                done = edges.add_transitions(self._arrays, 0, *columns)
                 while done < len(columns[0]):
-                    done = kernels.add_transitions(self._grow_edges(), done, *columns)
-                self._tell(columns[0].tolist(), columns[3].tolist())
+                    done = edges.add_transitions(self._grow_edges(), done, *columns)
                 return
             transition = self._check_transition(node, action, reward, next_node, terminated)
+            self._require_room(1)
             arrays = self._arrays
-            while kernels.add_transition(arrays, *transition) == NO_ROOM:
+            while edges.add_transition(arrays, *transition) == NO_ROOM:
                 arrays = self._grow_edges()
-            if self._watchers:
-                self._tell([transition[0]], [transition[3]])
 
     def remove(
         self,
@@ -445,42 +450,42 @@ class TransitionGraph(Holder):
         with self.lock:
             if is_many(node):
                 columns = self.check_transitions(node, action, reward, next_node, terminated)
-                row = kernels.find_absent_transition(self._arrays, *columns)
+                row = edges.find_absent_transition(self._arrays, *columns)
                 if row < len(columns[0]):
                     raise KeyError(f"Row {row}: {_absent([column[row] for column in columns])}")
-                freed = kernels.remove_transitions(self._arrays, self._keys.table, *columns)
+                freed = edges.remove_transitions(self._arrays, self._keys.table, *columns)
                 freed = freed.tolist()
-                self._tell(columns[0].tolist(), columns[3].tolist())
             else:
                 transition = self._check_transition(node, action, reward, next_node, terminated)
-                num_freed = kernels.remove_transition(
+                num_freed = edges.remove_transition(
                     self._arrays, self._keys.table, *transition, self._freed
                 )
                 if num_freed < 0:
                     raise KeyError(_absent((node, action, reward, next_node, terminated)))
                 freed = self._freed[:num_freed].tolist()
-                if self._watchers:
-                    self._tell([transition[0]], [transition[3]])
             if self._frames is not None and freed:
                 frames = self._contents_of(np.array(freed)).reshape(-1)
-                kernels.release_keys(self._frames.table, self._frame_uses, frames)
+                hashing.release_keys(self._frames.table, self._frame_uses, frames)
             return freed
 
-    def watch(self) -> "Changes":
-        """A list that gets the pair (node, next_node) of every transition added or removed.
+    @property
+    def num_logged(self) -> int:
+        """How often a node came or its transitions changed: where `changed` goes on from."""
+        return int(self._arrays.totals[TOTAL_LOGGED])
 
-        It grows until the one who watches empties it, and ends when nobody keeps it. A deep copy of
-        it watches the copied graph.
+    def changed(self, since: int, came: bool = False) -> NDArray[np.int64]:
+        """Nodes that came, or whose transitions changed, since num_logged was that: int64 [n].
+
+        With `came` those that came alone. The newest first, each once, freed ones left out. Since
+        -1, or since a time too long ago, all nodes: as many changes are remembered as there is room
+        for nodes.
         """
-        return Changes(self)
+        with self.lock:
+            return edges.list_logged(self._arrays, since, self.num_ids, came)
 
-    def _tell(self, nodes, next_nodes):
-        for watcher in tuple(self._watchers):
-            changes = watcher()
-            if changes is None:
-                self._watchers.remove(watcher)
-            else:
-                changes.extend(zip(nodes, next_nodes, strict=True))
+    def _require_room(self, number):
+        if self.num_transitions + number > MAX_TRANSITIONS:
+            raise MemoryError(f"Require at most {MAX_TRANSITIONS:,} transitions")
 
     def _check_transition(self, node, action, reward, next_node, terminated):
         node, next_node = operator.index(node), operator.index(next_node)
@@ -514,7 +519,7 @@ class TransitionGraph(Holder):
     def _require_rows(self, columns, bad):
         # The first row that is wrong, at the latest `bad`, raises as `add`.
         in_degree = self._arrays.in_degree
-        row = min(bad, kernels.find_bad_transition(in_degree, self.num_actions, *columns[:4]))
+        row = min(bad, edges.find_bad_transition(in_degree, self.num_actions, *columns[:4]))
         if row < len(columns[0]):
             try:
                 self._check_transition(*(column[row] for column in columns))
@@ -527,19 +532,21 @@ class TransitionGraph(Holder):
         source, action, next and count are int64, reward float64, terminated bool.
         """
         with self.lock:
-            arrays, n = self._arrays, self.num_ids
-            degree = arrays.degree[:n]
-            source = np.repeat(np.arange(n), degree)
-            first = arrays.block_start[:n] - (np.cumsum(degree) - degree)
-            position = np.arange(len(source)) + np.repeat(first, degree)
+            arrays, position = self._arrays, self._positions()
             return {
-                "source": source,
-                "action": arrays.edge_action[position],
+                "source": arrays.edge_source[position].astype(np.int64),
+                "action": arrays.edge_action[position].astype(np.int64),
                 "reward": arrays.edge_reward[position],
                 "terminated": arrays.edge_terminated[position],
-                "next": arrays.edge_next[position],
-                "count": arrays.edge_count[position],
+                "next": arrays.edge_next[position].astype(np.int64),
+                "count": arrays.edge_count[position].astype(np.int64),
             }
+
+    def _positions(self):
+        """Where the edges are, those of a node together: int64 [num_edges]."""
+        degree = self._arrays.degree[: self.num_ids].astype(np.int64)
+        first = self._arrays.block_start[: self.num_ids] - (np.cumsum(degree) - degree)
+        return np.arange(degree.sum()) + np.repeat(first, degree)
 
     # ----------------------------------------------------------------------------------------------
     # Expansion
@@ -586,13 +593,13 @@ class TransitionGraph(Holder):
         actions = as_indices("actions", actions if is_many(actions) else [actions])
         if nodes.shape != actions.shape:
             raise ValueError(f"Require one action per node, got {actions.shape} for {nodes.shape}")
-        if depth * len(nodes) > kernels.MAX_STAMP // 2:
+        if depth * len(nodes) > expand.MAX_STAMP // 2:
             raise ValueError(f"Require fewer roots for depth {depth}, got {len(nodes)}")
         with self.lock:
             zeros = np.zeros(len(nodes))
             self._require_rows((nodes, actions, zeros, nodes, zeros), len(nodes))
             seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
-            return kernels.expand_roots(
+            return expand.expand_roots(
                 self._arrays, nodes, actions, depth, min(breadth, MAX_TRANSITIONS), seed,
                 self._marks, self._stamps, self._room,
             )  # fmt: skip
@@ -611,8 +618,23 @@ class TransitionGraph(Holder):
             self._init_scratch()  # marks and stamps start anew
             if self._contents is not None:
                 self._contents = grown(self._contents, capacity)
-            self._arrays = all_grown(old, NODE_ARRAYS, capacity)
+            entries = self._logged()
+            log = np.zeros(slots_for(capacity) // 2, np.int32)
+            self._arrays = all_grown(old, NODE_ARRAYS, capacity)._replace(log=log)
+            self._enter_log(entries)
         return self._arrays
+
+    def _logged(self):
+        """The entries of the log, the oldest first."""
+        totals, log = self._arrays.totals, self._arrays.log
+        first = max(totals[TOTAL_FORGOTTEN], totals[TOTAL_LOGGED] - len(log))
+        return log[np.arange(first, totals[TOTAL_LOGGED]) & (len(log) - 1)]
+
+    def _enter_log(self, entries):
+        totals, log = self._arrays.totals, self._arrays.log
+        entries = entries[max(len(entries) - len(log), 0) :]
+        first = totals[TOTAL_FORGOTTEN] = totals[TOTAL_LOGGED] - len(entries)
+        log[np.arange(first, totals[TOTAL_LOGGED]) & (len(log) - 1)] = entries
 
     def _grow_edges(self):
         old = self._arrays
@@ -625,7 +647,7 @@ class TransitionGraph(Holder):
     def _hash_edges(self, num_slots):
         slots = np.full(num_slots, EMPTY, np.int64)
         self._arrays = self._arrays._replace(edge_slots=slots)
-        kernels.rebuild_edge_slots(self._arrays, self.num_ids)
+        edges.rebuild_edge_slots(self._arrays, self.num_ids)
 
     def _resize_edges(self, room):
         used = self._arrays.totals[TOTAL_USED]
@@ -673,8 +695,10 @@ class TransitionGraph(Holder):
             "obs_dtype": np.array(self.obs_dtype.str),
             "edge_room": np.array(len(arrays.edge_next)),  # decides whether a block can shrink
             "free_blocks": arrays.free_blocks,
-            "totals": arrays.totals,
+            "totals": arrays.totals.copy(),
+            "log": self._logged(),
         }
+        saved["totals"][TOTAL_FORGOTTEN] = self.num_logged - len(saved["log"])
         saved |= {name: getattr(arrays, name)[: self.num_ids] for name in NODE_ARRAYS}
         saved |= {name: getattr(arrays, name)[:used] for name in EDGE_ARRAYS}
         saved |= self._keys.state("keys_")
@@ -705,7 +729,7 @@ class TransitionGraph(Holder):
             if wanted != found:
                 raise ValueError(f"Require a graph whose {name} is {wanted}, got {found}")
         with self.lock:
-            del graph.lock, graph._watchers
+            del graph.lock
             self.__dict__.update(vars(graph))
 
     @classmethod
@@ -747,8 +771,13 @@ class TransitionGraph(Holder):
             copy_rows(name, saved, getattr(arrays, name), graph.num_ids)
         for name in EDGE_ARRAYS:
             copy_rows(name, saved, getattr(arrays, name), used)
-        for name in ("free_blocks", "totals"):
-            copy_rows(name, saved, getattr(arrays, name), len(getattr(arrays, name)))
+        copy_rows("free_blocks", saved, arrays.free_blocks, len(arrays.free_blocks))
+        copy_rows("totals", saved, arrays.totals, len(arrays.totals))
+        check_array("log", log := saved["log"], np.int32, (np.size(saved["log"]),))
+        is_whole = len(log) == graph.num_logged - arrays.totals[TOTAL_FORGOTTEN]
+        if not is_whole or (np.maximum(log, ~log) >= graph.num_ids).any():
+            raise ValueError(f"Require a log of {graph.num_logged} ids, but for what it forgot")
+        graph._enter_log(log)
         if arrays.totals[TOTAL_USED] != used:
             raise ValueError(f"Require {used} edge positions, got {arrays.totals[TOTAL_USED]}")
         problems = graph._check_arrays()
@@ -766,12 +795,12 @@ class TransitionGraph(Holder):
             problems = problems or self._check_arrays()
             if problems:
                 return problems
-            arrays, edges = self._arrays, self.edges()
+            arrays, listed = self._arrays, self.edges()
             if np.count_nonzero(arrays.edge_slots != EMPTY) != self.num_edges:
                 problems.append("the edge slots do not hold each edge exactly once")
             columns = ("source", "action", "reward", "next", "terminated")
-            for edge in zip(*(edges[name].tolist() for name in columns), strict=True):
-                if kernels.find_edge_slot(arrays, *edge) == EMPTY:
+            for edge in zip(*(listed[name].tolist() for name in columns), strict=True):
+                if edges.find_edge_slot(arrays, *edge) == EMPTY:
                     problems.append(f"edge {edge} is not found by its hash")
             return problems
 
@@ -779,7 +808,7 @@ class TransitionGraph(Holder):
         """What is broken, hashes apart. Reads nothing out of bounds, whatever the arrays hold."""
         arrays, problems = self._arrays, []
         alive = np.zeros(len(arrays.degree), np.bool_)
-        alive[: self.num_ids] = self._keys.table.links[: self.num_ids] == kernels.LIVE
+        alive[: self.num_ids] = self._keys.table.links[: self.num_ids] == hashing.LIVE
         live = np.flatnonzero(alive)
 
         def require(holds, what):
@@ -815,27 +844,31 @@ class TransitionGraph(Holder):
         if len(gaps):
             return [f"edge position {ends[gaps[0]]}: in two blocks, in none, or outside"]
 
-        edges = self.edges()
-        source, target, action = edges["source"], edges["next"], edges["action"]
+        listed = self.edges()
+        source, target, action = listed["source"], listed["next"], listed["action"]
+        if not np.array_equal(source, np.repeat(np.arange(self.num_ids), degree[: self.num_ids])):
+            problems.append("an edge has another source than the node whose block it is in")
         if not ((target >= 0) & (target < self.num_ids)).all() or not alive[target].all():
             return ["an edge leads to an id that is no node"]
         if not ((action >= 0) & (action < self.num_actions)).all():
             return ["an edge has an action out of range"]
-        if edges["count"].sum(dtype=np.float64) > MAX_TRANSITIONS:  # int64 would wrap around
+        if listed["count"].sum(dtype=np.float64) > MAX_TRANSITIONS:  # int64 would wrap around
             return [f"more than {MAX_TRANSITIONS} transitions"]
-        if not ((edges["count"] >= 1) & np.isfinite(edges["reward"])).all():
+        if not ((listed["count"] >= 1) & np.isfinite(listed["reward"])).all():
             problems.append("an edge has a count < 1, or a reward that is NaN or infinite")
         in_degree = np.bincount(target, minlength=len(alive))
         require((in_degree == arrays.in_degree) | ~alive, "in_degree is not that of its edges")
         pair_count = np.zeros_like(arrays.pair_count)
-        np.add.at(pair_count, (source, action), edges["count"])
+        np.add.at(pair_count, (source, action), listed["count"])
         require((pair_count == arrays.pair_count).all(axis=1), "c(s, a) is not the sum of f(T)")
-        totals = [len(source), edges["count"].sum(), np.count_nonzero(arrays.degree), used]
-        if arrays.totals.tolist() != [int(n) for n in totals]:
-            problems.append(f"totals {arrays.totals.tolist()}, expected {totals}")
+        totals = [len(source), listed["count"].sum(), np.count_nonzero(arrays.degree), used]
+        if edges.count_linked(arrays, position := self._positions()) < len(position):
+            problems.append("the edges that go on to a node are not in its list")
+        if arrays.totals[:4].tolist() != [int(n) for n in totals]:
+            problems.append(f"totals {arrays.totals[:4].tolist()}, expected {totals}")
         if self._frames is not None:
             frames = self._contents_of(live)
-            in_use = self._frames.table.links[: self._frames.num_ids] == kernels.LIVE
+            in_use = self._frames.table.links[: self._frames.num_ids] == hashing.LIVE
             if not ((frames >= 0) & (frames < len(in_use))).all() or not in_use[frames].all():
                 return [*problems, "a node has a frame that is not stored"]
             uses = np.bincount(frames.ravel(), minlength=len(self._frame_uses))
@@ -904,18 +937,6 @@ class KnownNodes:
         return self._generation
 
 
-class Changes(list[tuple[int, int]]):
-    """Pairs (node, next_node) of the transitions of a graph that changed, see `watch`."""
-
-    def __init__(self, graph: TransitionGraph, pairs: Iterable[tuple[int, int]] = ()) -> None:
-        super().__init__(pairs)
-        self._graph = graph
-        graph._watchers.append(weakref.ref(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy watches what its graph became
-        return Changes, (self._graph, list(self))
-
-
 def trajectory_subgraphs(
     starts: ArrayLike,
     depth: SupportsIndex,
@@ -967,7 +988,7 @@ def trajectory_subgraphs(
         depth = length  # no chain is longer than the ring
     if depth > max(length, MAX_DEPTH):
         raise ValueError(f"Require a row that is cut, as the newest is, for depth {depth}")
-    bad_row, subgraphs = kernels.follow_trajectories(replay, starts, depth)
+    bad_row, subgraphs = expand.follow_trajectories(replay, starts, depth)
     if bad_row >= 0:
         raise IndexError(
             "Require ids and actions >= 0, "

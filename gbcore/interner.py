@@ -8,9 +8,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gbcore import kernels
 from gbcore.arrays import Holder, copy_rows, grown
-from gbcore.kernels import EMPTY, TABLE_FREE, TABLE_IDS, TABLE_SIZE, Table
+from gbcore.kernels import hashing
+from gbcore.kernels.hashing import EMPTY, TABLE_FREE, TABLE_IDS, TABLE_SIZE, Table
 
 
 class Interner(Holder):
@@ -88,9 +88,9 @@ class Interner(Holder):
     def add(self, array: NDArray[Any]) -> int:
         """Id of an array of the shape and dtype, inserted if new."""
         key = self._key_of(array)
-        i = kernels.intern_key(self.table, key)
+        i = hashing.intern_key(self.table, key)
         while i == EMPTY:
-            i = kernels.intern_key(self._grow(), key)
+            i = hashing.intern_key(self._grow(), key)
         return i
 
     def add_all(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
@@ -103,14 +103,14 @@ class Interner(Holder):
             keys = np.zeros((len(arrays), len(self._key)), np.uint64)
             keys.view(np.uint8)[:, : self._num_bytes] = flat
         ids = np.empty(len(keys), np.int64)
-        done = kernels.intern_keys(self.table, keys, 0, ids)
+        done = hashing.intern_keys(self.table, keys, 0, ids)
         while done < len(keys):
-            done = kernels.intern_keys(self._grow(), keys, done, ids)
+            done = hashing.intern_keys(self._grow(), keys, done, ids)
         return ids
 
     def find(self, array: NDArray[Any]) -> int:
         """Id of an array of the shape and dtype, or -1."""
-        return kernels.lookup_key(self.table, self._key_of(array))
+        return hashing.lookup_key(self.table, self._key_of(array))
 
     def _decoded(self, rows):
         rows = rows.view(np.uint8)[:, : self._num_bytes]
@@ -130,7 +130,7 @@ class Interner(Holder):
         capacity = 2 * self.capacity
         slots = np.full(slots_for(capacity), EMPTY, np.int64)
         self.table = Table(slots, *(grown(array, capacity) for array in old[1:-1]), old.totals)
-        kernels.rebuild_slots(self.table)
+        hashing.rebuild_slots(self.table)
         return self.table
 
     def state(self, prefix: str) -> dict[str, NDArray[Any]]:
@@ -159,25 +159,25 @@ class Interner(Holder):
         if num_ids != n:
             raise ValueError(f"Require {n} ids in {prefix}totals, got {num_ids}")
         links = table.links[:n]
-        if size != np.count_nonzero(links == kernels.LIVE) or not _frees_each_once(links, free):
+        if size != np.count_nonzero(links == hashing.LIVE) or not _frees_each_once(links, free):
             raise ValueError(f"Require each id of {prefix}links in use or free, not both")
         table.generations[:n] = 0
         table.slots[:] = EMPTY
-        kernels.rebuild_slots(table)
+        hashing.rebuild_slots(table)
 
     def check_valid(self) -> list[str]:
         """What is broken, one sentence each; empty if nothing is."""
         table, problems = self.table, []
-        live = np.flatnonzero(table.links[: self.num_ids] == kernels.LIVE)
+        live = np.flatnonzero(table.links[: self.num_ids] == hashing.LIVE)
         if len(live) != len(self):
             problems.append(f"{len(self)} ids in use by the total, {len(live)} by the links")
         held = table.slots[table.slots != EMPTY]
         if sorted(held.tolist()) != live.tolist():
             problems.append("the hash slots do not hold each id in use exactly once")
         for i in live:
-            if kernels.hash_words(table.rows[i]) != table.hashes[i]:
+            if hashing.hash_words(table.rows[i]) != table.hashes[i]:
                 problems.append(f"id {i}: its hash is not that of its key")
-            elif kernels.lookup_key(table, table.rows[i]) != i:
+            elif hashing.lookup_key(table, table.rows[i]) != i:
                 problems.append(f"id {i} is not found by its key")
         if not _frees_each_once(table.links[: self.num_ids], table.totals[TABLE_FREE]):
             problems.append("the free list does not hold each freed id exactly once")
@@ -190,7 +190,7 @@ def _frees_each_once(links, free):
     while free != EMPTY and free not in seen and 0 <= free < len(links):
         seen.add(int(free))
         free = links[free]
-    return free == EMPTY and len(seen) == np.count_nonzero(links != kernels.LIVE)
+    return free == EMPTY and len(seen) == np.count_nonzero(links != hashing.LIVE)
 
 
 def slots_for(capacity: int) -> int:

@@ -1,4 +1,4 @@
-"""`jit`: Numba's `njit` with a cache on the disk, which sees edits in every file that a kernel uses.
+"""`jit`: Numba's `njit` with a cache on the disk that sees edits in every file a kernel uses.
 
 Numba's own cache looks at the file of the kernel alone: after an edit of a helper in another file
 it returns the old numbers.
@@ -44,6 +44,19 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
                 _told.append(error)
                 warnings.warn(f"{WITHOUT}: {error!r}", RuntimeWarning, stacklevel=2)
     return kernel
+
+
+def jit_in_place(function: Callable[..., Any] | None = None, inline: bool = False) -> Any:
+    """`jit` of a kernel that makes no arrays, as those that are called for every node and edge.
+
+    It counts no references to the arrays of its arguments, which took nine tenths of the time of a
+    backup. Division by 0 gives inf or NaN, as in NumPy.
+
+    inline: make it part of the kernels that call it.
+    """
+    if function is None:
+        return functools.partial(jit_in_place, inline=inline)
+    return jit(function, _nrt=False, forceinline=inline, error_model="numpy")
 
 
 class _Cache(FunctionCache):

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbcore import value_kernels
 from gbcore.graph import TransitionGraph
-from gbcore.graph_values import least_value
-
-BACKUPS = 1_000_000  # between two of them Ctrl-C is heard
+from gbcore.kernels.hashing import EMPTY
+from gbcore.values import find_tried
 
 COLUMNS = (
     "observations", "actions", "rewards", "next_observations", "terminations", "truncations",
@@ -144,7 +142,7 @@ def load_graph(path: str | Path) -> tuple[TransitionGraph, NDArray[np.int64], No
 def solve_tried(
     graph: TransitionGraph, gamma: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Value iteration over the actions that were tried.
+    """Values and best actions where only tried actions count, exact but for rounding.
 
     With c(s, a) the count of a pair and f(T) those of its transitions:
 
@@ -168,20 +166,11 @@ def solve_tried(
     edges = graph.edges()
     if not len(edges["source"]):
         raise ValueError("Require a graph with transitions, got none")
-    n, scratch = graph.num_ids, np.empty(graph.num_actions)
-    values = np.full(n, least_value(edges["reward"], gamma))
+    n = graph.num_ids
+    least = max(float(edges["reward"].min(initial=0.0)) / (1 - gamma), -1e300)
+    values, choice = np.full(n, least), np.full(n, EMPTY, np.int32)
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
-    nodes = np.unique(edges["source"])
-    rule = (gamma, 0.0, True)  # no prior, tried actions alone
-    most = BACKUPS + 20 * n  # of a call, so that Ctrl-C is heard; each begins with all nodes
-    while most <= value_kernels.settle_values(
-        graph.arrays, values, unread, nodes, *rule, 1e-10, most, scratch
-    ):
-        pass
-    actions = np.empty(n, np.int64)
-    value_kernels.choose_actions(
-        graph.arrays, values, unread, np.arange(n), *rule, scratch, actions
-    )
+    actions = find_tried(graph, unread, gamma, 0.0, values, choice)
     counts = np.where(actions < 0, 0, graph.arrays.pair_count[np.arange(n), actions])
     return values, actions, counts
 

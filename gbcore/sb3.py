@@ -24,9 +24,9 @@ from stable_baselines3.common.preprocessing import maybe_transpose
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
 from gbcore.graph import MAX_DEPTH, TransitionGraph
-from gbcore.graph_values import GraphValues
 from gbcore.leaf_table import LeafTable
 from gbcore.targets import q_targets
+from gbcore.values import GraphValues
 
 Key = Callable[[NDArray[Any]], NDArray[Any]]
 

@@ -6,8 +6,8 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore import kernels
 from gbcore.arrays import Holder, as_indices
+from gbcore.kernels import sums
 
 
 class SumTree(Holder):
@@ -65,7 +65,7 @@ class SumTree(Holder):
             raise ValueError(
                 f"Require 0 <= priority <= {self.largest:.3g}, got {priorities[bad[0]]}"
             )
-        kernels.set_priorities(self._tree, indices, priorities)
+        sums.set_priorities(self._tree, indices, priorities)
 
     def find(self, target: float) -> int:
         """Index i with sum(priorities[:i]) <= target < sum(priorities[:i + 1])."""
@@ -91,7 +91,7 @@ class SumTree(Holder):
 
     def _find(self, targets):
         indices = np.empty(len(targets), np.int64)
-        kernels.find_priorities(self._tree, targets, indices)
+        sums.find_priorities(self._tree, targets, indices)
         return indices
 
     def _check(self, indices):

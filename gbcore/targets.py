@@ -1,7 +1,8 @@
 """Nested Bellman targets over `Subgraphs`: scalar in Numba, categorical in batched torch.
 
-Both evaluators walk the levels from the boundary to the roots (drawn in `kernels.py`) and differ in
-nothing but the kind of value that they carry. With V_0 read from the network, for k = 1 .. d:
+Both evaluators walk the levels from the boundary to the roots (drawn in `kernels/expand.py`) and
+differ in nothing but the kind of value that they carry. With V_0 read from the network, for k =
+1 .. d:
 
     G_k(s, a) = sum_T f(T) / c(s, a) * (r + gamma (1 - done) V_{k-1}(s'))     seen pairs, else leaf
     V_k(s)    = max_a G_k(s, a)                                               rule "greedy"
@@ -23,9 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore import kernels
 from gbcore.arrays import as_indices
-from gbcore.kernels import BAD_ACTION, BEHAVIOUR, DOUBLE, FITS, GREEDY, POLICY, Subgraphs
+from gbcore.kernels import backup, expand
+from gbcore.kernels.backup import BEHAVIOUR, DOUBLE, GREEDY, POLICY
+from gbcore.kernels.expand import BAD_ACTION, FITS, Subgraphs
 
 RULES = {"greedy": GREEDY, "double": DOUBLE, "policy": POLICY, "behaviour": BEHAVIOUR}
 
@@ -119,7 +121,7 @@ def pair_q_values(
     values = np.empty(len(leaf_q) + len(subgraphs.vertex_row) + 1, leaf_q.dtype)
     pair_q = np.empty(len(subgraphs.pair_action), leaf_q.dtype)
     whole = subgraphs if type(subgraphs) is Subgraphs else Subgraphs(*subgraphs)  # for Numba
-    misfit = kernels.back_up(
+    misfit = backup.back_up(
         whole, leaf_q, best, probabilities, float(gamma), RULES[rule], float(prior), values, pair_q
     )
     require_fit(misfit, subgraphs, leaf_q.shape[1])
@@ -289,12 +291,12 @@ def check_pruned_for(subgraphs: Subgraphs, rule: str, prior: float) -> None:
 def check_indices(subgraphs: Subgraphs, num_actions: int, rule: str, prior: float) -> None:
     """Raises ValueError for subgraphs whose indices were changed."""
     least_row = -1 if rule == "behaviour" and prior == 0 else 0
-    misfit = kernels.find_misfit(Subgraphs(*subgraphs), num_actions, least_row)
+    misfit = expand.find_misfit(Subgraphs(*subgraphs), num_actions, least_row)
     require_fit(misfit, subgraphs, num_actions)
 
 
 def require_fit(misfit: int, subgraphs: Subgraphs, num_actions: int) -> None:
-    """Raises ValueError for what `kernels.find_misfit` found."""
+    """Raises ValueError for what `expand.find_misfit` found."""
     if misfit == BAD_ACTION:
         least, most = subgraphs.pair_action.min(), subgraphs.pair_action.max()
         raise ValueError(f"Require 0 <= action < {num_actions}, got actions {least} to {most}")

@@ -85,12 +85,6 @@ def test_values_are_the_fixed_point_and_following_them_gets_them(rows):
         assert abs(np.mean(drawn) - mean) <= 5 * np.std(drawn) / 300**0.5 + 1e-9
 
 
-def test_values_of_more_states_than_a_call_backs_up(monkeypatch):
-    monkeypatch.setattr("gbcore.offline.BACKUPS", 3 - 20 * 2)  # a sweep and a half of two states
-    graph, _ = graph_of([(s, 0, 1.0, s, False) for s in range(2)])
-    np.testing.assert_allclose(solve_tried(graph, 0.5)[0], [2.0, 2.0], rtol=1e-9)
-
-
 def test_a_graph_without_transitions_and_a_discount_of_one_are_refused():
     graph = TransitionGraph(2, (1,))
     with pytest.raises(ValueError, match="Require a graph with transitions"):

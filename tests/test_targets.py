@@ -12,9 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive import NaiveGraph, enumerate_kept, subset_probabilities
 
-from gbcore import categorical_targets, kernels, prune, q_targets, trajectory_subgraphs
+from gbcore import categorical_targets, prune, q_targets, trajectory_subgraphs
 from gbcore.categorical import back_up, pad
-from gbcore.kernels import MAX_STAMP
+from gbcore.kernels import expand
+from gbcore.kernels.expand import MAX_STAMP
 from gbcore.targets import pair_q_values
 
 depths = st.integers(1, 5)
@@ -393,7 +394,7 @@ def test_exponential_variates_are_minus_a_logarithm():
     random = np.random.default_rng(0).integers(2**64, size=scaled(20_000), dtype=np.uint64)
     corners = [0, 1 << 12, 2**63, 2**63 - 1, 2**64 - 1]
     bits = np.append(random, np.array(corners, np.uint64))
-    found = np.array([kernels.exponential(word) for word in bits])
+    found = np.array([expand.exponential(word) for word in bits])
     exact = -np.log1p(((bits >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52 - 1)
     assert (found > 0).all()
     np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-10)
@@ -404,7 +405,7 @@ def test_a_sample_has_its_size_whatever_the_weights(size, breadth):
     keys, taken = np.empty(size + 3, np.int64), np.zeros(size + 3, np.bool_)
     for weights in (np.ones(size), np.full(size, 2.0**40), np.logspace(0, 15, size)):
         for seed in range(scaled(50, 2)):
-            kernels.take_weighted(weights, size, breadth, np.uint64(seed), keys, taken)
+            expand.take_weighted(weights, size, breadth, np.uint64(seed), keys, taken)
             assert taken.sum() == breadth
             assert not taken[size:].any()
 

@@ -24,7 +24,7 @@ from gbcore.categorical import (
     unpack,
 )
 from gbcore.graph import TransitionGraph
-from gbcore.kernels import Subgraphs
+from gbcore.kernels.expand import Subgraphs
 from gbcore.replay import Batch
 from gbcore.run.flags import warn
 from gbcore.targets import prune

@@ -1,0 +1,669 @@
+"""Values of all nodes of a graph that changes.
+
+    Q(s, a) = (sum_T f(T) (r + gamma (1 - done) V(s')) + prior q(s, a)) / (c(s, a) + prior)
+    V(s)    = max_a Q(s, a)                                     of pairs never tried, Q = q
+
+One equation, solved in three ways, each for the nodes that a change reaches and no others:
+
+  `sweep`    to within a tolerance, a bounded number of edges at a time: training
+  `improve`  and `evaluate` in turn, exactly, over tried actions alone: evaluations, offline data
+  `make_plan` with r = 0, in steps = log V / log gamma, which no distance makes vanish: the frontier
+
+A transition of a node to itself is solved for: where V(s) = b + w V(s), it is b / (1 - w).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbcore.jit import jit, jit_in_place
+from gbcore.kernels.edges import FREED
+from gbcore.kernels.hashing import EMPTY
+
+EXACT = 1e-12  # of the terms of a value, what is rounding
+UNKNOWN = -np.inf  # a value, before one is known
+
+
+# --------------------------------------------------------------------------------------------------
+# Nodes that wait
+# --------------------------------------------------------------------------------------------------
+
+
+class Queue(NamedTuple):
+    """Nodes that wait for a backup, each once, the first one first."""
+
+    nodes: NDArray[np.int32]  # [N], a ring
+    waits: NDArray[np.bool_]  # [N]
+    ends: NDArray[np.int64]  # [2], where the first one is | how many there are
+
+
+@jit_in_place(inline=True)
+def push(queue, node):
+    """Have a node wait."""
+    if not queue.waits[node]:
+        queue.waits[node] = True
+        i = queue.ends[0] + queue.ends[1]
+        size = queue.nodes.shape[0]
+        queue.nodes[i if i < size else i - size] = node
+        queue.ends[1] += 1
+
+
+@jit_in_place
+def push_all(queue, nodes):
+    """Have nodes int64 [n] wait, in their order."""
+    for node in nodes:
+        push(queue, node)
+
+
+@jit_in_place(inline=True)
+def pop(queue):
+    """The node that waited longest."""
+    i = queue.ends[0]
+    node = np.int64(queue.nodes[i])
+    queue.waits[node] = False
+    queue.ends[0] = i + 1 if i + 1 < queue.nodes.shape[0] else 0
+    queue.ends[1] -= 1
+    return node
+
+
+@jit
+def list_waiting(queue):
+    """The nodes that wait, in their order: int64 [n]."""
+    size = queue.nodes.shape[0]
+    waiting = np.empty(queue.ends[1], np.int64)
+    for i in range(waiting.shape[0]):
+        j = queue.ends[0] + i
+        waiting[i] = queue.nodes[j if j < size else j - size]
+    return waiting
+
+
+# --------------------------------------------------------------------------------------------------
+# One backup
+# --------------------------------------------------------------------------------------------------
+
+
+class Rule(NamedTuple):
+    """What a backup reads beside the graph and the values of the successors."""
+
+    leaf_q: NDArray[np.float32]  # [N, A]
+    gamma: float
+    prior: float
+    unit: float  # 1 / what rewards and leaf values count in
+    tried_only: bool  # V(s) is the maximum over tried actions
+    q: NDArray[np.float64]  # [A], scratch
+    own: NDArray[np.float64]  # [A], scratch
+
+
+@jit_in_place(inline=True)
+def read_actions(graph, value, rule, node):
+    """Q(s, a) of a node without its transitions to itself, into rule.q [A], and the weights that
+    these give V(s), into rule.own [A].
+    """
+    gamma, prior, unit, q, own = rule.gamma, rule.prior, rule.unit, rule.q, rule.own
+    for a in range(q.shape[0]):
+        q[a] = own[a] = 0.0
+    start = graph.block_start[node]
+    for e in range(start, start + graph.degree[node]):
+        a, after = graph.edge_action[e], graph.edge_next[e]
+        weight = graph.edge_count[e] / (graph.pair_count[node, a] + prior)
+        reward = unit * graph.edge_reward[e]
+        if graph.edge_terminated[e] or gamma == 0.0:
+            q[a] += weight * reward  # a weighted sum overflows later than the sum
+        elif after == node:
+            q[a] += weight * reward
+            own[a] += weight * gamma
+        else:
+            q[a] += weight * (reward + gamma * value[after])
+    for a in range(q.shape[0]):
+        count = graph.pair_count[node, a]
+        if count == 0:
+            q[a] = unit * rule.leaf_q[node, a]
+        elif prior > 0.0:
+            q[a] += prior / (count + prior) * unit * rule.leaf_q[node, a]
+
+
+@jit_in_place(inline=True)
+def back_up(graph, value, rule, node):
+    """The first best action of a node, or EMPTY, and V(s). What is no number is the worst."""
+    read_actions(graph, value, rule, node)
+    q, best, most = rule.q, EMPTY, UNKNOWN
+    for a in range(q.shape[0]):
+        q[a] /= 1.0 - rule.own[a]
+        if (not rule.tried_only or graph.pair_count[node, a] > 0) and (
+            best == EMPTY or q[a] > most or most != most
+        ):
+            best, most = a, q[a]
+    return best, most
+
+
+@jit_in_place
+def read_pairs(graph, value, rule, nodes, actions, targets):
+    """Q(s, a) of pairs [B], into targets [B]."""
+    for i in range(nodes.shape[0]):
+        read_actions(graph, value, rule, nodes[i])
+        a = actions[i]
+        own = rule.own[a]
+        targets[i] = rule.q[a] + own * value[nodes[i]] if own > 0.0 else rule.q[a]
+
+
+@jit_in_place
+def choose_actions(graph, value, rule, nodes, actions):
+    """argmax_a Q(s, a) of ids [n], into actions [n]; EMPTY for EMPTY or where nothing was tried."""
+    q, own = rule.q, rule.own
+    for i in range(nodes.shape[0]):
+        node = nodes[i]
+        actions[i] = EMPTY
+        if node != EMPTY and graph.degree[node] > 0:
+            read_actions(graph, value, rule, node)
+            best = 0
+            for a in range(q.shape[0]):
+                q[a] += own[a] * value[node] if own[a] > 0.0 else 0.0
+                best = a if q[a] > q[best] or q[best] != q[best] else best
+            actions[i] = best
+
+
+# --------------------------------------------------------------------------------------------------
+# To within a tolerance
+# --------------------------------------------------------------------------------------------------
+
+
+@jit_in_place
+def smallest_reward(graph, nodes, least):
+    """The smallest size of a reward, zeros apart, of transitions of int64 [n] nodes, or least."""
+    for node in nodes:
+        start = graph.block_start[node]
+        for e in range(start, start + graph.degree[node]):
+            size = abs(graph.edge_reward[e])
+            least = size if 0.0 < size < least else least
+    return least
+
+
+@jit_in_place
+def sweep(graph, value, rule, queue, first, tolerance, floor, budget):
+    """Back up the nodes int64 [n] of `first`, then those that wait, and then what leads to one that
+    changed, reading about `budget` edges. The rest waits. Returns how many were read.
+
+    A change of a value is followed if it is more than tolerance times its size or `floor`.
+    """
+    work, i = 0, 0
+    while i < first.shape[0] or (queue.ends[1] > 0 and work < budget):
+        if i < first.shape[0]:
+            node = first[i]
+            i += 1
+        else:
+            node = pop(queue)
+        if graph.in_degree[node] == FREED:
+            continue
+        work += 1 + graph.degree[node]
+        old = value[node]
+        _, new = back_up(graph, value, rule, node)
+        if abs(new - old) > tolerance * max(abs(old), floor) or (old != old and new == new):
+            value[node] = new
+            e = graph.in_first[node]
+            while e != EMPTY:
+                push(queue, graph.edge_source[e])
+                e = graph.in_next[e]
+                work += 1
+    return work
+
+
+# --------------------------------------------------------------------------------------------------
+# Exactly: policy iteration over tried actions
+# --------------------------------------------------------------------------------------------------
+#
+#   choice [N] is a policy: a tried action of each node whose value is sought, EMPTY for those whose
+#   value is given. `evaluate` finds the value of the policy. `improve` then sweeps, as value
+#   iteration does, and notes better actions, so that value flows along a way in one turn. It leaves
+#   a node where it has risen TURNS times, as where a reward is met round and round: of the policy
+#   that it has found there, `evaluate` knows the end.
+
+TURNS = 4
+PASSES = 30  # through linear equations, before a step that sees further
+
+
+@jit_in_place
+def choose_first(graph, value, rule, choice, nodes, queue):
+    """Choose for nodes int64 [n] that have no choice: a way out, where there is one."""
+    for node in nodes:
+        value[node] = UNKNOWN
+        push(queue, node)
+    while queue.ends[1] > 0:
+        node = pop(queue)
+        best, new = back_up(graph, value, rule, node)
+        if value[node] == UNKNOWN and new > UNKNOWN:
+            value[node], choice[node] = new, best
+            e = graph.in_first[node]
+            while e != EMPTY:
+                if value[graph.edge_source[e]] == UNKNOWN:
+                    push(queue, graph.edge_source[e])
+                e = graph.in_next[e]
+    for node in nodes:
+        if choice[node] == EMPTY:
+            choice[node] = graph.edge_action[graph.block_start[node]]
+
+
+@jit_in_place
+def size_of_terms(graph, value, rule, node, action):
+    """The sum of the sizes of what Q(s, a) adds up: its rounding is EXACT of that at most."""
+    start, size = graph.block_start[node], rule.prior * rule.unit * abs(rule.leaf_q[node, action])
+    for e in range(start, start + graph.degree[node]):
+        if graph.edge_action[e] == action:
+            size += graph.edge_count[e] * rule.unit * abs(graph.edge_reward[e])
+            if not graph.edge_terminated[e]:
+                size += graph.edge_count[e] * rule.gamma * abs(value[graph.edge_next[e]])
+    return size / (graph.pair_count[node, action] + rule.prior)
+
+
+@jit_in_place
+def improve(graph, value, rule, choice, nodes, queue, turns):
+    """Back up int64 [n] nodes, and then whatever leads to one that rose. Returns how many rises.
+
+    turns int8 [N], zeros, is scratch.
+    """
+    rises = 0
+    push_all(queue, nodes)
+    while queue.ends[1] > 0:
+        node = pop(queue)
+        old = value[node]
+        best, new = back_up(graph, value, rule, node)
+        if not new > old:
+            continue
+        if new - old <= EXACT * (size_of_terms(graph, value, rule, node, best) + abs(old)):
+            continue
+        value[node], choice[node] = new, best
+        turns[node] += 1
+        rises += 1
+        e = graph.in_first[node]
+        while e != EMPTY:
+            source = graph.edge_source[e]
+            if choice[source] != EMPTY and turns[source] < TURNS:
+                push(queue, source)
+            e = graph.in_next[e]
+    return rises
+
+
+@jit_in_place
+def choose_last(graph, value, rule, nodes, chosen):
+    """The best tried action of int64 [n] nodes into chosen [N]; of those that differ by rounding
+    alone, the one that was tried most often.
+    """
+    for node in nodes:
+        best, most = back_up(graph, value, rule, node)
+        least = most - 20 * EXACT * size_of_terms(graph, value, rule, node, best)
+        chosen[node] = best
+        most_often = np.int64(0)
+        for a in range(rule.q.shape[0]):
+            if graph.pair_count[node, a] > most_often and rule.q[a] >= least:
+                chosen[node], most_often = a, graph.pair_count[node, a]
+
+
+@jit
+def leads_out(graph, value, nodes):
+    """Does a transition of int64 [n] nodes bring a reward, or lead to another that has a value?"""
+    inside = np.zeros(value.shape[0], np.bool_)
+    inside[nodes] = True
+    return find_way_out(graph, value, nodes, inside)
+
+
+@jit_in_place
+def find_way_out(graph, value, nodes, inside):
+    """`leads_out`, where inside bool [N] marks the nodes."""
+    found = False
+    for node in nodes:
+        start = graph.block_start[node]
+        for e in range(start, start + graph.degree[node]):
+            after = graph.edge_next[e]
+            found |= graph.edge_reward[e] != 0.0
+            found |= not (graph.edge_terminated[e] or inside[after] or value[after] == 0.0)
+    return found
+
+
+class Search(NamedTuple):
+    """Scratch of `evaluate`: Tarjan's algorithm, and what its components are solved in."""
+
+    found: NDArray[np.int32]  # [N], when a node was found, from 1; 0 not yet; DONE: it is solved
+    low: NDArray[np.int32]  # [N], the earliest node found that is known to be reached
+    edge: NDArray[np.int32]  # [N], the next edge of a node to follow
+    path: NDArray[np.int32]  # [N], of nodes, from the root to where the search is
+    left: NDArray[np.int32]  # [N], nodes in the order in which the search left them
+    first: NDArray[np.int32]  # [N], how many had been left when a node was found
+    place: NDArray[np.int32]  # [N], row of a node in the equations
+    b: NDArray[np.float64]  # [N], equations: x_i = b_i + sum_k weight_k x_at[k], k of row i
+    start: NDArray[np.int64]  # [N + 1]
+    at: NDArray[np.int32]  # [E]
+    weight: NDArray[np.float64]  # [E]
+    space: NDArray[np.float64]  # [7, N]
+
+
+DONE = 0x7FFFFFFF
+
+
+@jit
+def evaluate(graph, value, rule, choice):
+    """The value of the policy `choice` int32 [N], into value [N] where it chooses."""
+    n, num_edges = value.shape[0], graph.edge_next.shape[0]
+    search = Search(  # what is not used of these takes no memory
+        np.zeros(n, np.int32),
+        np.empty(n, np.int32),
+        np.empty(n, np.int32),
+        np.empty(n, np.int32),
+        np.empty(n, np.int32),
+        np.empty(n, np.int32),
+        np.zeros(n, np.int32),
+        np.empty(n, np.float64),
+        np.zeros(n + 1, np.int64),
+        np.empty(num_edges, np.int32),
+        np.empty(num_edges, np.float64),
+        np.empty((7, n), np.float64),
+    )
+    for root in range(n):
+        if choice[root] != EMPTY and search.found[root] == 0:
+            evaluate_from(graph, value, rule, choice, search, root)
+
+
+@jit_in_place
+def evaluate_from(graph, value, rule, choice, search, root):
+    """`evaluate` what a root leads to: Tarjan's algorithm finds the strongly connected components
+    of the policy's transitions, those that others lead to first. One node is read, more are solved.
+    """
+    found, low, path, left, first = search.found, search.low, search.path, search.left, search.first
+    depth = num_left = num_found = 0
+    child = root
+    while True:
+        if child != EMPTY:
+            num_found += 1
+            found[child] = low[child] = num_found
+            search.edge[child], first[child] = graph.block_start[child], num_left
+            path[depth] = child
+            depth += 1
+        node = np.int64(path[depth - 1])
+        child, e = next_found(graph, choice, search, node)
+        search.edge[node] = e
+        if child != EMPTY:
+            continue
+        depth -= 1
+        left[num_left] = node
+        num_left += 1
+        if low[node] == found[node]:
+            begin = np.int64(first[node])
+            for i in range(begin, num_left):
+                found[left[i]] = DONE
+            if num_left == begin + 1:
+                read_actions(graph, value, rule, node)
+                value[node] = rule.q[choice[node]] / (1.0 - rule.own[choice[node]])
+            else:
+                solve_component(graph, value, rule, choice, search, begin, num_left)
+            num_left = begin
+        elif depth > 0:
+            low[path[depth - 1]] = min(low[path[depth - 1]], low[node])
+        if depth == 0:
+            return
+
+
+@jit_in_place(inline=True)
+def next_found(graph, choice, search, node):
+    """The next node that the policy leads to from a node and that was not found yet, or EMPTY, and
+    the edge to it.
+    """
+    e, end = np.int64(search.edge[node]), graph.block_start[node] + graph.degree[node]
+    while e < end:
+        after = np.int64(graph.edge_next[e])
+        if (
+            graph.edge_action[e] == choice[node]
+            and not graph.edge_terminated[e]
+            and choice[after] != EMPTY
+        ):
+            if search.found[after] == 0:
+                return after, e
+            if search.found[after] != DONE:
+                search.low[node] = min(search.low[node], search.found[after])
+        e += 1
+    return np.int64(EMPTY), e
+
+
+@jit_in_place
+def solve_component(graph, value, rule, choice, search, begin, end):
+    """The value of a policy in the nodes left from begin to end, each of which leads to all."""
+    b, at, weights = search.b, search.at, search.weight
+    size, scale = 0, 0.0
+    for i in range(begin, end):
+        search.place[search.left[i]] = i
+    for i in range(begin, end):
+        node = np.int64(search.left[i])
+        a, first = choice[node], size
+        count = graph.pair_count[node, a] + rule.prior
+        total = rule.prior / count * rule.unit * rule.leaf_q[node, a]
+        own, start = 0.0, graph.block_start[node]
+        for e in range(start, start + graph.degree[node]):
+            if graph.edge_action[e] != a:
+                continue
+            after, weight = graph.edge_next[e], graph.edge_count[e] / count
+            total += weight * rule.unit * graph.edge_reward[e]
+            if graph.edge_terminated[e]:
+                continue
+            place = search.place[after]
+            if after == node:
+                own += weight * rule.gamma
+            elif begin <= place < end and search.left[place] == after:
+                at[size], weights[size] = place - begin, weight * rule.gamma
+                size += 1
+            else:
+                total += weight * rule.gamma * value[after]
+        row = i - begin
+        search.start[row + 1] = size
+        b[row] = total / (1.0 - own)
+        scale = max(scale, abs(b[row]))
+        for k in range(first, size):
+            weights[k] /= 1.0 - own
+    m = end - begin
+    x = search.space[0]
+    for row in range(m):
+        x[row] = 0.0
+        b[row] /= scale if scale > 0.0 else 1.0
+    if scale > 0.0:
+        solve_rows(search, m)
+    for row in range(m):
+        value[search.left[begin + row]] = scale * x[row]
+
+
+@jit_in_place
+def pass_rows(search, m, x, with_b):
+    """Put the right sides of m equations into x, in place and in turn. Returns the largest change,
+    and the largest one relative to what changed.
+    """
+    change, relative = 0.0, 0.0
+    for i in range(m):
+        new = search.b[i] if with_b else 0.0
+        for k in range(search.start[i], search.start[i + 1]):
+            new += search.weight[k] * x[search.at[k]]
+        step = abs(new - x[i])
+        if step > 0.0:
+            change = max(change, step)
+            relative = max(relative, step / max(abs(new), abs(x[i])))
+        x[i] = new
+    return change, relative
+
+
+@jit_in_place
+def solve_rows(search, m):
+    """Solve m equations for x = space[0]: passes, in turn with BiCGSTAB, whose steps are passes.
+
+    As a depth-first search has left the rows, a pass follows all ways but those back: of one ring,
+    two steps know the end. Passes alone would find it in the end, as gamma < 1.
+    """
+    x = search.space[0]
+    while True:
+        change, relative = 0.0, 0.0
+        for _ in range(PASSES):
+            change, relative = pass_rows(search, m, x, True)
+            if relative <= 1e-14:
+                return
+        largest = 0.0
+        for i in range(m):
+            largest = max(largest, abs(x[i]))
+        if change <= 1e-14 * largest:
+            return
+        step_rows(search, m)
+
+
+@jit_in_place
+def dot(m, x, y):
+    """The sum of m products."""
+    total = 0.0
+    for i in range(m):
+        total += x[i] * y[i]
+    return total
+
+
+@jit_in_place
+def step_rows(search, m):
+    """BiCGSTAB (van der Vorst 1992) from x = space[0] on, unless that brings it no nearer."""
+    space = search.space
+    x, before, r, r0, p, v, t = space[0], space[1], space[2], space[3], space[4], space[5], space[6]
+    for i in range(m):
+        before[i] = r[i] = x[i]
+        p[i] = v[i] = 0.0
+    begin, _ = pass_rows(search, m, r, True)
+    for i in range(m):
+        r[i] -= x[i]
+        r0[i] = r[i]
+    rho = alpha = omega = 1.0
+    for _ in range(2 * m):
+        last, rho = rho, dot(m, r0, r)
+        if rho == 0.0 or omega == 0.0:
+            break
+        beta = rho / last * alpha / omega
+        for i in range(m):
+            p[i] = r[i] + beta * (p[i] - omega * v[i])
+            v[i] = p[i]
+        pass_rows(search, m, v, False)
+        for i in range(m):
+            v[i] = p[i] - v[i]
+        product = dot(m, r0, v)
+        if product == 0.0:
+            break
+        alpha = rho / product
+        for i in range(m):
+            r[i] -= alpha * v[i]
+            t[i] = r[i]
+        pass_rows(search, m, t, False)
+        for i in range(m):
+            t[i] = r[i] - t[i]
+        size = dot(m, t, t)
+        omega = dot(m, t, r) / size if size > 0.0 else 0.0
+        rest, largest = 0.0, 0.0
+        for i in range(m):
+            x[i] += alpha * p[i] + omega * r[i]
+            r[i] -= omega * t[i]
+            rest, largest = max(rest, abs(r[i])), max(largest, abs(x[i]))
+        if rest <= 1e-15 * largest:
+            break
+    for i in range(m):
+        r[i] = x[i]
+    end, _ = pass_rows(search, m, r, True)
+    if not end < begin:
+        for i in range(m):
+            x[i] = before[i]
+
+
+# --------------------------------------------------------------------------------------------------
+# In steps: the frontier
+# --------------------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """The arrays of a `FrontierPlanner`, N node ids. A row or column of costs may stand for all."""
+
+    steps: NDArray[np.float64]  # [N], log V / log discount; inf where nothing untried is reached
+    costs: NDArray[np.float64]  # [N or 1, A or 1], log w / log discount of untried pairs
+    falls: Queue  # of nodes whose value may have fallen: these come first
+    rises: Queue
+
+
+@jit_in_place(inline=True)
+def read_steps(graph, plan, node, log_discount, prior, solved, q, total, own):
+    """log Q(s, a) / log discount of a node, into q float64 [A]; V(s) is solved for, or as it is.
+
+    total and own, float64 [A], are scratch.
+    """
+    steps, costs = plan.steps, plan.costs
+    row, columns = node % costs.shape[0], costs.shape[1]
+    own[:] = 0.0
+    for a in range(q.shape[0]):
+        count = graph.pair_count[node, a]
+        q[a] = costs[row, a % columns] if count == 0 or prior > 0.0 else np.inf
+        total[a] = prior / (count + prior) if count > 0 else 1.0
+    start = graph.block_start[node]
+    for e in range(start, start + graph.degree[node]):
+        a, after = graph.edge_action[e], graph.edge_next[e]
+        if graph.edge_terminated[e]:
+            continue
+        weight = graph.edge_count[e] / (graph.pair_count[node, a] + prior)
+        if solved and after == node:
+            own[a] += weight * np.exp(log_discount)
+        elif steps[after] < np.inf:
+            way = steps[after] + 1.0
+            if way < q[a]:  # what is added up counts from the nearest
+                total[a] *= np.exp((q[a] - way) * log_discount)
+                q[a] = way
+            total[a] += weight * np.exp((way - q[a]) * log_discount)
+    for a in range(q.shape[0]):
+        if graph.pair_count[node, a] > 0 and q[a] < np.inf:
+            q[a] += np.log(total[a] / (1.0 - own[a])) / log_discount
+
+
+@jit_in_place
+def make_plan(graph, plan, changed, log_discount, prior, slack, budget, q, total, own):
+    """Follow nodes int64 [n] that changed, then bring steps up to date, reading about `budget`
+    edges. Returns how many were read. A change of more than `slack` steps is followed.
+
+    Falls come first. States in a ring would otherwise hold each other up, and lose only a step at
+    every turn. So a value that falls by a step or more, as all such values do, becomes nothing, and
+    so do those that lean on it, until what is left leans on none of them. Then what rises goes on.
+    """
+    steps, falls, rises = plan.steps, plan.falls, plan.rises
+    push_all(falls, changed)
+    work = 0
+    while work < budget and falls.ends[1] + rises.ends[1] > 0:
+        falling = falls.ends[1] > 0
+        node = pop(falls) if falling else pop(rises)
+        if graph.in_degree[node] == FREED:
+            continue
+        old, new = steps[node], np.inf
+        read_steps(graph, plan, node, log_discount, prior, True, q, total, own)
+        for a in range(q.shape[0]):
+            new = min(new, q[a])
+        work += 1 + graph.degree[node]
+        if new < old - slack:
+            if falling:
+                push(rises, node)
+                continue
+            steps[node] = new
+        elif falling and new > old + slack:
+            steps[node] = new if new < old + 1.0 - 1e-9 else np.inf
+            if new < steps[node]:
+                push(rises, node)
+        else:
+            continue
+        e = graph.in_first[node]
+        while e != EMPTY:
+            source = graph.edge_source[e]
+            if falling and steps[source] < np.inf:
+                push(falls, source)
+            elif not falling and steps[source] > 0.0:
+                push(rises, source)
+            e = graph.in_next[e]
+            work += 1
+    return work
+
+
+@jit_in_place
+def count_untried(graph, num_ids):
+    """Pairs never tried of the nodes that an episode was in."""
+    untried = 0
+    for node in range(num_ids):
+        if graph.degree[node] > 0 or graph.in_first[node] != EMPTY:
+            for a in range(graph.pair_count.shape[1]):
+                untried += graph.pair_count[node, a] == 0
+    return untried

@@ -1,0 +1,405 @@
+"""GraphValues: the nested backup of `targets.py` over the whole graph, at no depth cut off.
+
+find_tried: the same over tried actions alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gbcore.arrays import Holder, as_indices, check_array, grown
+from gbcore.graph import KnownNodes, TransitionGraph
+from gbcore.kernels import edges, sweeps
+from gbcore.kernels.edges import FREED
+from gbcore.kernels.hashing import EMPTY
+from gbcore.kernels.sweeps import Queue, Rule
+from gbcore.leaf_table import LeafTable
+
+CHUNK = 128  # states per evaluation, at most
+BUDGET = 3_000  # edges that an update reads, its own changes apart
+RENEWED = 30_000  # nodes whose leaf values a `renew` evaluates, in turn; of fewer all
+TOLERANCE = 1e-7  # change of a value, of itself or of the smallest reward, that waits for `renew`
+TINY, UNIT = 1e-280, 1e280  # values below are solved again, counted in a smaller unit
+
+Actions = NDArray[np.int64]
+Network = Callable[[NDArray[Any]], Actions]  # observations [n, *obs_shape] -> actions [n]
+
+
+class GraphValues(Holder):
+    """Values of all states of a graph: the limit of the rule "greedy" as the depth grows.
+
+    With q the leaf values, c(s, a) the count of a pair and f(T) those of its transitions:
+
+        Q(s, a) = (sum_T f(T) (r + gamma (1 - done) V(s')) + prior q(s, a)) / (c(s, a) + prior)
+        V(s)    = max_a Q(s, a)                                 of pairs never seen, Q = q
+
+    This is value iteration on the data, with the network's values at its edge: every known path to
+    a reward counts, however long. A prior keeps what was seen once or twice from deciding alone.
+
+    Values are kept, and follow the graph at every `update`: the states whose transitions changed
+    are backed up, the newest first, and then the states that lead to one whose value changed, up to
+    BUDGET edges. The rest waits for the next update. Between two updates nothing is evaluated and
+    nothing changes, so that it makes no difference when and how often values are read.
+
+    The network's guesses at pairs never seen are optimism: they draw training to what was not
+    tried, which corrects them. An evaluation corrects nothing, and acts on `seen_policy`.
+
+    One thread at a time, as whatever writes to the graph. `copy.deepcopy` and pickle copy graph and
+    leaves, too, unless they are copied together.
+
+    Args:
+        graph: the TransitionGraph.
+        leaves: its `LeafTable`.
+        gamma: the discount, in [0, 1).
+        prior: observations that q counts as, in [0, inf).
+
+    Raises:
+        ValueError: for a discount or prior out of range, or leaves of another graph.
+    """
+
+    def __init__(
+        self, graph: TransitionGraph, leaves: LeafTable, gamma: float, prior: float = 0.0
+    ) -> None:
+        if not 0 <= gamma < 1:
+            raise ValueError(f"Require 0 <= gamma < 1, got {gamma}")
+        if not 0 <= prior < np.inf:
+            raise ValueError(f"Require 0 <= prior < inf, got {prior}")
+        if leaves.graph is not graph:
+            raise ValueError("Require the leaf table of this graph, got one of another")
+        self.graph: TransitionGraph = graph
+        self.leaves: LeafTable = leaves
+        self.gamma: float = float(gamma)
+        self.prior: float = float(prior)
+        self._value = np.zeros(graph.capacity)
+        self._queue = new_queue(graph.capacity)
+        self._followed = -1  # the graph's num_logged at the last update
+        self._smallest = np.inf  # size of a reward, zeros apart
+        self._renewed = 0  # the id that `renew` goes on from
+        self._tried = np.zeros(0), np.zeros(0, np.int32)  # see `find_tried`
+        with graph.lock:
+            self._settle()
+
+    def __repr__(self) -> str:
+        return f"GraphValues({self.graph.num_nodes:,} nodes, {self._queue.ends[1]:,} wait)"
+
+    def update(self) -> None:
+        """Follow what changed in the graph, and what it changes, up to BUDGET edges."""
+        with self.graph.lock:
+            self._enter(changed := self.graph.changed(self._followed))
+            arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
+            self._smallest = floor = sweeps.smallest_reward(arrays, changed, self._smallest)
+            if floor == np.inf:  # no reward is known: what the network gives stands in
+                floor = float(np.abs(self._value[: self.graph.num_ids]).max(initial=0.0))
+            sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, floor, BUDGET)
+            self._followed = self.graph.num_logged
+
+    def renew(self) -> None:
+        """The network has changed: evaluate leaf values anew, and solve for all values.
+
+        Of more than RENEWED nodes the leaf values of so many are evaluated, in turn: each copy of a
+        network then costs the same, however large the graph.
+        """
+        with self.graph.lock:
+            n = self.graph.num_ids
+            turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
+            turn = turn[self.graph.arrays.in_degree[turn] != FREED]
+            self.leaves.renew(turn, CHUNK)
+            self._settle()
+            self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
+
+    def values(self, nodes: ArrayLike) -> NDArray[np.float64]:
+        """V(s) of node ids int64 [n], as of the last update: float64 [n].
+
+        Raises:
+            KeyError: for what is no id of a node.
+            ValueError: for a node that came after it.
+        """
+        with self.graph.lock:
+            self._require_followed(nodes := as_indices("nodes", nodes), came=True)
+            return self._value[nodes]
+
+    def targets(self, nodes: ArrayLike, actions: ArrayLike) -> NDArray[np.float32]:
+        """Q(s, a) of pairs [B], the prior left out, as at the roots of `q_targets`: float32 [B].
+
+        Raises as `values`, and ValueError for a node whose transitions changed since the update,
+        another number of actions, or one out of range.
+        """
+        with self.graph.lock:
+            nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
+            self._require_followed(nodes, came=False)
+            if nodes.shape != actions.shape:
+                raise ValueError(
+                    f"Require an action per node, got {actions.shape} for {nodes.shape}"
+                )
+            if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
+                raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
+            targets = np.empty(len(nodes), np.float32)
+            rule = rule_of(self.leaves.q, self.gamma)
+            sweeps.read_pairs(self.graph.arrays, self._value, rule, nodes, actions, targets)
+            return targets
+
+    def actions(self, nodes: ArrayLike) -> Actions:
+        """argmax_a Q(s, a) of what `graph.find` returned: int64 [n].
+
+        -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
+        transitions changed, since the last update.
+        """
+        with self.graph.lock:
+            nodes = as_indices("nodes", nodes)
+            self.graph.require_nodes(nodes[nodes != -1])
+            return self._choose(nodes)
+
+    def act(
+        self, obs: NDArray[Any], otherwise: Network, keys: NDArray[Any] | None = None
+    ) -> Actions:
+        """Greedy actions int64 [n] for observations [n, *obs_shape], as training acts.
+
+        Args:
+            otherwise: asked for the actions of observations of which `actions` knows none.
+            keys: of the states [n, *key_shape], where the graph has keys.
+        """
+        with self.graph.lock:
+            return _complete(self._choose(self._find(obs, keys)), obs, otherwise)
+
+    def seen_policy(self, otherwise: Network) -> Callable[..., Actions]:
+        """The policy that is greedy among what was really seen: function of (obs, keys=None).
+
+        V(s) is the maximum over tried actions alone, and the network's where nothing was tried; it
+        is exact. Of equal actions the one counts that was tried most often. What was found is where
+        the next search begins, and no part of training: it makes no difference whether and when
+        this is called.
+        The policy stays as it is when graph or network change. `otherwise` is asked where nothing
+        was tried.
+        """
+        with self.graph.lock:
+            nodes, n = self._nodes(), self.graph.num_ids
+            unknown = nodes[~self.leaves.knows(nodes)]
+            q = self.leaves.q
+            if len(unknown):  # came since the last update
+                q = q.copy()
+                q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), CHUNK))
+            if not np.isfinite(q[:n]).all():
+                q = np.nan_to_num(q)
+            value, choice = self._tried
+            value, choice = grown(value, n)[:n], grown(choice, n, EMPTY)[:n]
+            ends = self.graph.arrays.degree[:n] == 0
+            value[ends] = q[:n][ends].max(axis=1)
+            chosen = find_tried(self.graph, q, self.gamma, self.prior, value, choice)
+            self._tried = value, choice
+            seen = KnownNodes(self.graph)
+            seen.add(nodes)
+
+            def policy(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> Actions:
+                with self.graph.lock:
+                    found = self._find(obs, keys)
+                    known = found[found >= 0]
+                    actions = np.full(len(found), -1, np.int64)
+                    actions[found >= 0] = [
+                        chosen[node] if is_seen else -1
+                        for node, is_seen in zip(known, seen.has(known), strict=True)
+                    ]
+                    return _complete(actions, obs, otherwise)
+
+            return policy
+
+    def _find(self, obs, keys):
+        keys = [None] * len(obs) if keys is None else keys
+        return np.array(
+            [self.graph.find(one, key) for one, key in zip(obs, keys, strict=True)], np.int64
+        )
+
+    def _choose(self, nodes):
+        """-1 for ids of which nothing is known."""
+        nodes = np.where(nodes < 0, EMPTY, nodes)
+        known = np.flatnonzero(nodes >= 0)
+        if len(known):
+            nodes[known[~self._follows(nodes[known], came=False)]] = EMPTY
+        actions = np.empty(len(nodes), np.int64)
+        rule = rule_of(self.leaves.q, self.gamma, self.prior)
+        sweeps.choose_actions(self.graph.arrays, self._value, rule, nodes, actions)
+        return actions
+
+    # ----------------------------------------------------------------------------------------------
+    # Storage
+    # ----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes back, with the same further behaviour; some are views."""
+        with self.graph.lock:
+            self._make_room()
+            return {
+                "rows": {"value": self._value[: self.graph.num_ids]},
+                "waiting": sweeps.list_waiting(self._queue),
+                "followed": self._followed,
+                "smallest": self._smallest,
+                "renewed": self._renewed,
+            }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on with what `state` returned, of this graph or of one restored from its state.
+
+        Raises:
+            KeyError: for what is missing.
+            ValueError: for arrays that do not belong to the graph. Then nothing has changed.
+        """
+        with self.graph.lock:
+            n = self.graph.num_ids
+            value, waiting = saved["rows"]["value"], saved["waiting"]
+            check_array("value", value, np.float64, (n,))
+            queue = queue_of(waiting, self.graph)
+            followed, renewed = (int(saved[name]) for name in ("followed", "renewed"))
+            smallest = float(saved["smallest"])
+            self._make_room()
+            self._value[:n] = value
+            self._queue, self._smallest = queue, smallest
+            self._followed, self._renewed = followed, renewed % max(n, 1)
+
+    def _nodes(self):
+        """All nodes."""
+        return np.flatnonzero(self.graph.arrays.in_degree[: self.graph.num_ids] != FREED)
+
+    def _enter(self, nodes):
+        """Nodes without a leaf value or a finite value get the network's. Returns them."""
+        self._make_room()
+        # A network may give NaN.
+        new = nodes[~(self.leaves.knows(nodes) & np.isfinite(self._value[nodes]))]
+        if len(new):
+            self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
+        return new
+
+    def _settle(self):
+        self._enter(nodes := self._nodes())
+        arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
+        tried = arrays.degree[nodes] > 0
+        ends, nodes = nodes[~tried], nodes[tried][::-1]
+        value = self._value[: self.graph.num_ids]
+        value[ends] = self.leaves.q[ends].max(axis=1)
+        settle(self.graph, rule, value, np.full(len(value), EMPTY, np.int32), nodes)
+        self._queue = new_queue(self.graph.capacity)
+        self._smallest = sweeps.smallest_reward(arrays, nodes, np.inf)
+        self._followed = self.graph.num_logged
+
+    def _follows(self, nodes, came):
+        """Were ids int64 [n] there at the last update, and unless `came` their transitions, too?
+
+        Others may lead to a state without a value, which kernels do not look at.
+        """
+        self._make_room()
+        late = edges.find_logged(self.graph.arrays, self._followed, nodes, came)
+        return self.leaves.knows(nodes) & ~late
+
+    def _require_followed(self, nodes, came):
+        self.graph.require_nodes(nodes)
+        late = nodes[~self._follows(nodes, came)]
+        if len(late):
+            raise ValueError(
+                f"Require an update since node {late[0]} was added or changed, or `renew` since "
+                "leaf values were forgotten"
+            )
+
+    def _make_room(self):
+        if len(self._value) < self.graph.capacity:
+            self._value = grown(self._value, self.graph.capacity)
+            self._queue = queue_of(sweeps.list_waiting(self._queue), self.graph)
+
+
+def _complete(actions, obs, otherwise):
+    unknown = actions < 0
+    if unknown.any():
+        actions[unknown] = otherwise(obs[unknown])
+    return actions
+
+
+def settle(
+    graph: TransitionGraph,
+    rule: Rule,
+    value: NDArray[np.float64],
+    choice: NDArray[np.int32],
+    nodes: NDArray[np.int64],
+) -> None:
+    """V(s) of int64 [n] nodes in which something was tried, exact but for rounding.
+
+    Policy iteration, in the time that it takes to read the graph a few times, whatever rewards and
+    discount are.
+
+    Args:
+        value: float64 [num_ids]. In: V(s) of all other nodes. Out: of all.
+        choice: int32 [num_ids]. In: an action to begin with; -1 where none is known, and of all
+            other nodes. Out: a best action.
+    """
+    arrays, n = graph.arrays, graph.num_ids
+    queue, new = new_queue(n), nodes[choice[nodes] == EMPTY]
+    sweeps.choose_first(arrays, value, rule, choice, new, queue)
+    rises = 1
+    while rises:
+        sweeps.evaluate(arrays, value, rule, choice)
+        turns = np.zeros(n, np.int8)
+        rises = sweeps.improve(arrays, value, rule, choice, nodes, queue, turns)
+
+
+def find_tried(
+    graph: TransitionGraph,
+    leaf_q: NDArray[np.float32],
+    gamma: float,
+    prior: float,
+    value: NDArray[np.float64],
+    choice: NDArray[np.int32],
+) -> Actions:
+    """The best action int64 [num_ids] where only tried ones count, -1 where there are none.
+
+    Of equal actions the one counts that was tried most often.
+
+    Args:
+        leaf_q: float32 [num_ids or more, A], read with a prior alone.
+        value: float64 [num_ids]. In: V(s) of states in which nothing was tried. Out: of all.
+        choice: int32 [num_ids], as of `settle`, of an earlier call or -1.
+    """
+    arrays, n = graph.arrays, graph.num_ids
+    chosen, tried = np.full(n, EMPTY, np.int64), arrays.degree[:n] > 0
+    nodes = np.flatnonzero(tried)[::-1]  # value flows from a state to those that came before it
+    known = tried & (choice >= 0)
+    known[known] = arrays.pair_count[np.flatnonzero(known), choice[known]] > 0
+    choice[~known] = EMPTY
+    rule = rule_of(leaf_q, gamma, prior, tried_only=True)
+    settle(graph, rule, value, choice, nodes)
+    sweeps.choose_last(arrays, value, rule, nodes, chosen)
+    while True:  # what is so far that float64 gives it 0 is sought again, in a smaller unit
+        far = nodes[np.abs(value[nodes]) < TINY]
+        is_new = rule.unit == 1.0 or len(far) < len(nodes)
+        if not (len(far) and is_new and sweeps.leads_out(arrays, value, far)):
+            return chosen
+        # A unit that is too large hides no sign.
+        nodes, rule = far, rule._replace(unit=min(rule.unit * UNIT, 1e300))
+        value, before = np.clip(value * UNIT, -1e300, 1e300), choice
+        choice = np.full(n, EMPTY, np.int32)
+        choice[far] = before[far]
+        settle(graph, rule, value, choice, nodes)
+        sweeps.choose_last(arrays, value, rule, nodes, chosen)
+
+
+def rule_of(
+    leaf_q: NDArray[np.float32], gamma: float, prior: float = 0.0, tried_only: bool = False
+) -> Rule:
+    """A `Rule` with scratch of its own."""
+    num_actions = leaf_q.shape[1]
+    return Rule(leaf_q, gamma, prior, 1.0, tried_only, np.empty(num_actions), np.empty(num_actions))
+
+
+def new_queue(length: int) -> Queue:
+    """An empty queue of nodes below length."""
+    return Queue(np.empty(length, np.int32), np.zeros(length, np.bool_), np.zeros(2, np.int64))
+
+
+def queue_of(nodes: NDArray[np.int64], graph: TransitionGraph) -> Queue:
+    """A queue with room for all ids of a graph, in which int64 [n] nodes wait.
+
+    Raises ValueError for what are no ids.
+    """
+    check_array("waiting", nodes, np.int64, (np.size(nodes),))
+    if len(nodes) and not 0 <= nodes.min() <= nodes.max() < graph.num_ids:
+        raise ValueError("Require waiting nodes of the graph")
+    queue = new_queue(graph.capacity)
+    sweeps.push_all(queue, nodes)
+    return queue
