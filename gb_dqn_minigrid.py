@@ -7,11 +7,13 @@
 
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update per step. The whole grid is observed, and its layout is the same in every
-episode. This file and the folder gbcore are all there is: copy them and change them. What is not
+episode, unless --num-levels says otherwise. This file and the folder gbcore are all there is: copy them and change them. What is not
 learning (flags of a run, its folder, resume) is in gbcore/run.
 """
 
 import copy
+import functools
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -26,7 +28,7 @@ from minigrid.minigrid_env import MiniGridEnv
 from minigrid.wrappers import FullyObsWrapper
 
 import gbcore.run as gb
-from gbcore import FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph
+from gbcore import EpisodeGraph, FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph
 from gbcore.targets import pair_q_values
 
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
@@ -43,6 +45,11 @@ BACKUPS = {
 @dataclass
 class Args(gb.RunFlags):
     env_id: str = "DoorKey-6x6"  # the task, as in DoorKey-6x6 or MiniGrid-DoorKey-6x6-v0
+    num_levels: gb.Amount = 1
+    """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
+    1, evaluations play levels that training never meets"""
+    view: Literal["grid", "partial"] = "grid"
+    """what the network sees: the whole grid, or the last four 7x7 views of the agent"""
     total_timesteps: gb.Count = 100_000  # environment steps
     learning_rate: gb.Scale = 1e-3  # step size of Adam
     adam_eps: gb.Scale = 1.5e-4  # epsilon of Adam
@@ -50,7 +57,7 @@ class Args(gb.RunFlags):
     gamma: gb.Share = 0.95  # the discount
     target_network_frequency: gb.Count | None = None
     """steps between copies into the target network; by default 8,000, with whole-graph 2,000"""
-    batch_size: gb.Count = 32  # transitions per update
+    batch_size: gb.Count | None = None  # transitions per update: 32, where levels change 128
     learning_starts: gb.Amount | None = None
     """random steps before the first update; by default 5,000, with whole-graph 0"""
     train_frequency: gb.Count | None = None
@@ -72,8 +79,12 @@ class Args(gb.RunFlags):
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
     act_on: Literal["graph", "network"] | None = None
     """what is greedy: by default the network, with whole-graph its values"""
-    eval_episodes: gb.Count = 3  # episodes of each evaluation
-    eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
+    eval_act_on: Literal["graph", "network"] | None = None
+    """the same in evaluations, by default as --act-on; where levels change, or the view is partial,
+    graph is that of the evaluation's own episode"""
+    eval_episodes: gb.Count | None = None  # of each evaluation: 3, where levels change 20
+    eval_frequency: gb.Amount | None = None
+    """steps between evaluations, 0 = only after training: 1,000, where levels change 5,000"""
     eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
 
     DEFAULTS: ClassVar = {  # where none is given: of the paper's backups, of whole-graph
@@ -83,6 +94,11 @@ class Args(gb.RunFlags):
         "frontier_share": (0.5, 0.9),
         "act_on": ("network", "graph"),
     }
+    OF_LEVELS: ClassVar = {  # where none is given: of one level, of levels that change
+        "batch_size": (32, 128),
+        "eval_episodes": (3, 20),
+        "eval_frequency": (1_000, 5_000),
+    }
     IDLE: ClassVar = {  # flags -> where they do nothing
         "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
         "depth": ("backup=one-step|whole-graph",),
@@ -91,6 +107,13 @@ class Args(gb.RunFlags):
         "start_e": ("learning_starts=0",),
     }
 
+    def __post_init__(self):
+        for name, pair in self.OF_LEVELS.items():
+            if getattr(self, name) is None:
+                setattr(self, name, pair[self.num_levels != 1])
+        super().__post_init__()
+        self.eval_act_on = self.eval_act_on or self.act_on
+
 
 # --------------------------------------------------------------------------------------------------
 # Network
@@ -98,37 +121,49 @@ class Args(gb.RunFlags):
 
 
 class QNetwork(nn.Module):
-    """One channel per object, colour and state; two convolutions, two dense layers."""
+    """One channel per object, colour and state; two convolutions, two dense layers.
 
-    def __init__(self, obs_shape, num_actions):
+    Where levels change the dense layers also read the largest value of each channel of the first
+    convolution, 32 in place of 16: lava ahead is then lava ahead, wherever the agent is.
+    """
+
+    def __init__(self, obs_shape, num_actions, levels_change=False):
         super().__init__()
         # Of each of the three, the first (empty, red, open or right) is where all channels are 0.
         num_objects, num_colours, num_states = len(OBJECT_TO_IDX), len(COLOR_TO_IDX), 4
-        codes = [(0, i) for i in range(OBJECT_TO_IDX["empty"] + 1, num_objects)]
-        codes += [(1, i) for i in range(1, num_colours)] + [(2, i) for i in range(1, num_states)]
+        width, height, depth = obs_shape
+        codes = [
+            (first + kind, code)
+            for first in range(0, depth, 3)  # of each view that is stacked
+            for kind, least, most in (
+                (0, OBJECT_TO_IDX["empty"] + 1, num_objects), (1, 1, num_colours), (2, 1, num_states)
+            )
+            for code in range(least, most)
+        ]  # fmt: skip
         which, code = torch.tensor(codes).unbind(1)
         self.register_buffer("which", which, persistent=False)
         self.register_buffer("code", code.to(torch.uint8), persistent=False)
-        width, height, _ = obs_shape
-        self.layers = nn.Sequential(
-            nn.Conv2d(len(codes), 16, 3), nn.ReLU(),  # the border of a grid is wall
-            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(32 * ((width - 1) // 2) * ((height - 1) // 2), 128), nn.ReLU(),
-            nn.Linear(128, num_actions),
-        )  # fmt: skip
+        self.levels_change, channels = levels_change, 32 if levels_change else 16
+        size = 32 * ((width - 1) // 2) * ((height - 1) // 2) + channels * levels_change
+        self.near = nn.Sequential(nn.Conv2d(len(codes), channels, 3), nn.ReLU())  # borders are wall
+        self.far = nn.Sequential(
+            nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()
+        )
+        self.out = nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, num_actions))
 
     def forward(self, obs):
-        """uint8 [B, W, H, 3] -> values [B, num_actions]."""
+        """uint8 [B, W, H, 3 or 12] -> values [B, num_actions]."""
         x = obs.index_select(3, self.which) == self.code
-        return self.layers(x.permute(0, 3, 1, 2).float())
+        near = self.near(x.permute(0, 3, 1, 2).float())  # [B, channels, W - 2, H - 2]
+        x = self.far(near)
+        return self.out(torch.cat([x, near.amax((2, 3))], 1) if self.levels_change else x)
 
     values = forward
 
 
 def make_network(args, obs_shape, num_actions):
     """The network that these flags ask for."""
-    return QNetwork(obs_shape, num_actions)
+    return QNetwork(obs_shape, num_actions, args.num_levels != 1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -165,17 +200,24 @@ class Learner(gb.LearnerState):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""
         return self.values(self.online, obs).argmax(axis=1)
 
-    def act(self, obs):
+    def act(self, obs, keys=None):
         """As training acts: with whole-graph on its values, the network's guesses among them."""
         if self.args.act_on == "graph":
-            return self.graph_values.act(obs, otherwise=self.act_on_network)
+            return self.graph_values.act(obs, self.act_on_network, keys)
         return self.act_on_network(obs)
 
-    def policy(self):
-        """As evaluations act: with whole-graph on what was really seen."""
-        if self.args.act_on == "graph":
+    def policy(self, held_out=True):
+        """As evaluations act: with whole-graph on what was really seen, where training was there;
+        in held-out levels, and with a view alone, on a graph of the episode under way.
+        """
+        args = self.args
+        if args.eval_act_on == "network":
+            return self.act_on_network
+        is_there = args.view == "grid" and not (held_out and args.num_levels != 1)
+        if self.graph_values is not None and is_there:
             return self.graph_values.seen_policy(otherwise=self.act_on_network)
-        return self.act_on_network
+        q = functools.partial(self.values, self.online)
+        return EpisodeGraph(q, self.graph.num_actions, args.gamma, args.prior)
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over what is known of the leaves."""
@@ -219,13 +261,22 @@ class Learner(gb.LearnerState):
 
 
 class Task:
-    """A MiniGrid task with the whole grid as observation and one layout for all episodes.
+    """A MiniGrid task, whose levels are drawn by their seeds: all chance is theirs.
 
-    Observations are uint8 [W, H, 3]: object, colour and state of each cell. A time limit (the
-    task's own) is a truncation. All that is random is drawn from the seed, anew at every reset.
+    A grid is uint8 [W, H, 3]: object, colour and state of each cell. It is what is observed, or, by
+    view, the state's key, and the last four 7x7 views of the agent are observed: [7, 7, 12], the
+    newest last. A time limit (the task's own) is a truncation.
+
+    A fifth of all worlds, a world being the first grid without the agent, is held out: training
+    draws again when it meets one. Where a task has too few worlds to tell, a fifth of all seeds.
+
+    Args:
+        args: num_levels, view and seed: of the only level, or of what the levels are.
+        rng: np.random.Generator that draws an episode's level.
+        held_out: play held-out levels, in place of those of training?
     """
 
-    def __init__(self, env_id, seed, render_mode=None):
+    def __init__(self, env_id, args, rng, held_out=False, render_mode=None):
         try:
             env = gymnasium.make(env_id, disable_env_checker=True, render_mode=render_mode)
         except gymnasium.error.Error as error:
@@ -234,29 +285,69 @@ class Task:
             gb.fail(f"cannot use {env_id}, which is no MiniGrid grid; {gb.ELSEWHERE}")
         if not isinstance(env.action_space, gymnasium.spaces.Discrete):
             gb.fail(f"cannot use {env_id}: its actions are {env.action_space}, not discrete")
-        env.unwrapped.gen_obs = dict  # the agent's partial view costs most of a step: leave it out
-        self.env, self.seed = FullyObsWrapper(env), seed
-        self.num_actions = int(env.action_space.n)
+        if args.view == "grid":
+            env.unwrapped.gen_obs = dict  # the view costs most of a step: leave it out
+        self.env, self.args, self.rng = FullyObsWrapper(env), args, rng
+        self.num_actions, self.held_out = int(env.action_space.n), held_out
+        self.by_world = args.num_levels != 1 and self._has_both_kinds()
 
     def reset(self):
-        self.actions = []  # of this episode
-        self.obs = self.env.reset(seed=self.seed)[0]["image"]
+        """The first observation of an episode."""
+        args, rng = self.args, self.rng
+        if args.num_levels == 1:
+            return self._begin(args.seed)
+        if args.num_levels > 1 and not self.held_out:
+            rng = np.random.default_rng([args.seed, int(rng.integers(args.num_levels))])
+        while True:
+            obs = self._begin(int(rng.integers(2**31)))
+            if self._is_held_out() == self.held_out:
+                return obs
+
+    def _has_both_kinds(self):
+        """Are there worlds that are held out, and others?"""
+        self.by_world, found = True, set()
+        for seed in range(200):
+            self._begin(seed)
+            found.add(self._is_held_out())
+            if len(found) == 2:
+                return True
+        return False
+
+    def _is_held_out(self):
+        """Is the level that has just begun?"""
+        world = self.grid.copy()
+        world[world[..., 0] == OBJECT_TO_IDX["agent"]] = OBJECT_TO_IDX["empty"], 0, 0
+        level = world.tobytes() if self.by_world else str(self.seed).encode()
+        return hashlib.blake2b(level, digest_size=1).digest()[0] % 5 == 0
+
+    def _begin(self, seed):
+        self.seed, self.actions = seed, []
+        self.views = [np.zeros((7, 7, 3), np.uint8)] * 4
+        return self._observe(self.env.reset(seed=seed)[0])
+
+    def _observe(self, obs):
+        self.grid = self.obs = obs["image"]
+        self.key = None
+        if self.args.view == "partial":
+            view = self.env.unwrapped.gen_obs()["image"]
+            self.views = [*self.views[1:], view]
+            self.obs = np.concatenate(self.views, axis=2)
+            self.key = self.grid.reshape(-1)
         return self.obs
 
     def step(self, action):
         """Observation, the environment's own reward, terminated, truncated."""
         self.actions.append(action)
         obs, reward, terminated, truncated, _ = self.env.step(action)
-        self.obs = obs["image"]
-        return self.obs, float(reward), terminated, truncated and not terminated
+        return self._observe(obs), float(reward), terminated, truncated and not terminated
 
     def state(self):
         """What `restore` takes back."""
-        return {"actions": list(self.actions)}
+        return {"seed": self.seed, "actions": list(self.actions)}
 
     def restore(self, state):
         """Play an episode again, up to where `state` was called."""
-        self.reset()
+        self._begin(state["seed"])
         for action in state["actions"]:
             self.step(action)
 
@@ -295,28 +386,32 @@ def task_of(env_id):
     return tasks[key]
 
 
-def make_env(args, env_id, rng, render=False):
-    """The run's seed fixes the layout and everything random in it: rng is not drawn from."""
-    return Task(env_id, args.seed, "rgb_array" if render else None)
+def make_env(args, env_id, rng, render=False, held_out=False):
+    """With one level the run's seed fixes all that is random: rng is not drawn from."""
+    return Task(env_id, args, rng, held_out, "rgb_array" if render else None)
 
 
-def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
+def evaluate(args, env_id, policy, seed, num_episodes, stop=None, held_out=True):
     """Returns and lengths of episodes; policy: observations [n, *obs_shape] -> actions [n]."""
     rng = np.random.default_rng(seed)
-    envs = [make_env(args, env_id, rng) for _ in range(num_episodes)]
+    envs = [make_env(args, env_id, rng, held_out=held_out) for _ in range(num_episodes)]
     return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
 
 
 def log_evaluation(args, run, learner):
-    """Play and log an evaluation of the run as it is."""
-    seed, policy = [args.seed, run.step], learner.policy()
-    run.log_evaluation(evaluate(args, run.task, policy, seed, args.eval_episodes, run.stop))
+    """Play and log an evaluation of the run as it is; of N levels, those of training as well."""
+    how = [args.seed, run.step], args.eval_episodes, run.stop
+    held_out = evaluate(args, run.task, learner.policy(), *how)
+    training = None
+    if args.num_levels > 1:
+        training = evaluate(args, run.task, learner.policy(held_out=False), *how, held_out=False)
+    run.log_evaluation(held_out, training)
 
 
 def record_video(args, env_id, policy, seed, path):
     """Write one episode as mp4."""
     rng = np.random.default_rng(seed)
-    env = make_env(args, env_id, rng, render=True)
+    env = make_env(args, env_id, rng, render=True, held_out=True)
     gb.write_video(path, gb.film_episode(policy, env, rng, args.eval_epsilon), fps=10)
 
 
@@ -328,7 +423,7 @@ def record_video(args, env_id, policy, seed, path):
 def train(args, run, env, learner, rng):
     """The agent-environment loop, from where the run stands."""
     graph, replay, frontier = learner.graph, learner.replay, run.frontier
-    obs, node = env.obs, graph.node(env.obs)
+    node = graph.node(env.obs, env.key)
     for step in run.steps():
         if run.evaluation_is_due():
             log_evaluation(args, run, learner)
@@ -339,17 +434,21 @@ def train(args, run, env, learner, rng):
         if action is None and rng.random() < epsilon:
             action = int(rng.integers(env.num_actions))
         elif action is None:
-            action = int(learner.act(obs[None])[0])
-        obs, reward, terminated, truncated = env.step(action)
-        next_node = graph.node(obs)
+            keys = None if env.key is None else env.key[None]
+            action = int(learner.act(env.obs[None], keys)[0])
+        obs, grid = env.obs, env.grid
+        _, reward, terminated, truncated = env.step(action)
+        next_node = graph.node(env.obs, env.key)
         sign = float(np.sign(reward))  # MiniGrid's reward falls with time, which no state shows
-        replay.add(node, action, sign, next_node, terminated)
+        replay.add(node, action, sign, next_node, terminated, obs)
         run.count(reward)
+        if frontier is not None:
+            frontier.observe(grid, node, action, sign, env.grid, next_node, terminated)
         node = next_node
         if terminated or truncated:
             run.end_episode()
-            obs = env.reset()
-            node = graph.node(obs)
+            env.reset()
+            node = graph.node(env.obs, env.key)
 
         # Learn.
         run.charts["charts/epsilon"] = epsilon
@@ -369,13 +468,19 @@ def main():
     env = make_env(args, env_id, rng)
     obs = env.reset()
     capacity = args.buffer_size or args.total_timesteps
-    graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype, capacity=2 * capacity + 2)
+    graph = TransitionGraph(
+        env.num_actions, obs.shape, obs.dtype, capacity=2 * capacity + 2,
+        key_shape=None if env.key is None else env.key.shape,
+    )  # fmt: skip
     replay = Replay(graph, capacity)
     learner = Learner(args, graph, replay, device)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
-        kinds_of = kinds_of_grids if args.backup == "whole-graph" else None
-        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share, kinds_of)
+        levels_change = args.num_levels != 1
+        by_kind = args.backup == "whole-graph" and not levels_change and args.view == "grid"
+        kinds_of = kinds_of_grids if by_kind else None
+        share = args.frontier_share
+        parts["frontier"] = FrontierEpisodes(graph, share, kinds_of, levels_change)
     run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium", "minigrid"))
     with run:
         train(args, run, env, learner, rng)

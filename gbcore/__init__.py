@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from gbcore.episode_graph import EpisodeGraph
+from gbcore.first_tries import FirstTries
 from gbcore.frontier import FrontierEpisodes, FrontierPlanner
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
 from gbcore.kernels.expand import Subgraphs
@@ -18,6 +20,8 @@ __version__ = "1.0.0"
 
 __all__ = [
     "Batch",
+    "EpisodeGraph",
+    "FirstTries",
     "FrontierEpisodes",
     "FrontierPlanner",
     "GraphValues",

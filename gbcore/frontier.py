@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gbcore.arrays import Holder, check_array, copy_rows, grown
+from gbcore.first_tries import FirstTries
 from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
@@ -17,6 +18,7 @@ from gbcore.values import new_queue, queue_of
 UNLIMITED = 2**62  # edges
 MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
+EPISODES = 20  # left alone, over which success is taken
 BUDGET = 2_000  # edges read per `plan`, of which an episode's first step makes two
 CHUNK = 1_000  # states whose kinds are told at a time
 
@@ -132,11 +134,11 @@ class FrontierPlanner(Holder):
                 raise ValueError(f"Require worths [n, A] or [n, 1], got shape {worths.shape}")
             if self.kinds_of is not None or not ((worths > 0) & (worths <= 1)).all():
                 raise ValueError("Require worths in (0, 1], and a planner without kinds")
-            wanted = max(columns, plan.costs.shape[1])
-            costs = np.zeros((len(plan.steps), wanted))
-            costs[: len(plan.costs)] = plan.costs
-            costs[nodes] = np.log(worths) / self._log
-            self._plan = plan._replace(costs=costs)
+            if len(plan.costs) < len(plan.steps) or columns > plan.costs.shape[1]:
+                costs = np.zeros((len(plan.steps), max(columns, plan.costs.shape[1])))
+                costs[: len(plan.costs)] = plan.costs
+                plan = self._plan = plan._replace(costs=costs)
+            plan.costs[nodes] = np.log(worths) / self._log
             sweeps.push_all(plan.falls, nodes)
 
     @property
@@ -313,6 +315,12 @@ class FrontierEpisodes(Holder):
     (found + 1) / (steps + 1): without recent steps it is high, so that the planner is given a try
     again.
 
+    Where levels change every episode finds new states, and the share is
+
+        share * (1 - success),  the mean of "had a reward > 0" over the last episodes left alone
+
+    (see EPISODES). There `FirstTries` says what is worth trying in a new level.
+
     In a frontier episode, too, a step is left alone where nothing untried can be reached. The first
     `act`, and the first one after `end_episode`, starts an episode.
 
@@ -320,6 +328,7 @@ class FrontierEpisodes(Holder):
         graph: the TransitionGraph. A `FrontierPlanner` of its own plans over it.
         share: of the episodes at most, in [0, 1].
         kinds_of: as of `FrontierPlanner`.
+        levels_change: do episodes play levels that were never met? Needs `observe`, and no kinds.
 
     Raises:
         ValueError: for a share out of range.
@@ -329,15 +338,21 @@ class FrontierEpisodes(Holder):
         "frontier/untried", "frontier/share", "frontier/start_value", "frontier/waiting",
         "frontier/states_per_1000",
     )  # fmt: skip
-    SAVED: tuple[str, ...] = "share", "start_value", "is_frontier", "is_planned", "is_underway"
+    SAVED: tuple[str, ...] = (
+        "share", "start_value", "is_frontier", "is_planned", "is_underway", "success", "had_reward",
+    )  # fmt: skip
 
     def __init__(
-        self, graph: TransitionGraph, share: float = 0.5, kinds_of: Kinds | None = None
-    ) -> None:
+        self, graph: TransitionGraph, share: float = 0.5, kinds_of: Kinds | None = None,
+        levels_change: bool = False,
+    ) -> None:  # fmt: skip
         if not 0 <= share <= 1:
             raise ValueError(f"Require 0 <= share <= 1, got {share}")
         self.planner: FrontierPlanner = FrontierPlanner(graph, kinds_of=kinds_of)
+        self.first_tries: FirstTries | None = FirstTries(self.planner) if levels_change else None
         self.most: float = float(share)
+        self.success: float = 0.0  # of the episodes left alone
+        self.had_reward: bool = False  # in the episode under way
         self.share: float = 0.0  # at the last start of an episode
         self.start_value: float = 1.0
         self.is_frontier: bool = False
@@ -366,11 +381,22 @@ class FrontierEpisodes(Holder):
             self.is_planned = action is not None
             return action
 
+    def observe(
+        self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,
+        next_obs: NDArray[Any], next_node: SupportsIndex, terminated: bool,
+    ) -> None:  # fmt: skip
+        """The step after `act`, which the graph has got: its states, their grids [H, W, ...]."""
+        self.had_reward |= bool(reward > 0)
+        if self.first_tries is not None:
+            self.first_tries.observe(obs, node, action, reward, next_obs, next_node, terminated)
+
     def end_episode(self) -> None:
         """The next `act` starts an episode."""
         if self.is_underway:
             self._count(False)  # where an episode ends nothing is found to act in
-        self.is_underway = False
+            if not self.is_frontier:
+                self.success += (self.had_reward - self.success) / EPISODES
+        self.is_underway = self.had_reward = False
 
     def _count(self, is_new):
         """The step after the last `act` led to a state."""
@@ -381,8 +407,11 @@ class FrontierEpisodes(Holder):
     def _begin(self, node, rng):
         self.planner.plan(BUDGET)
         self.start_value = float(self.planner.action_values(node).max())
+        if self.first_tries is not None:
+            self.first_tries.begin(int(node))
         left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
-        self.share = self.most * max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
+        wanted = max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
+        self.share = self.most * (wanted if self.first_tries is None else 1 - self.success)
         if self.planner.num_waiting == 0 and not self.planner.is_reachable(node):
             self.share = 0.0
         self.is_frontier = bool(rng.random() < self.share)
@@ -404,6 +433,7 @@ class FrontierEpisodes(Holder):
             "lately": self._lately.copy(),
             "window": self._window.copy(),
             "planner": self.planner.state(),
+            "first_tries": {} if self.first_tries is None else self.first_tries.state(),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -419,4 +449,6 @@ class FrontierEpisodes(Holder):
         copy_rows("lately", saved, self._lately, 2)
         copy_rows("window", saved, self._window, 2)
         self.planner.restore(saved["planner"])
+        if self.first_tries is not None:
+            self.first_tries.restore(saved["first_tries"])
         self.__dict__.update({name: saved[name] for name in self.SAVED})

@@ -84,15 +84,15 @@ class GraphValues(Holder):
     def __repr__(self) -> str:
         return f"GraphValues({self.graph.num_nodes:,} nodes, {self._queue.ends[1]:,} wait)"
 
-    def update(self) -> None:
-        """Follow what changed in the graph, and what it changes, up to BUDGET edges."""
+    def update(self, budget: int = BUDGET) -> None:
+        """Follow what changed in the graph, and what it changes, reading about `budget` edges."""
         with self.graph.lock:
             self._enter(changed := self.graph.changed(self._followed))
             arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
             self._smallest = floor = sweeps.smallest_reward(arrays, changed, self._smallest)
             if floor == np.inf:  # no reward is known: what the network gives stands in
                 floor = float(np.abs(self._value[: self.graph.num_ids]).max(initial=0.0))
-            sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, floor, BUDGET)
+            sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, floor, budget)
             self._followed = self.graph.num_logged
 
     def renew(self) -> None:

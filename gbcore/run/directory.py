@@ -26,7 +26,7 @@ from gbcore.run.flags import fail
 
 LEFT_AT_THE_END = ("result.json", "model.pt", "graph.npz", "episode.mp4")
 METRICS, EVALUATIONS = "metrics.csv", "evaluations.csv"
-OF_EVALUATIONS = ("global_step", "episode", "episodic_return", "episodic_length")
+OF_EVALUATIONS = ("global_step", "episode", "episodic_return", "episodic_length", "train_return")
 EPISODE_METRICS = ("charts/episodic_return", "charts/episodic_length")  # charted at each end
 
 
@@ -98,11 +98,20 @@ class RunDirectory:
         self._writer.add_scalar("charts/episodic_return", episodic_return, step)
         self._writer.add_scalar("charts/episodic_length", episodic_length, step)
 
-    def log_evaluation(self, step: int, returns: list[float], lengths: list[int]) -> None:
-        """One row of evaluations.csv per episode, and their mean to TensorBoard."""
-        for episode, measured in enumerate(zip(returns, lengths, strict=True)):
+    def log_evaluation(
+        self, step: int, returns: list[float], lengths: list[int],
+        of_training: list[float] | None = None,
+    ) -> None:  # fmt: skip
+        """One row of evaluations.csv per episode, and their mean to TensorBoard.
+
+        of_training: returns of as many episodes on levels of training.
+        """
+        rows = zip(returns, lengths, of_training or [None] * len(returns), strict=True)
+        for episode, measured in enumerate(rows):
             self._write(EVALUATIONS, (step, episode, *measured))
-        self._writer.add_scalar("eval/episodic_return", sum(returns) / len(returns), step)
+        for name, found in (("episodic_return", returns), ("train_return", of_training)):
+            if found is not None:
+                self._writer.add_scalar(f"eval/{name}", sum(found) / len(found), step)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a dict as indented JSON."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbcore.episode_graph import EpisodeGraph
 from gbcore.run.flags import fail
 
 ELSEWHERE = "for another environment see examples/ and docs/your_own.md"
@@ -22,8 +23,10 @@ def play_episodes(
 ) -> tuple[list[float], list[int]] | None:
     """Returns and lengths of one episode in each environment, played in lockstep.
 
+    policy: a function, or an `EpisodeGraph`, which is told how each step went.
     epsilon: share of random actions. None if stop, a StopSignal, was asked.
     """
+    own = policy if isinstance(policy, EpisodeGraph) else None
     returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), np.int64)
     running = list(range(len(envs)))
     for env in envs:
@@ -31,24 +34,31 @@ def play_episodes(
     while running:
         if stop is not None and stop.asked:
             return None
-        actions = _ask(policy, [envs[i] for i in running])
+        playing = [envs[i] for i in running]
+        actions = _ask(policy, playing) if own is None else own.act(_observed(playing), running)
         explore = rng.random(len(running)) < epsilon
         actions[explore] = rng.integers(envs[0].num_actions, size=explore.sum())
-        for i, action in zip(tuple(running), actions.tolist(), strict=True):
-            _, reward, terminated, truncated = envs[i].step(action)
-            returns[i] += reward
-            lengths[i] += 1
-            if terminated or truncated:
-                running.remove(i)
+        steps = [env.step(action) for env, action in zip(playing, actions.tolist(), strict=True)]
+        _, rewards, terminated, truncated = map(list, zip(*steps, strict=True))
+        over = np.logical_or(terminated, truncated)
+        if own is not None:
+            own.observe(actions, rewards, _observed(playing), terminated, over, running)
+        returns[running] += rewards
+        lengths[running] += 1
+        running = [i for i, is_over in zip(running, over, strict=True) if not is_over]
     return returns.tolist(), lengths.tolist()
 
 
 def _ask(policy, envs):
     """The policy's actions int64 [n] in the states that environments are in."""
-    obs = np.stack([env.obs for env in envs])
+    obs = _observed(envs)
     if getattr(envs[0], "key", None) is None:
         return policy(obs)
     return policy(obs, keys=np.stack([env.key for env in envs]))
+
+
+def _observed(envs):
+    return np.stack([env.obs for env in envs])
 
 
 def film_episode(
@@ -56,14 +66,17 @@ def film_episode(
 ) -> Iterator[Any]:
     """Yields the frames of one episode, as the environment renders them."""
     env.reset()
+    own = policy if isinstance(policy, EpisodeGraph) else None
     done = False
     yield env.render()
     while not done:
-        action = int(_ask(policy, [env])[0])
+        action = int((_ask(policy, [env]) if own is None else own.act(_observed([env])))[0])
         if rng.random() < epsilon:
             action = int(rng.integers(env.num_actions))
-        _, _, terminated, truncated = env.step(action)
+        _, reward, terminated, truncated = env.step(action)
         done = terminated or truncated
+        if own is not None:
+            own.observe([action], [reward], _observed([env]), [terminated], [done])
         yield env.render()
 
 

@@ -50,6 +50,7 @@ class Counters:
     # At the last row of metrics.csv: steps, updates, evaluated states, seconds.
     logged: list[float] = field(default_factory=lambda: [0, 0, 0, 0.0])
     evaluations: list[float] = field(default_factory=list)  # mean return of each
+    of_training: list[float] = field(default_factory=list)  # the same on levels of training
     evaluated_step: int = 0  # of the last evaluation
 
     def state(self) -> dict[str, Any]:
@@ -181,8 +182,14 @@ class Run:
         is_due = at_end or self._is_due(self._args.eval_frequency)
         return is_due and self.step > self._counters.evaluated_step
 
-    def log_evaluation(self, episodes: tuple[list[float], list[int]] | None) -> None:
+    def log_evaluation(
+        self,
+        episodes: tuple[list[float], list[int]] | None,
+        training: tuple[list[float], list[int]] | None = None,
+    ) -> None:
         """Log an evaluation: returns and lengths of its episodes, two lists.
+
+        training: the same of levels of training, where evaluations play others.
 
         The time since the last step is none of training: evaluations come first in a step.
         None, of one that was stopped, ends the program as `finish` ends an interrupted run.
@@ -192,8 +199,11 @@ class Run:
             self._save()
             self._end(score=None)
         returns, lengths = episodes
-        self._directory.log_evaluation(self._counters.step, returns, lengths)
+        of_training = None if training is None else training[0]
+        self._directory.log_evaluation(self._counters.step, returns, lengths, of_training)
         self._counters.evaluations.append(float(np.mean(returns)))
+        if of_training is not None:
+            self._counters.of_training.append(float(np.mean(of_training)))
         self._counters.evaluated_step = self._counters.step
         self._train_on()
 
@@ -210,7 +220,10 @@ class Run:
         if self.step < self._args.total_timesteps or self.step != self._counters.evaluated_step:
             self._end(score=None)
         score = score_of(self._counters.evaluations)
-        self._end(score, **{name: value(score) for name, value in more.items()})
+        entries = {name: value(score) for name, value in more.items()}
+        if self._counters.of_training:
+            entries["train_score"] = score_of(self._counters.of_training)
+        self._end(score, **entries)
         self.stop.restore()  # Ctrl-C ends at once what comes after it
 
     def film(self, record: Callable[..., None], policy: Callable[..., Any], seed: Any) -> None:

@@ -1,0 +1,104 @@
+"""EpisodeGraph: acts on values of a graph that holds nothing but the episode under way."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gbcore.graph import TransitionGraph
+from gbcore.leaf_table import LeafTable
+from gbcore.values import GraphValues
+
+
+UNLIMITED = 2**62  # edges
+
+
+class EpisodeGraph:
+    """Greedy on `GraphValues` over the transitions of the episode under way.
+
+    A network that meets a level for the first time is wrong somewhere, and a greedy agent that is
+    stuck stays stuck. Here each step adds its transition to a graph, with the network's values at
+    its edge, and values are backed up until they hold:
+
+        V(s) = max over ALL actions of Q(s, a), Q of a tried pair from the graph, else the network's
+
+    So a way that led nowhere loses its value, and the next best guess is tried (real-time dynamic
+    programming, Barto et al. 1995). Nothing of training is needed but the network.
+
+        episode = EpisodeGraph(values, num_actions=7, gamma=0.95)
+        action = episode.act(obs[None])[0]
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        episode.observe([action], [reward], next_obs[None], [terminated], [terminated or truncated])
+
+    Several episodes at once share network calls and no state. What an episode leaves is dropped at
+    its end.
+
+    Args:
+        evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
+        num_actions: A, the number of discrete actions.
+        gamma: the discount, in [0, 1).
+        prior: observations that the network's value of a tried pair counts as.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[NDArray[Any]], NDArray[np.float32]],
+        num_actions: int,
+        gamma: float,
+        prior: float = 0.0,
+    ) -> None:
+        self.evaluate = evaluate
+        self.num_actions, self.gamma, self.prior = num_actions, gamma, prior
+        self.values: GraphValues | None = None  # of the first observation's shape
+        self._rows: dict[int, list[tuple[int, int, float, int, bool]]] = {}  # of an episode
+        self._node: dict[int, int] = {}  # where an episode is
+
+    def act(self, obs: NDArray[Any], episodes: ArrayLike | None = None) -> NDArray[np.int64]:
+        """Greedy actions int64 [n] for observations [n, *obs_shape] of n episodes.
+
+        episodes: their numbers int64 [n], 0 to n - 1 if None.
+        """
+        episodes = self._numbers(obs, episodes)
+        nodes = self._nodes(obs, episodes)
+        self._node |= zip(episodes.tolist(), nodes.tolist(), strict=True)
+        self.values.update(budget=UNLIMITED)
+        actions = self.values.actions(nodes)
+        untried = actions < 0
+        if untried.any():
+            actions[untried] = self.values.leaves.values(nodes[untried]).argmax(axis=1)
+        return actions
+
+    def observe(
+        self, actions: ArrayLike, rewards: ArrayLike, next_obs: NDArray[Any],
+        terminated: ArrayLike, over: ArrayLike, episodes: ArrayLike | None = None,
+    ) -> None:  # fmt: skip
+        """The actions [n] were made where `act` was asked, and led to next_obs [n, *obs_shape].
+
+        over: bool [n], terminated or truncated; such an episode is forgotten.
+        """
+        episodes, graph = self._numbers(next_obs, episodes).tolist(), self.values.graph
+        next_nodes = self._nodes(next_obs, np.asarray(episodes)).tolist()
+        rows = zip(episodes, actions, rewards, next_nodes, terminated, over, strict=True)
+        for episode, action, reward, next_node, is_end, is_over in rows:
+            row = self._node[episode], int(action), float(reward), next_node, bool(is_end)
+            graph.add(*row)
+            self._rows.setdefault(episode, []).append(row)
+            if is_over:
+                graph.remove(*map(np.array, zip(*self._rows.pop(episode), strict=True)))
+
+    def _numbers(self, obs, episodes):
+        return np.arange(len(obs)) if episodes is None else np.asarray(episodes, np.int64)
+
+    def _nodes(self, obs, episodes):
+        """Node ids of observations, told apart by their episodes."""
+        obs = np.ascontiguousarray(obs)
+        numbers = episodes.astype(np.int64).reshape(-1, 1).view(np.uint8)
+        keys = np.concatenate([numbers, obs.reshape(len(obs), -1).view(np.uint8)], axis=1)
+        if self.values is None:
+            graph = TransitionGraph(
+                self.num_actions, obs.shape[1:], obs.dtype, key_shape=keys.shape[1:]
+            )
+            leaves = LeafTable(graph, self.evaluate)
+            self.values = GraphValues(graph, leaves, self.gamma, self.prior)
+        return self.values.graph.nodes(obs, keys)

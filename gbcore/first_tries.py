@@ -1,0 +1,155 @@
+"""FirstTries: the worth of an action never tried, by what it led to in places alike."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbcore.arrays import check_array, grown
+from gbcore.graph import KnownNodes
+
+if TYPE_CHECKING:
+    from gbcore.frontier import FrontierPlanner
+
+MOST = 100_000  # contexts
+NEIGHBOURS = (-1, 0), (1, 0), (0, -1), (0, 1)
+NONE = -1
+
+
+class FirstTries:
+    """Tells a `FrontierPlanner` which untried actions are worth it, in levels never met.
+
+    In a new level all is untried, and most of it is worthless: a step into a wall or into lava. In
+    other levels the same was tried. A state's place is the cell that its first step changed; of
+    several the one whose content is rarest in the grid: the agent, or a door that opened. With k
+    one of the four cells beside it, n(k, a) first tries of action a were made where both cells had
+    these contents, and m(k, a) of them were worth it: they gave a reward, or led to a new state.
+
+        w(s, a) = min_k (1 + m(k, a)) / (1 + n(k, a)) / rank(s)
+
+    rank(s) is 1 for the first new state of an episode with this content at this cell, 2 for the
+    second. So rooms that were walked are not walked again for each cell in which a key may lie.
+
+    Observations are grids [H, W, ...]. One thread at a time.
+
+    Args:
+        planner: the FrontierPlanner, without kinds.
+
+    Raises:
+        ValueError: for a planner with kinds.
+    """
+
+    def __init__(self, planner: "FrontierPlanner") -> None:
+        if planner.kinds_of is not None:
+            raise ValueError("Require a planner without kinds")
+        self.planner: "FrontierPlanner" = planner
+        graph = planner.graph
+        self._met = KnownNodes(graph)
+        self._place = np.full((graph.capacity, len(NEIGHBOURS)), NONE, np.int32)  # contexts
+        self._rows: dict[tuple[int, int, int], int] = {}  # of contexts, in the two arrays below
+        self._tries = np.zeros((256, graph.num_actions))
+        self._worthy = np.zeros((256, graph.num_actions))
+        self._ranks: dict[tuple[int, int], int] = {}  # (cell, content) -> new states, this episode
+
+    def begin(self, node: int) -> None:
+        """An episode begins in a node."""
+        self._ranks.clear()
+        self._meet(node)
+
+    def observe(
+        self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,
+        next_obs: NDArray[Any], next_node: SupportsIndex, terminated: bool,
+    ) -> None:  # fmt: skip
+        """The graph has got a transition. obs, next_obs: the grids [H, W, ...] of both states."""
+        node, next_node = int(node), int(next_node)
+        graph = self.planner.graph
+        is_new = not self._met.has(np.array([next_node]))[0]
+        if graph.arrays.pair_count[node, action] == 1 and self._met.has(np.array([node]))[0]:
+            contexts = self._place[node][self._place[node] != NONE]
+            self._tries[contexts, action] += 1
+            self._worthy[contexts, action] += reward > 0 or (is_new and not terminated)
+        if is_new and not terminated:
+            self._meet(next_node)
+            rank = self._locate(obs, next_obs, next_node)
+            worths = self._worths(next_node) / rank
+            self.planner.set_worths([next_node], worths[None])
+
+    def _meet(self, node):
+        self._place = grown(self._place, self.planner.graph.capacity, NONE)
+        self._met.add(np.array([node]))
+        self._place[node] = NONE
+
+    def _worths(self, node):
+        """float [A]"""
+        contexts = self._place[node][self._place[node] != NONE]
+        shares = (1 + self._worthy[contexts]) / (1 + self._tries[contexts])
+        return shares.min(axis=0, initial=1.0)
+
+    def _locate(self, obs, next_obs, node):
+        """Set the contexts of a node that is new. Returns its rank."""
+        cells = _mixed(next_obs)
+        changed = np.flatnonzero(_mixed(obs) != cells)
+        if len(changed) == 0:
+            return 1
+        place = int(min(changed, key=lambda i: np.count_nonzero(cells == cells.flat[i])))
+        content, (row, column) = int(cells.flat[place]), divmod(place, cells.shape[1])
+        for side, (down, right) in enumerate(NEIGHBOURS):
+            x, y = row + down, column + right
+            is_inside = 0 <= x < cells.shape[0] and 0 <= y < cells.shape[1]
+            beside = int(cells[x, y]) if is_inside else 0
+            self._place[node, side] = self._row_of((side, content, beside))
+        rank = self._ranks[place, content] = self._ranks.get((place, content), 0) + 1
+        return rank
+
+    def _row_of(self, context):
+        row = self._rows.get(context, NONE)
+        if row == NONE and len(self._rows) < MOST:
+            row = self._rows[context] = len(self._rows)
+            if row == len(self._tries):
+                self._tries = grown(self._tries, 2 * row)
+                self._worthy = grown(self._worthy, 2 * row)
+        return row
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes back."""
+        n, num_ids = len(self._rows), self.planner.graph.num_ids
+        self._place = grown(self._place, self.planner.graph.capacity, NONE)
+        ranks = [(*place, rank) for place, rank in self._ranks.items()]
+        return {
+            "met": self._met.state(),
+            "place": self._place[:num_ids],
+            "contexts": np.array(list(self._rows), np.uint64).reshape(-1, 3),
+            "tries": self._tries[:n],
+            "worthy": self._worthy[:n],
+            "ranks": np.array(ranks, np.uint64).reshape(-1, 3),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what `state` returned, of this graph or of one restored from its state.
+
+        Raises:
+            KeyError: for what is missing.
+            ValueError: for arrays that do not belong to the graph.
+        """
+        graph, n = self.planner.graph, len(saved["contexts"])
+        check_array("met", saved["met"], np.bool_, (graph.num_ids,))
+        check_array("place", saved["place"], np.int32, (graph.num_ids, len(NEIGHBOURS)))
+        for name in ("tries", "worthy"):
+            check_array(name, saved[name], np.float64, (n, graph.num_actions))
+        self._met.restore(saved["met"])
+        self._place = grown(saved["place"].copy(), graph.capacity, NONE)
+        self._rows = {tuple(row): i for i, row in enumerate(saved["contexts"].tolist())}
+        self._tries = grown(saved["tries"].copy(), max(256, n))
+        self._worthy = grown(saved["worthy"].copy(), max(256, n))
+        self._ranks = {(place, one): rank for place, one, rank in saved["ranks"].tolist()}
+
+
+def _mixed(obs):
+    """A number of each cell's content: uint64 [H, W] of a grid [H, W, ...]."""
+    cells = np.ascontiguousarray(obs).reshape(*obs.shape[:2], -1).view(np.uint8)
+    mixed = np.full(cells.shape[:2], 0xCBF29CE484222325, np.uint64)
+    for byte in np.moveaxis(cells, 2, 0):
+        mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
+        mixed ^= mixed >> np.uint64(32)
+    return mixed
