@@ -48,6 +48,10 @@ CASES = {
     "minigrid, values of the whole graph": (
         gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", "--buffer-size", "90", *ON_GRAPH, *DQN]
     ),
+    "minigrid, levels and views": (
+        gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", "--num-levels", "0", "--view", "partial",
+                          "--buffer-size", "90", *ON_GRAPH, *DQN]
+    ),
     "minatar": (gb_dqn_minatar, ["--env-id", "asterix", "--train-frequency", "7", "--backup",
                                  "graph-mixed", *FRONTIER, *DQN]),
     "atari": (gb_rainbow_atari, ["--buffer-size", "100", *FRONTIER, *ATARI]),

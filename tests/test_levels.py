@@ -1,0 +1,308 @@
+"""Levels that change: EpisodeGraph, FirstTries, held-out levels, and runs on them."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from conftest import command, jitted, only_run
+
+import gb_dqn_minigrid
+from gbcore import EpisodeGraph, FirstTries, FrontierEpisodes, FrontierPlanner, TransitionGraph
+
+GAMMA = 0.9
+
+
+class Corridor:
+    """Cells 0 to n - 1; action 1 goes right, 0 left, 2 stays. The last cell gives 1 and ends."""
+
+    def __init__(self, n, limit):
+        self.n, self.limit = n, limit
+
+    def reset(self):
+        self.cell, self.time = 0, 0
+        return np.array([self.cell], np.int64)
+
+    def step(self, action):
+        self.time += 1
+        self.cell = max(0, self.cell + (0, 1, 0)[action] - (action == 0))
+        is_end = self.cell == self.n - 1
+        return np.array([self.cell], np.int64), float(is_end), is_end, self.time >= self.limit
+
+
+def stuck(obs):
+    """A network that would rather stay than go, and go rather than turn back. float32 [n, 3]"""
+    return np.tile(np.float32([0.5, 0.7, 0.8]), (len(obs), 1))
+
+
+def naive_action(seen, state, q, gamma):
+    """argmax_a Q(s, a) by value iteration over the transitions of one episode, a dict."""
+    value = {}
+    for _ in range(2_000):
+        for s in {s for s, _ in seen} | {after for after, _, _ in seen.values()}:
+            value[s] = max(naive_pair(seen, value, s, a, q, gamma) for a in range(len(q)))
+    return int(np.argmax([naive_pair(seen, value, state, a, q, gamma) for a in range(len(q))]))
+
+
+def naive_pair(seen, value, state, action, q, gamma):
+    if (state, action) not in seen:
+        return q[action]
+    after, reward, is_end = seen[state, action]
+    return reward + (0.0 if is_end else gamma * value.get(after, 0.0))
+
+
+def test_an_episode_leaves_a_place_where_the_network_stays_for_ever():
+    env, episode = Corridor(6, limit=60), EpisodeGraph(stuck, num_actions=3, gamma=GAMMA)
+    obs, over, seen = env.reset(), False, {}
+    assert stuck(obs[None]).argmax() == 2  # greedy on the network stays
+    while not over:
+        action = int(episode.act(obs[None])[0])
+        assert action == naive_action(seen, int(obs[0]), stuck(obs[None])[0].astype(float), GAMMA)
+        after, reward, is_end, is_cut = env.step(action)
+        over = is_end or is_cut
+        episode.observe([action], [reward], after[None], [is_end], [over])
+        seen[int(obs[0]), action] = int(after[0]), reward, is_end
+        obs = after
+    assert is_end
+
+
+def play(num, lengths, together):
+    """Actions of each episode: all at once, or one after the other."""
+    played = {i: [] for i in range(num)}
+    groups = [range(num)] if together else [[i] for i in range(num)]
+    episode = EpisodeGraph(stuck, num_actions=3, gamma=GAMMA)
+    for group in groups:
+        envs = {i: Corridor(lengths[i], limit=25) for i in group}
+        obs, running = {i: env.reset() for i, env in envs.items()}, list(group)
+        while running:
+            actions = episode.act(np.stack([obs[i] for i in running]), running)
+            steps = [envs[i].step(int(a)) for i, a in zip(running, actions, strict=True)]
+            after, rewards, ends, cuts = map(list, zip(*steps, strict=True))
+            over = np.logical_or(ends, cuts)
+            episode.observe(actions, rewards, np.stack(after), ends, over, running)
+            for i, action, one in zip(running, actions, after, strict=True):
+                played[i].append(int(action))
+                obs[i] = one
+            running = [i for i, is_over in zip(running, over, strict=True) if not is_over]
+    return played, episode
+
+
+def test_episodes_share_nothing_and_leave_nothing():
+    lengths = [3, 5, 4, 5]
+    together, episode = play(4, lengths, together=True)
+    alone, _ = play(4, lengths, together=False)
+    assert together == alone
+    assert together[1] == together[3]  # the second of two alike learns nothing from the first
+    assert episode.values.graph.num_transitions == 0
+    assert episode.values.graph.num_nodes == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# First tries
+# --------------------------------------------------------------------------------------------------
+
+FLOOR, WALL, LAVA, AGENT = 0, 1, 2, 9
+
+
+def room(agent, lava=()):
+    """uint8 [4, 4, 1]: floor, lava and the agent."""
+    grid = np.full((4, 4, 1), FLOOR, np.uint8)
+    for cell in lava:
+        grid[cell] = LAVA
+    grid[agent] = AGENT
+    return grid
+
+
+def make_first_tries(num_actions=2):
+    graph = TransitionGraph(num_actions, (4, 4, 1))
+    planner = FrontierPlanner(graph)
+    return graph, planner, FirstTries(planner)
+
+
+def step(graph, tries, obs, action, after, reward=0.0, terminated=False):
+    node, next_node = graph.node(obs), graph.node(after)
+    graph.add(node, action, reward, next_node, terminated)
+    tries.observe(obs, node, action, reward, after, next_node, terminated)
+    return next_node
+
+
+def test_what_killed_in_one_level_is_worth_little_in_the_next():
+    graph, planner, tries = make_first_tries()
+    start, beside = room((0, 0), [(2, 1)]), room((1, 1), [(2, 1)])
+    tries.begin(graph.node(start))
+    node = step(graph, tries, start, 0, beside)
+    planner.plan()
+    assert planner.action_values(node) == pytest.approx([1.0, 1.0])  # nothing is known of it
+    for number in range(1, 4):  # the same place in other levels: lava below the agent
+        lava = [(2, 1), (3, number)]
+        start, beside = room((0, 0), lava), room((1, 1), lava)
+        tries.begin(graph.node(start))
+        node = step(graph, tries, start, 0, beside)
+        planner.plan()
+        # n tries of action 1 beside such a cell, none worth it; of action 0 none was made.
+        assert planner.action_values(node) == pytest.approx([1.0, 1 / number])
+        step(graph, tries, beside, 1, room((2, 1), lava), terminated=True)
+
+
+def test_a_reward_and_a_new_state_are_worth_it_and_a_known_state_is_not():
+    graph, planner, tries = make_first_tries(num_actions=4)
+    start, here = room((0, 0)), room((1, 1))
+    tries.begin(graph.node(start))
+    step(graph, tries, start, 0, here)
+    step(graph, tries, here, 0, room((1, 2)))  # new
+    step(graph, tries, here, 1, room((3, 3)), reward=1.0, terminated=True)
+    step(graph, tries, here, 2, start)  # known
+    other = room((0, 0), [(3, 0)])
+    tries.begin(graph.node(other))
+    node = step(graph, tries, other, 0, room((1, 1), [(3, 0)]))
+    planner.plan()
+    assert planner.action_values(node) == pytest.approx([1.0, 1.0, 0.5, 1.0])
+
+
+def test_a_place_that_an_episode_found_again_is_worth_less():
+    graph, planner, tries = make_first_tries()
+    layers = [room((0, 0), [(3, 3)]), room((0, 0), [(3, 2)])]  # as where a key lies elsewhere
+    tries.begin(graph.node(layers[0]))
+    first = step(graph, tries, layers[0], 0, room((1, 0), [(3, 3)]))
+    second = step(graph, tries, layers[1], 0, room((1, 0), [(3, 2)]))
+    planner.plan()
+    assert planner.action_values(first) == pytest.approx([1.0, 1.0])
+    assert planner.action_values(second) == pytest.approx([0.5, 0.5])
+    tries.begin(graph.node(room((2, 2))))  # another episode begins anew
+    third = step(graph, tries, room((2, 2)), 0, room((1, 0)))
+    planner.plan()
+    assert planner.action_values(third) == pytest.approx([1.0, 1.0])
+
+
+def test_first_tries_go_on_from_their_state():
+    rng = np.random.default_rng(0)
+    graph, planner, tries = make_first_tries()
+    obs = room((0, 0))
+    tries.begin(graph.node(obs))
+
+    def walk(tries, obs, steps):
+        for _ in range(steps):
+            after = room(tuple(rng.integers(4, size=2)), [tuple(rng.integers(4, size=2))])
+            step(tries.planner.graph, tries, obs, int(rng.integers(2)), after)
+            obs = after
+        return obs
+
+    obs = walk(tries, obs, 300)
+    graph2 = TransitionGraph.from_state(graph.state())
+    planner2 = FrontierPlanner(graph2)
+    planner2.restore(planner.state())
+    tries2 = FirstTries(planner2)
+    tries2.restore({k: v.copy() for k, v in tries.state().items()})
+    before = rng.bit_generator.state
+    walk(tries, obs, 200)
+    rng.bit_generator.state = before
+    walk(tries2, obs, 200)
+    planner.plan()
+    planner2.plan()
+    assert np.array_equal(planner.steps, planner2.steps)
+
+
+def test_the_share_is_as_large_as_the_failure_of_the_other_episodes():
+    graph = TransitionGraph(2, (4, 4, 1))
+    frontier = FrontierEpisodes(graph, share=0.8, levels_change=True)
+    rng, shares = np.random.default_rng(1), []
+    for episode in range(300):
+        obs, after = room((0, 0), [(3, episode % 4)]), room((0, 1), [(3, episode % 4)])
+        node = graph.node(obs)
+        frontier.act(node, rng)
+        shares.append(frontier.share)
+        next_node = graph.node(after)
+        graph.add(node, 0, 1.0, next_node, True)
+        reward = 0.0 if frontier.is_frontier or episode < 100 else 1.0
+        frontier.observe(obs, node, 0, reward, after, next_node, True)
+        frontier.end_episode()
+    assert shares[:100] == [0.8] * 100  # all failed
+    assert shares[-1] < 0.1
+
+
+# --------------------------------------------------------------------------------------------------
+# Levels of MiniGrid
+# --------------------------------------------------------------------------------------------------
+
+
+def worlds(task, seed, num, held_out, **flags):
+    args = gb_dqn_minigrid.Args(seed=seed, **flags)
+    rng = np.random.default_rng(seed)
+    env = gb_dqn_minigrid.make_env(args, f"MiniGrid-{task}-v0", rng, held_out=held_out)
+    found = set()
+    for _ in range(num):
+        world = env.reset().copy()
+        world[world[..., 0] == 10] = 1, 0, 0
+        found.add(world.tobytes())
+    return found
+
+
+@pytest.mark.parametrize("task", ["DoorKey-6x6", "LavaCrossingS9N2"])
+def test_held_out_worlds_are_never_trained_on(task):
+    training = worlds(task, 1, 150, held_out=False, num_levels=0)
+    held_out = worlds(task, 1, 150, held_out=True, num_levels=0)
+    assert len(training) > 20
+    assert len(held_out) > 3
+    assert not training & held_out
+    of_other_seed = worlds(task, 2, 150, held_out=True, num_levels=0)
+    assert not training & of_other_seed  # which worlds are held out is no matter of the run's seed
+
+
+def test_n_levels_are_n_and_those_of_the_seed():
+    assert len(worlds("LavaCrossingS9N2", 1, 200, held_out=False, num_levels=5)) == 5
+    one, other = (worlds("FourRooms", seed, 60, False, num_levels=5) for seed in (1, 2))
+    assert one == worlds("FourRooms", 1, 60, False, num_levels=5)
+    assert not one & other
+    assert len(worlds("DoorKey-6x6", 3, 20, held_out=True, num_levels=1)) == 1
+
+
+def test_where_all_worlds_are_alike_seeds_are_held_out():
+    args = gb_dqn_minigrid.Args(num_levels=0)
+    seeds = {}
+    for held_out in (False, True):
+        rng = np.random.default_rng(0)
+        env = gb_dqn_minigrid.make_env(args, "MiniGrid-Empty-5x5-v0", rng, held_out=held_out)
+        assert not env.by_world
+        seeds[held_out] = {env.reset() is not None and env.seed for _ in range(100)}
+    assert len(seeds[True]) > 50
+    assert not seeds[True] & seeds[False]
+
+
+def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():
+    args = gb_dqn_minigrid.Args(num_levels=0, view="partial")
+    env = gb_dqn_minigrid.make_env(args, "MiniGrid-DoorKey-6x6-v0", np.random.default_rng(0))
+    obs = env.reset()
+    view = env.env.unwrapped.gen_obs()["image"]
+    assert obs.shape == (7, 7, 12)
+    assert np.array_equal(obs[..., 9:], view)
+    assert not obs[..., :9].any()
+    after = env.step(0)[0]
+    assert np.array_equal(after[..., 6:9], view)
+    assert np.array_equal(env.key, env.grid.reshape(-1))
+
+
+SMALL = [
+    "--env-id", "DoorKey-5x5", "--backup", "whole-graph", "--exploration", "frontier",
+    "--total-timesteps", "200", "--eval-frequency", "100", "--eval-episodes", "2",
+    "--batch-size", "4", "--log-frequency", "100", "--target-network-frequency", "70",
+]  # fmt: skip
+
+
+@jitted
+def test_a_run_of_n_levels_scores_both_kinds(tmp_path):
+    assert command(gb_dqn_minigrid, *SMALL, "--num-levels", "3", "--run-dir", tmp_path) == 0
+    run = only_run(tmp_path)
+    rows = list(csv.DictReader((run / "evaluations.csv").open()))
+    assert len(rows) == 4
+    assert all(row["train_return"] for row in rows)
+    assert "train_score" in json.loads((run / "result.json").read_text())
+
+
+@jitted
+def test_the_network_alone_and_its_own_graph_are_two_scores(tmp_path):
+    for how in ("graph", "network"):
+        flags = [*SMALL, "--num-levels", "0", "--eval-act-on", how, "--run-dir", tmp_path / how]
+        assert command(gb_dqn_minigrid, *flags) == 0
+    rows = [(only_run(tmp_path / h) / "metrics.csv").read_text() for h in ("graph", "network")]
+    drop = [[line.split(",")[4:] for line in text.splitlines()] for text in rows]
+    assert drop[0] == drop[1]  # training is the same
