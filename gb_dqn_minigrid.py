@@ -7,8 +7,9 @@
 
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update per step. The whole grid is observed, and its layout is the same in every
-episode, unless --num-levels says otherwise. This file and the folder gbcore are all there is: copy them and change them. What is not
-learning (flags of a run, its folder, resume) is in gbcore/run.
+episode, unless --num-levels 0 draws a new one each. This file and the folder gbcore are all there
+is: copy them and change them. What is not learning (flags of a run, its folder, resume) is in
+gbcore/run.
 """
 
 import copy
@@ -136,10 +137,12 @@ class QNetwork(nn.Module):
             (first + kind, code)
             for first in range(0, depth, 3)  # of each view that is stacked
             for kind, least, most in (
-                (0, OBJECT_TO_IDX["empty"] + 1, num_objects), (1, 1, num_colours), (2, 1, num_states)
+                (0, OBJECT_TO_IDX["empty"] + 1, num_objects),
+                (1, 1, num_colours),
+                (2, 1, num_states),
             )
             for code in range(least, most)
-        ]  # fmt: skip
+        ]
         which, code = torch.tensor(codes).unbind(1)
         self.register_buffer("which", which, persistent=False)
         self.register_buffer("code", code.to(torch.uint8), persistent=False)

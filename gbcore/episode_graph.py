@@ -10,7 +10,6 @@ from gbcore.graph import TransitionGraph
 from gbcore.leaf_table import LeafTable
 from gbcore.values import GraphValues
 
-
 UNLIMITED = 2**62  # edges
 
 

@@ -43,7 +43,7 @@ class FirstTries:
     def __init__(self, planner: "FrontierPlanner") -> None:
         if planner.kinds_of is not None:
             raise ValueError("Require a planner without kinds")
-        self.planner: "FrontierPlanner" = planner
+        self.planner: FrontierPlanner = planner
         graph = planner.graph
         self._met = KnownNodes(graph)
         self._place = np.full((graph.capacity, len(NEIGHBOURS)), NONE, np.int32)  # contexts
