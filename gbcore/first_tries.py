@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gbcore.frontier import FrontierPlanner
 
 MOST = 100_000  # contexts
+LOCAL = 16  # cells that a step changes at most, for it to have a place
 NEIGHBOURS = (-1, 0), (1, 0), (0, -1), (0, 1)
 NONE = -1
 
@@ -31,7 +32,8 @@ class FirstTries:
     rank(s) is 1 for the first new state of an episode with this content at this cell, 2 for the
     second. So rooms that were walked are not walked again for each cell in which a key may lie.
 
-    Observations are grids [H, W, ...]. One thread at a time.
+    That is of grids [H, W, ...], of which a step changes a few cells. Elsewhere w is 1. One thread
+    at a time.
 
     Args:
         planner: the FrontierPlanner, without kinds.
@@ -88,9 +90,11 @@ class FirstTries:
 
     def _locate(self, obs, next_obs, node):
         """Set the contexts of a node that is new. Returns its rank."""
+        if np.ndim(obs) < 2:
+            return 1
         cells = _mixed(next_obs)
         changed = np.flatnonzero(_mixed(obs) != cells)
-        if len(changed) == 0:
+        if not 0 < len(changed) <= LOCAL:
             return 1
         place = int(min(changed, key=lambda i: np.count_nonzero(cells == cells.flat[i])))
         content, (row, column) = int(cells.flat[place]), divmod(place, cells.shape[1])
