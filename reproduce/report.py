@@ -15,7 +15,7 @@ import aggregate
 import numpy as np
 import report_figures
 from folders import RESULTS, ROOT
-from output import arguments, fail, lasting_output, markdown, read_rows
+from gbtools.output import arguments, fail, lasting_output, markdown, read_rows
 from tables import (
     ATARI,
     FRONTIER,

@@ -30,10 +30,10 @@ from typing import Annotated, Literal, NamedTuple
 
 import run_records
 from folders import ROOT
-from output import arguments, fail, lasting_output
-from play import plain
+from gbtools.output import arguments, fail, lasting_output
+from gbtools.play import plain
+from gbtools.runs import words_of
 from run_records import SUITES, Key, Records, flags_of, key_of
-from runs import words_of
 
 from gbcore.run import Amount, Count
 from gbcore.run.flags import check_flags, read_flags

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import JIT, command, jitted, only_run, play, scaled
+from gbtools.output import read_rows
+from gbtools.runs import read_metrics
 from minigrid.wrappers import FullyObsWrapper
-from output import read_rows
-from runs import read_metrics
 
 import gb_dqn_minatar as minatar_script
 import gb_dqn_minigrid as minigrid_script

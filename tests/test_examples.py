@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import command, is_one_line, jitted, only_run
+from gbtools.runs import read_metrics
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from runs import read_metrics
 
 import gbcore
 from examples import gb_dqn_gymnasium as example

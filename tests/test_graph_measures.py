@@ -16,14 +16,12 @@ import conftest
 import draw_subgraph
 import evaluate
 import gymnasium
-import measures
 import numpy as np
-import play
 import pytest
-import recorded
 import tyro
 import would_it_help
 from conftest import command, is_one_line
+from gbtools import measures, play, recorded
 
 import gb_dqn_minatar
 import gb_dqn_minigrid

@@ -8,10 +8,10 @@ import aggregate
 import numpy as np
 import pytest
 import report
-import runs
 import tables
 from conftest import command, is_one_line, jitted
 from folders import RESULTS, ROOT
+from gbtools import runs
 from run_records import Key, Records
 
 pytestmark = jitted

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import command, interpreted, is_one_line, only_run, write_checkpoint
-from runs import read_metrics
+from gbtools.runs import read_metrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gb_dqn_minatar

@@ -12,10 +12,10 @@ import released_updates
 import timings
 from conftest import command, jitted, run_process, spy
 from folders import ROOT
-from output import read_rows
-from play import script_of
+from gbtools.output import read_rows
+from gbtools.play import script_of
+from gbtools.runs import read_returns
 from run_records import SUITES
-from runs import read_returns
 from test_dqn_scripts import make_learner
 from test_sweep import make_run
 

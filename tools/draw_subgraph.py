@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-import recorded
 import tyro
-from output import arguments, fail, lasting_output, warn
-from picture import plt, wrapped, write_figure
+from gbtools import recorded
+from gbtools.output import arguments, fail, lasting_output, warn
+from gbtools.picture import plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
 from gbcore.graph import MAX_DEPTH

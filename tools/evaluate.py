@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import recorded
 import tyro
-from output import arguments, fail, lasting_output
+from gbtools import recorded
+from gbtools.output import arguments, fail, lasting_output
 from scipy import stats
 
 from gbcore.run import Amount, Count, Share
+from gbcore.run.directory import with_file
 
 
 @dataclass
@@ -50,7 +51,7 @@ def main():
     returns, lengths, film = play(run, args.episodes, args.epsilon, args.seed)
     error = f" (standard error {stats.sem(returns):.2g})" if len(returns) > 1 else ""
     print(
-        f"{run.task} {run.config['backup']} seed {run.config['seed']}: "
+        f"{with_file(run.task)} {run.config['backup']} seed {run.config['seed']}: "
         f"mean return {np.mean(returns):.4g}{error}, number of episodes {len(returns)}; median "
         f"{np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
         f"{np.max(returns):.4g}; {np.mean(lengths):.4g} steps per episode"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from output import arguments, fail, lasting_output, warn
-from picture import plt, wrapped, write_figure
-from runs import (
+from gbtools.output import arguments, fail, lasting_output, warn
+from gbtools.picture import plt, wrapped, write_figure
+from gbtools.runs import (
     OF_BACKUPS,
     WITHOUT_EFFECT,
     band,

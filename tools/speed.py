@@ -23,9 +23,9 @@ from statistics import median
 
 import numpy as np
 import torch
-from output import arguments, fail, lasting_output, markdown, read_rows, write_rows
-from recorded import load_script
-from runs import words_of
+from gbtools.output import arguments, fail, lasting_output, markdown, read_rows, write_rows
+from gbtools.recorded import load_script
+from gbtools.runs import words_of
 
 from gbcore.run import Amount, Count
 from gbcore.run.flags import read_flags

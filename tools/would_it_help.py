@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import measures
 import numpy as np
-import play
-import recorded
 import tyro
-from output import arguments, fail, lasting_output, warn
+from gbtools import measures, play, recorded
+from gbtools.output import arguments, fail, lasting_output, warn
 
 from gbcore.graph import MAX_DEPTH
 from gbcore.run import Amount, Count
+from gbcore.run.directory import with_file
 from gbcore.run.environment import rounded
 
 
@@ -336,7 +335,7 @@ def main():
     depth = args.depth or flags.get("depth") or 5
     breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth
     by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
-    print("\n".join(report(runs[PLAIN].name, by_key, played)))
+    print("\n".join(report(with_file(runs[PLAIN].name), by_key, played)))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -191,6 +192,13 @@ def run_name(env_id: str, script: str, backup: str, seed: int) -> str:
     """Folder name <env>__<script>__<backup>__<seed>__<time>; what is no part of a name is -."""
     env_id = re.sub(r"[^\w.-]", "-", env_id)
     return f"{env_id}__{script}__{backup}__{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def with_file(task: str) -> str:
+    """A task's name; of module:Id-v0 with the file that the module was imported from."""
+    module = sys.modules.get(task.rpartition(":")[0])
+    file = getattr(module, "__file__", None)
+    return f"{task} ({file})" if file else task
 
 
 def versions(*packages: str) -> dict[str, str | None]:

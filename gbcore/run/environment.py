@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import functools
 import importlib
+import importlib.machinery
 import json
 import operator
 import os
@@ -13,6 +14,7 @@ import textwrap
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -270,23 +272,42 @@ def maker_of(script: str, env_id: str, seed: int, rng: np.random.Generator) -> C
     if script == "gb_rainbow_atari":
         fail("--script gb_rainbow_atari: require one whose rewards are the task's own")
     told = "--script requires a module with Args, task_of and make_env"
-    module = _foreign(told, importlib.import_module, script)
+    module = import_module(script, told)
     parts = operator.attrgetter("make_env", "Args", "task_of")
     make, args_of, task_of = _foreign(told, parts, module)
     return functools.partial(make, args_of(seed=seed), task_of(env_id), rng)
 
 
+def import_module(name: str, told: str) -> ModuleType:
+    """The module that a user typed: the current folder's, if it has one, else as Python finds it.
+
+    The program ends, with what is told, where there is none, or where another one has the name.
+    """
+    here, top = os.getcwd(), name.partition(".")[0]
+    sys.path[:] = [here, *(place for place in sys.path if place not in (here, ""))]
+
+    def load():
+        spec = importlib.machinery.PathFinder.find_spec(top, [here]) if top else None
+        own, known = spec and spec.origin, getattr(sys.modules.get(top), "__file__", None) or ""
+        if own and top in sys.modules and os.path.realpath(known) != os.path.realpath(own):
+            raise ImportError(f"{top!r} is {known or 'a part of Python'} already: rename {own}")
+        return importlib.import_module(name)
+
+    importlib.invalidate_caches()
+    return _foreign(told, load)
+
+
 def gymnasium_id(env_id: str) -> str:
     """The registered id that env_id means; of `module:Id-v0` the module is imported first.
 
-    Modules are looked for in the current folder as well. A name without its version means the
-    newest one. An unknown name ends the program.
+    Modules are looked for in the current folder first. A name without its version means the newest
+    one. An unknown name ends the program.
     """
     module, colon, name = env_id.strip().rpartition(":")
     if module:
-        sys.path.append(os.getcwd())
-        told = f"cannot import {module!r}, typed as Python imports it, from {os.getcwd()}"
-        _foreign(told, importlib.import_module, module)
+        import_module(
+            module, f"cannot import {module!r}, typed as Python imports it, from {os.getcwd()}"
+        )
 
     def key_of(spelling):
         return re.sub("[-_ ]", "", spelling.lower())

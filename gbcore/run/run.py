@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from gbcore.frontier import FrontierEpisodes
 from gbcore.run.checkpoint import check_numbers, load_checkpoint, replacing, save_checkpoint
-from gbcore.run.directory import RunDirectory, run_name, versions
+from gbcore.run.directory import RunDirectory, run_name, versions, with_file
 from gbcore.run.flags import RunFlags, fail, fixed_flags
 from gbcore.run.output import lasting_output
 
@@ -108,7 +108,8 @@ class Run:
             total=total, initial=self.step, unit="step", mininterval=0.5, smoothing=0.02,
             disable=None,
         )  # fmt: skip
-        print(f"{task}, {args.backup} backup, on {device}; results go to {self._directory.path}")
+        told = f"{with_file(task)}, {args.backup} backup, on {device}"
+        print(f"{told}; results go to {self._directory.path}")
         print(
             "In a first run kernels are compiled, for about a minute, and kept on disk", flush=True
         )

@@ -4,7 +4,7 @@ import os
 import textwrap
 from pathlib import Path
 
-from output import fail
+from gbtools.output import fail
 
 os.environ["MPLBACKEND"] = "agg"  # a notebook names one that need not be installed here
 

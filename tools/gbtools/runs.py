@@ -7,10 +7,10 @@ a ValueError; both name it.
 from pathlib import Path
 
 import numpy as np
-from output import read_rows
 from scipy import stats
 
 from gbcore.run import read_json
+from gbtools.output import read_rows
 
 # Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = set(
