@@ -42,7 +42,8 @@ BACKUPS = {
 class Args(gb.RunFlags):
     env_id: str = "FrozenLake-v1"  # also module:Id-v0, of a module in the current folder
     env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
-    time_limit: gb.Count | None = None  # steps of an episode at most; else its own, or 1,000
+    time_limit: gb.Count | None = None  # steps of an episode; by default its own limit, or 1,000
+    leave_out: str = ""  # parts of a Dict or Tuple not to observe, as in mission,direction
     round: Annotated[int, (-9, 9)] | None = None  # states are told apart by so many decimals
     key_last_action: bool = False  # the last action is part of a state
     total_timesteps: gb.Count = 20_000  # environment steps
@@ -189,7 +190,7 @@ class Learner(gb.LearnerState):
 def make_env(args, env_id, rng, render=False):
     return GymnasiumTask(
         env_id, rng, args.env_kwargs, args.time_limit, args.round, args.key_last_action,
-        "rgb_array" if render else None,
+        "rgb_array" if render else None, args.leave_out,
     )  # fmt: skip
 
 

@@ -75,6 +75,7 @@ class GraphValues(Holder):
         self._value = np.zeros(graph.capacity)
         self._valued = KnownNodes(graph)
         self._q = np.empty(graph.num_actions)  # scratch
+        self._forgotten = leaves.num_forgotten  # as of these values
         self._next = 0  # the id that the sweeps go on below
         self._renewed = 0  # the id that `renew` goes on from
         with graph.lock:
@@ -86,10 +87,18 @@ class GraphValues(Holder):
         return f"GraphValues({self.graph.num_nodes:,} nodes, {len(self._changes):,} changes wait)"
 
     def update(self) -> None:
-        """Follow what changed in the graph, and back up SWEPT further nodes."""
+        """Follow what changed in the graph, and back up SWEPT further nodes.
+
+        Where leaf values were forgotten, all are evaluated anew, and backed up until they hold.
+        """
         with self.graph.lock:
             changed = self._changed()
+            self.leaves.knows(changed)  # which looks whether the network is the same
+            if is_anew := self._forgotten != self.leaves.num_forgotten:
+                self._forgotten, changed = self.leaves.num_forgotten, self._nodes()[::-1]
             self._enter(changed)
+            if is_anew:
+                self._settle(self._value, changed)
             self._sweep(changed)
             self._changes.clear()
             n = self.graph.num_ids
@@ -109,6 +118,7 @@ class GraphValues(Holder):
             turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
             turn = turn[self.graph.arrays.in_degree[turn] != FREED]
             self.leaves.renew(turn, CHUNK)
+            self._forgotten = self.leaves.num_forgotten
             new = self._enter(self._nodes())
             self._settle(self._value, np.concatenate([self._changed(), new, turn]))
             self._changes.clear()
@@ -186,7 +196,7 @@ class GraphValues(Holder):
             if len(unknown):  # came since the last update
                 q = q.copy()
                 q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), CHUNK))
-            value = q[:n].max(axis=1).astype(np.float64)
+            value = np.fmax.reduce(q[:n], axis=1).astype(np.float64)
             least = least_value(self.graph.edges()["reward"], self.gamma)
             value[self.graph.arrays.degree[:n] > 0] = least
             self._settle(value, nodes, q, tried_only=True)
@@ -266,6 +276,7 @@ class GraphValues(Holder):
             self._make_room()
             self._value[:n] = value
             self._next, self._renewed = places
+            self._forgotten = self.leaves.num_forgotten
             self._valued.restore(valued)
             self._changes[:] = map(tuple, pairs.tolist())
 
@@ -284,13 +295,17 @@ class GraphValues(Holder):
         holds = self._has_value(nodes) & np.isfinite(self._value[nodes])  # a network may give NaN
         new = np.unique(nodes[~holds])
         if len(new):
-            self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
+            leaf_q = self.leaves.values(new, min(len(new), CHUNK))
+            value = np.fmax.reduce(leaf_q, axis=1)
+            is_read = np.isnan(value) & (self.graph.arrays.degree[new] > 0)
+            self._value[new] = np.where(is_read, 0.0, value)  # one that leads to itself forgets 0
             self._valued.add(new)
         return new
 
     def _has_value(self, nodes):
         self._make_room()
-        return self._valued.has(nodes) & self.leaves.knows(nodes)
+        knows = self.leaves.knows(nodes)
+        return self._valued.has(nodes) & knows & (self._forgotten == self.leaves.num_forgotten)
 
     def _follows(self, nodes):
         """Are the transitions of ids int64 [n] those of the last update? bool [n]

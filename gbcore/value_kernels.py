@@ -28,14 +28,17 @@ def read_actions(graph, value, leaf_q, node, gamma, prior, q):
 
 @jit
 def best_action(graph, value, leaf_q, node, gamma, prior, tried_only, q):
-    """The first argmax of Q(s, a), also left in q; tried_only: among tried actions, if any."""
+    """The first argmax of Q(s, a), also left in q; tried_only: among tried actions, if any.
+
+    NaN is the least of all, see `targets.py`.
+    """
     read_actions(graph, value, leaf_q, node, gamma, prior, q)
     among_tried = tried_only and graph.degree[node] > 0
     best = EMPTY
     for a in range(q.shape[0]):
         if among_tried and graph.pair_count[node, a] == 0:
             continue
-        if best == EMPTY or q[a] > q[best]:
+        if best == EMPTY or q[a] > q[best] or (np.isnan(q[best]) and not np.isnan(q[a])):
             best = a
     return best
 
@@ -68,7 +71,8 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
     for node in range(num_ids):
         if graph.in_degree[node] == FREED:
             continue
-        scale = max(scale, abs(value[node]))
+        if abs(value[node]) > scale:  # of NaN not
+            scale = abs(value[node])
         start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):
             if graph.edge_reward[e] != 0.0:
@@ -111,7 +115,8 @@ def settle_values(graph, value, leaf_q, nodes, gamma, prior, tried_only, toleran
                 fades = abs(new) < abs(old) and (new > 0.0) == (old > 0.0)
                 # Training's own sweeps have no tolerance: what rises less than this waits for them.
                 floor = 0.0 if tried_only and not fades else unit
-                if abs(new - old) > tolerance * max(abs(old), floor):
+                moves = abs(new - old) > tolerance * max(abs(old), floor)
+                if moves or np.isnan(new) != np.isnan(old):
                     value[node] = new
                     for k in range(first[node], first[node + 1]):
                         waits[predecessors[k]] = True
