@@ -256,14 +256,15 @@ def main():
     learner = Learner(args, graph, replay, device, env.scale)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
-        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
+        by_kind = args.backup == "whole-graph"  # of grids: like cells, wherever they are
+        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share, by_kind)
     run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium",))
     with run:
         train(args, run, env, learner, rng)
         if run.evaluation_is_due():
             seed, number = [args.seed, run.step], args.eval_episodes
             run.log_evaluation(evaluate(args, run.task, learner.policy(), seed, number, run.stop))
-        run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
+        run.finish(evaluate, score_of=lambda of: np.mean(of[-max(1, round(len(of) / 10)) :]))
         if args.capture_video:
             run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])
 

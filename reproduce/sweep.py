@@ -145,7 +145,9 @@ def overrides(suite, backup, words, on_gpu):
             fail(f"{name} is no override: the sweep chooses it (--help)")
     flags_class, normal = run_records.script_of(suite).Args, flags_of(suite, backup=backup)
     default = flags_class(**normal | {"cuda": normal["cuda"] and on_gpu})
-    args = read_flags(flags_class, [*words_of(given), "--backup", backup], default=default)
+    args = read_flags(
+        flags_class, [*words_of(given, flags_class), "--backup", backup], default=default
+    )
     check_flags(args)
     return {name: getattr(args, name) for name in given}
 

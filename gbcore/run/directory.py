@@ -76,7 +76,8 @@ class RunDirectory:
         threading.excepthook = _print_unless_os_error
         self._writer = SummaryWriter(self.path, purge_step=None if step is None else step + 1)
         self._closing.callback(self._writer.close)
-        rows = "".join(f"|{key}|{value}|\n" for key, value in config.items())
+        shown = {key: str(value).replace("|", "\\|") for key, value in config.items()}
+        rows = "".join(f"|{key}|{value}|\n" for key, value in shown.items())
         rows = f"|param|value|\n|-|-|\n{rows}".encode(errors="replace").decode()
         self._writer.add_text("hyperparameters", rows)
         self._tables = {}
@@ -175,7 +176,7 @@ def _begin_tracking(path, config):
     of_run = {"project": config["wandb_project_name"], "entity": config["wandb_entity"]}
     try:
         return wandb.init(
-            **of_run, id=path.name, resume="allow", config=config, sync_tensorboard=True
+            **of_run, id=path.resolve().name, resume="allow", config=config, sync_tensorboard=True
         )
     except Exception as error:  # no login, no network
         with contextlib.suppress(OSError):

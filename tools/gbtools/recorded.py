@@ -195,7 +195,7 @@ def _of_folder(path):
     config = read_config(path)
     script = Path(config.pop("script"))
     places = (script, ROOT / script.name, ROOT / "examples" / script.name)
-    run = Recorded(path.name, None, config=config)
+    run = Recorded(path.resolve().name, None, config=config)
     run.script = next((place for place in places if place.is_file()), None)
     if run.script is None:
         run.missing = f"the script that made {path} is gone: {script}"
@@ -223,7 +223,7 @@ def load_script(script):
     """The module of a script: a path, or the name of one of the repository."""
     flush_denormals()  # as in its runs, for what is played and evaluated
     here = ROOT / f"{str(script).removesuffix('.py')}.py"
-    path = here if here.is_file() else Path(script).resolve()
+    path = here if here.is_file() else Path(script).expanduser().resolve()
     if not path.is_file():
         fail(f"no script {script}")
     is_own = path.parent == ROOT
