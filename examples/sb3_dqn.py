@@ -3,7 +3,7 @@
 # ///
 """Stable-Baselines3's DQN, learning from Graph Backup's targets.
 
-pip install -r requirements-sb3.txt
+pip install -r requirements-sb3.txt    # of this file; of programs elsewhere: pip install '.[sb3]'
 python examples/sb3_dqn.py --env-id FrozenLake-v1
 python examples/sb3_dqn.py --env-id FrozenLake-v1 --backup one-step    # as it was, to compare
 """

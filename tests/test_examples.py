@@ -10,6 +10,7 @@ import sys
 import types
 from pathlib import Path
 
+import evaluate
 import gymnasium
 import imageio_ffmpeg
 import numpy as np
@@ -24,7 +25,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 import gbcore
 from examples import gb_dqn_gymnasium as example
 from examples import offline, sokoban
-from gbcore import Replay, TransitionGraph
+from gbcore import FrontierEpisodes, Replay, TransitionGraph
 from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask, gymnasium_id
 
@@ -502,11 +503,28 @@ def test_every_backup_leaves_a_whole_run(backup, tmp_path):
     assert next(run.glob("events.out.tfevents.*")).stat().st_size > 0
 
 
-def test_frozen_lake_is_learned(tmp_path):
+def test_frozen_lake_is_learned_and_evaluated_elsewhere_and_beside_chance(tmp_path, capsys):
     run = run_example(
         tmp_path, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000"
     )
-    assert json.loads((run / "result.json").read_text())["score"] == 1
+    result = json.loads((run / "result.json").read_text())
+    assert (result["score"], result["random_actions"]) == (1, 0)
+    assert "score 1, random actions 0 after 2000 steps" in capsys.readouterr().out
+    for more, mean in (((), "mean return 1,"), (("--env-kwargs", "{}"), "mean return 0")):
+        assert command(evaluate, run, "--episodes", 20, "--epsilon", 0, *more) == 0
+        out = capsys.readouterr().out
+        assert mean in out.replace(" (standard error 0)", "")
+        assert "random actions 0" in out
+
+
+def test_whole_graph_explores_by_kind_where_observations_are_grids(tmp_path, monkeypatch):
+    kinds = []
+    made = lambda *args: kinds.append(args[2]) or FrontierEpisodes(*args)  # noqa: E731
+    monkeypatch.setattr(example, "FrontierEpisodes", made)
+    for backup in ("whole-graph", "graph"):
+        words = ("--backup", backup, "--exploration", "frontier", "--train-frequency", "50")
+        run_example(tmp_path / backup, "--env-id", "examples.sokoban:Sokoban-v0", *words)
+    assert kinds == [True, False]
 
 
 @pytest.mark.parametrize("space", ["vector", "matrix", "image", "frames", "small image"])
@@ -669,7 +687,7 @@ def test_each_step_of_the_page_is_typed_and_the_advice_is_its_next_command(
     assert printed[0].splitlines()[-1] == f"try: {typed[2]}"
     runs = sorted((tmp_path / "runs").iterdir(), key=lambda run: run.stat().st_ctime)
     assert [run.name.split("__")[0] for run in runs] == ["my_world-Lock-v0"] * 4
-    assert "score 1 after 900 steps" in printed[2]
+    assert "score 1, random actions 0 after 900 steps" in printed[2]
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 

@@ -453,6 +453,13 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     assert f"{run.task} graph seed 1: mean return" in capsys.readouterr().out
     assert command(evaluate, run_folder / "graph.npz") == 2
     assert is_one_line(capsys, "graph.npz is a graph without a network")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "imageio_ffmpeg", None)
+        patch.setattr(gb_dqn_minigrid, "evaluate", None)  # no episode is played before
+        assert command(evaluate, run_folder, "--video", video) == 2
+        assert is_one_line(capsys, "pip install imageio-ffmpeg")
+    assert command(evaluate, run_folder, "--env-kwargs", "{}") == 2
+    assert is_one_line(capsys, "--env-kwargs is no flag of")
     assert command(evaluate, run_folder, "--video", "none/e.mp4") == 2
     assert is_one_line(capsys, "--video", "none/e.mp4")
     for error in (None, NotImplementedError):
