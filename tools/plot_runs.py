@@ -91,11 +91,17 @@ def curve_of(seeds):
 def panels_of(settings):
     """Task -> pairs of a label and the seeds of its settings; other env_kwargs, another task."""
     found = {}
-    for (flags, seeds), label in zip(settings, labels(settings), strict=True):
+    for flags, seeds in settings:
         kwargs = flags.get("env_kwargs", "{}")
         task = flags["env_id"] + (f" {kwargs}" if kwargs != "{}" else "")
-        found.setdefault(task, []).append((wrapped(label, 7, 9), seeds))
-    return found
+        found.setdefault(task, []).append((flags, seeds))
+    return {
+        task: [
+            (wrapped(label, 7, 9), seeds)
+            for label, (_, seeds) in zip(labels(alike), alike, strict=True)
+        ]
+        for task, alike in found.items()
+    }
 
 
 def height_of(curves):
