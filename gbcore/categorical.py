@@ -241,7 +241,7 @@ def _read(rule, pmf, support, best, policy):
 
 def best_actions(q: torch.Tensor) -> torch.Tensor:
     """argmax int64 [n] of values [n, A]; NaN is the least, as in `targets.py`."""
-    return torch.where(q.isnan(), -torch.inf, q).argmax(dim=1)
+    return q.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=1)
 
 
 def _chosen_rows(sub, best, num_leaves, end):

@@ -396,7 +396,7 @@ def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
     assert command(example, "--env-id", env_id, *short) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{env_id} ({tmp_path / name}.py), graph backup")
-    assert "score 1 " in out
+    assert "score 1, random actions 1 after 40 steps" in out
     assert command(would_it_help, env_id, "--steps", 20) == 0
     assert capsys.readouterr().out.startswith(f"{env_id} ({tmp_path / name}.py)\n")
     words = ("data.npz", "--env-id", env_id, "--collect", 9, "--episodes", 1)
