@@ -5,6 +5,7 @@ import itertools
 import naive
 import numpy as np
 import pytest
+import torch
 from conftest import cases, raises_naming, scaled
 from hypothesis import given, settings
 
@@ -382,3 +383,72 @@ def test_with_keys_the_graph_is_asked_by_key():
     assert values.seen_policy(otherwise)(near, keys).tolist() == [0, 1, 5]
     with pytest.raises(ValueError, match="Require a key"):
         values.act(near, otherwise)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("prior", [0.0, 0.5])
+def test_nan_is_the_least_value_for_training_and_evaluation(first, prior):
+    """Where the network gives NaN, what was seen decides, in whatever order."""
+    graph, sure = TransitionGraph(2, (1,), np.int64), 1 - first
+    nodes = [graph.node(np.array([s])) for s in range(4)]
+    graph.add(nodes[0], first, 0.0, nodes[2], False)  # into a state that was never left
+    graph.add(nodes[0], sure, 1.0, nodes[1], True)
+    graph.add(nodes[3], first, 0.0, nodes[0], False)
+    leaf_q = np.full((4, 2), np.nan, np.float32)
+    leaf_q[:, sure] = [0.0, np.nan, np.nan, np.nan]
+    table = LeafTable(graph, lambda obs: leaf_q[obs[:, 0]])
+    values = GraphValues(graph, table, 0.5, prior)
+    for _ in range(3):
+        values.update()
+        values.renew()
+    value = 1 / (1 + prior)
+    np.testing.assert_allclose(values.values(nodes[:1]), [value])
+    np.testing.assert_allclose(values.targets([nodes[3]], [first]), [0.5 * value])
+    assert np.isnan(values.values([nodes[2]])).all()
+    obs = np.arange(4)[:, None]
+
+    def otherwise(obs):
+        return np.full(len(obs), -7)
+
+    assert values.act(obs, otherwise)[0] == sure
+    assert values.seen_policy(otherwise)(obs).tolist() == [sure, -7, -7, first]
+
+
+def test_a_state_whose_own_guess_is_nan_has_the_value_of_what_was_seen():
+    graph = TransitionGraph(1, (1,), np.int64)
+    nodes = [graph.node(np.array([s])) for s in range(2)]
+    for s in range(2):  # a loop of two
+        graph.add(nodes[s], 0, 1.0, nodes[1 - s], False)
+    leaf_q = np.array([[np.nan], [2.0]], np.float32)
+    for order in (leaf_q, leaf_q[::-1]):
+        values = GraphValues(graph, LeafTable(graph, lambda obs, q=order: q[obs[:, 0]]), 0.5)
+        for _ in range(40):
+            values.update()
+        np.testing.assert_allclose(values.values(nodes), [2, 2], rtol=1e-5)
+
+
+def test_values_follow_a_network_that_somebody_wrote_into():
+    graph = TransitionGraph(2, (1,), np.int64)
+    nodes = np.array([graph.node(np.array([s])) for s in range(3)])
+    graph.add(nodes[0], 0, 0.0, nodes[1], False)
+    graph.add(nodes[1], 0, 0.0, nodes[2], False)
+    network = torch.nn.Linear(1, 2)
+
+    def evaluate(obs):
+        return network(torch.as_tensor(obs).float()).detach().numpy()
+
+    values = GraphValues(graph, LeafTable(graph, evaluate, network), 0.5)
+    for number in (1.0, -1.0):
+        for part in network.parameters():
+            part.data.fill_(number)
+        with pytest.raises(ValueError, match="Require an update"):
+            values.values(nodes)
+        assert values.actions(nodes).tolist() == [-1] * 3
+        values.update()
+        # Weight and bias are the number: q(s, a) = number * (s + 1), of the third state 3.
+        best = [max(number * (s + 1), 0.5 * number * (s + 2)) for s in range(3)]
+        best[1] = max(number * 2, 0.5 * number * 3)
+        best[0] = max(number, 0.5 * best[1])
+        np.testing.assert_allclose(values.values(nodes), [*best[:2], number * 3], rtol=1e-5)
+        policy = values.seen_policy(lambda obs: np.full(len(obs), 1))
+        assert policy(np.arange(3)[:, None]).tolist() == [0, 0, 1]

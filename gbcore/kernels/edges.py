@@ -319,7 +319,7 @@ def add_transition(graph, node, action, reward, next_node, terminated):
         graph.edge_count[e] = 1
         link_edge(graph, e)
         slot = find_slot(graph.edge_slots, hash_edge_at(graph, node, e), EMPTY)
-        graph.edge_slots[slot] = (node << 32) | degree
+        graph.edge_slots[slot] = (np.int64(node) << 32) | degree
         graph.degree[node] += 1
         graph.in_degree[next_node] += 1
         totals[TOTAL_EDGES] += 1
@@ -346,7 +346,7 @@ def rebuild_edge_slots(graph, num_ids):
     for node in range(num_ids):
         for k in range(graph.degree[node]):
             h = hash_edge_at(graph, node, graph.block_start[node] + k)
-            graph.edge_slots[find_slot(graph.edge_slots, h, EMPTY)] = (node << 32) | k
+            graph.edge_slots[find_slot(graph.edge_slots, h, EMPTY)] = (np.int64(node) << 32) | k
 
 
 @jit_in_place
@@ -390,8 +390,8 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
     last = graph.degree[node] - 1
     if k != last:  # the last edge of the block fills the gap
         h = hash_edge_at(graph, node, start + last)
-        slot = find_slot(graph.edge_slots, h, (node << 32) | last)
-        graph.edge_slots[slot] = (node << 32) | k
+        slot = find_slot(graph.edge_slots, h, (np.int64(node) << 32) | last)
+        graph.edge_slots[slot] = (np.int64(node) << 32) | k
         move_edge(graph, start + last, start + k)
     graph.degree[node] = last
     graph.in_degree[next_node] -= 1

@@ -124,14 +124,20 @@ def read_actions(graph, value, rule, node):
 
 
 @jit_in_place(inline=True)
+def is_more(new, old):
+    """Is a value greater than another? NaN is the least of all, see `targets.py`."""
+    return new > old or (old != old and new == new)
+
+
+@jit_in_place(inline=True)
 def back_up(graph, value, rule, node):
-    """The first best action of a node, or EMPTY, and V(s). What is no number is the worst."""
+    """The first best action of a node, or EMPTY, and V(s)."""
     read_actions(graph, value, rule, node)
     q, best, most = rule.q, EMPTY, UNKNOWN
     for a in range(q.shape[0]):
         q[a] /= 1.0 - rule.own[a]
         if (not rule.tried_only or graph.pair_count[node, a] > 0) and (
-            best == EMPTY or q[a] > most or most != most
+            best == EMPTY or is_more(q[a], most)
         ):
             best, most = a, q[a]
     return best, most
@@ -159,7 +165,7 @@ def choose_actions(graph, value, rule, nodes, actions):
             best = 0
             for a in range(q.shape[0]):
                 q[a] += own[a] * value[node] if own[a] > 0.0 else 0.0
-                best = a if q[a] > q[best] or q[best] != q[best] else best
+                best = a if is_more(q[a], q[best]) else best
             actions[i] = best
 
 
@@ -198,7 +204,7 @@ def sweep(graph, value, rule, queue, first, tolerance, floor, budget):
         work += 1 + graph.degree[node]
         old = value[node]
         _, new = back_up(graph, value, rule, node)
-        if abs(new - old) > tolerance * max(abs(old), floor) or (old != old and new == new):
+        if abs(new - old) > tolerance * max(abs(old), floor) or (old != old) != (new != new):
             value[node] = new
             e = graph.in_first[node]
             while e != EMPTY:
@@ -224,14 +230,17 @@ PASSES = 30  # through linear equations, before a step that sees further
 
 @jit_in_place
 def choose_first(graph, value, rule, choice, nodes, queue):
-    """Choose for nodes int64 [n] that have no choice: a way out, where there is one."""
+    """Choose for nodes int64 [n] that have no choice: a way out, where there is one.
+
+    NaN is the value of those alone whose every action leads to NaN.
+    """
     for node in nodes:
         value[node] = UNKNOWN
         push(queue, node)
     while queue.ends[1] > 0:
         node = pop(queue)
         best, new = back_up(graph, value, rule, node)
-        if value[node] == UNKNOWN and new > UNKNOWN:
+        if value[node] == UNKNOWN and new != UNKNOWN:
             value[node], choice[node] = new, best
             e = graph.in_first[node]
             while e != EMPTY:
@@ -239,14 +248,16 @@ def choose_first(graph, value, rule, choice, nodes, queue):
                     push(queue, graph.edge_source[e])
                 e = graph.in_next[e]
     for node in nodes:
-        if choice[node] == EMPTY:
-            choice[node] = graph.edge_action[graph.block_start[node]]
+        if choice[node] == EMPTY:  # of those that lead round and round
+            choice[node], _ = back_up(graph, value, rule, node)
 
 
 @jit_in_place
 def size_of_terms(graph, value, rule, node, action):
     """The sum of the sizes of what Q(s, a) adds up: its rounding is EXACT of that at most."""
-    start, size = graph.block_start[node], rule.prior * rule.unit * abs(rule.leaf_q[node, action])
+    start, size = graph.block_start[node], 0.0
+    if rule.prior > 0.0:
+        size = rule.prior * rule.unit * abs(rule.leaf_q[node, action])
     for e in range(start, start + graph.degree[node]):
         if graph.edge_action[e] == action:
             size += graph.edge_count[e] * rule.unit * abs(graph.edge_reward[e])
@@ -426,15 +437,16 @@ def next_found(graph, choice, search, node):
 def solve_component(graph, value, rule, choice, search, begin, end):
     """The value of a policy in the nodes left from begin to end, each of which leads to all."""
     b, at, weights = search.b, search.at, search.weight
-    size, scale = 0, 0.0
+    size, scale, is_number = 0, 0.0, True
     for i in range(begin, end):
         search.place[search.left[i]] = i
     for i in range(begin, end):
         node = np.int64(search.left[i])
         a, first = choice[node], size
         count = graph.pair_count[node, a] + rule.prior
-        total = rule.prior / count * rule.unit * rule.leaf_q[node, a]
-        own, start = 0.0, graph.block_start[node]
+        total, own, start = 0.0, 0.0, graph.block_start[node]
+        if rule.prior > 0.0:
+            total = rule.prior / count * rule.unit * rule.leaf_q[node, a]
         for e in range(start, start + graph.degree[node]):
             if graph.edge_action[e] != a:
                 continue
@@ -454,6 +466,7 @@ def solve_component(graph, value, rule, choice, search, begin, end):
         search.start[row + 1] = size
         b[row] = total / (1.0 - own)
         scale = max(scale, abs(b[row]))
+        is_number &= b[row] == b[row]
         for k in range(first, size):
             weights[k] /= 1.0 - own
     m = end - begin
@@ -461,10 +474,10 @@ def solve_component(graph, value, rule, choice, search, begin, end):
     for row in range(m):
         x[row] = 0.0
         b[row] /= scale if scale > 0.0 else 1.0
-    if scale > 0.0:
+    if scale > 0.0 and is_number:
         solve_rows(search, m)
     for row in range(m):
-        value[search.left[begin + row]] = scale * x[row]
+        value[search.left[begin + row]] = scale * x[row] if is_number else np.nan
 
 
 @jit_in_place
