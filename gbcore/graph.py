@@ -822,7 +822,8 @@ class TransitionGraph(Holder):
             for i in np.flatnonzero(~holds)[:3]:
                 problems.append(f"node {i}: {what}")
 
-        log2, start, degree = arrays.block_log2, arrays.block_start, arrays.degree
+        names = ("block_log2", "block_start", "degree")
+        log2, start, degree = (getattr(arrays, name).astype(np.int64) for name in names)
         has_size = (log2 >= EMPTY) & (log2 < len(arrays.free_blocks))
         require(has_size & (degree >= 0), "a block without a size, or degree < 0")
         require((arrays.in_degree != FREED) == alive, "in use by one array, free by another")

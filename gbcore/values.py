@@ -292,7 +292,10 @@ class GraphValues(Holder):
         ends, nodes = nodes[~tried], nodes[tried][::-1]
         value = self._value[: self.graph.num_ids]
         value[ends] = np.fmax.reduce(q[ends], axis=1)
-        settle(self.graph, rule, value, np.full(len(value), EMPTY, np.int32), nodes)
+        choice = np.full(len(value), EMPTY, np.int32)
+        if not np.isnan(q).any():  # else values as they are may lead there
+            sweeps.choose_greedily(arrays, value, rule, choice, nodes)
+        settle(self.graph, rule, value, choice, nodes)
         self._queue = new_queue(self.graph.capacity)
         self._smallest = sweeps.smallest_reward(arrays, nodes, np.inf)
         self._followed = self.graph.num_logged
@@ -354,11 +357,11 @@ def settle(
     arrays, n = graph.arrays, graph.num_ids
     queue, new = new_queue(n), nodes[choice[nodes] == EMPTY]
     sweeps.choose_first(arrays, value, rule, choice, new, queue)
-    rises = 1
-    while rises:
+    is_left = True
+    while is_left:
         sweeps.evaluate(arrays, value, rule, choice)
         turns = np.zeros(n, np.int8)
-        rises = sweeps.improve(arrays, value, rule, choice, nodes, queue, turns)
+        is_left = sweeps.improve(arrays, value, rule, choice, nodes, queue, turns)
 
 
 def find_tried(
@@ -394,7 +397,8 @@ def find_tried(
             return chosen
         # A unit that is too large hides no sign.
         nodes, rule = far, rule._replace(unit=min(rule.unit * UNIT, 1e300))
-        value, before = np.clip(value * UNIT, -1e300, 1e300), choice
+        with np.errstate(over="ignore"):
+            value, before = np.clip(value * UNIT, -1e300, 1e300), choice
         choice = np.full(n, EMPTY, np.int32)
         choice[far] = before[far]
         settle(graph, rule, value, choice, nodes)

@@ -257,7 +257,9 @@ def test_a_large_penalty_hides_no_small_reward_from_an_evaluation(fine, gamma):
     assert policy(np.array([[0], [1]])).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("length", "gamma"), [(60, 0.5), (300, 0.9), (1_000, 0.97)])
+@pytest.mark.parametrize(
+    ("length", "gamma"), [(60, 0.5), (300, 0.9), (1_000, 0.97), (1_100, 0.5), (900, 0.05)]
+)
 def test_a_reward_is_seen_from_however_far(length, gamma):
     graph, _, table = graph_that_forgets()
     nodes = graph.nodes(np.arange(length)[:, None])
@@ -267,6 +269,83 @@ def test_a_reward_is_seen_from_however_far(length, gamma):
     policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
     assert (policy(np.arange(length)[:, None]) == 1).all()
     assert (solve_tried(graph, gamma)[1][nodes] == 1).all()
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.999, 0.9999])
+@pytest.mark.parametrize("ring", ["itself", "next", "shuffled"])
+def test_an_evaluation_waits_at_0_rather_than_take_a_penalty(ring, gamma):
+    n = scaled(20_000, 200)
+    states, after = np.arange(n), np.arange(n)
+    if ring == "next":
+        after = np.roll(states, -1)
+    elif ring == "shuffled":
+        way = np.random.default_rng(0).permutation(n)
+        after[way] = np.roll(way, -1)
+    graph = TransitionGraph(2, (1,), np.int64, capacity=n + 1)
+    graph.nodes(np.arange(n + 1)[:, None])
+    ends = np.full(n, n)
+    graph.add(states, np.ones(n, np.int64), -np.ones(n), ends, np.ones(n, np.bool_))
+    graph.add(states, np.zeros(n, np.int64), np.zeros(n), after, np.zeros(n, np.bool_))
+    table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
+    policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
+    assert (policy(states[::7, None]) == 0).all()
+    values, actions, _ = solve_tried(graph, gamma)
+    assert (actions[:n] == 0).all()
+    np.testing.assert_allclose(values[:n], 0, atol=1e-300)
+
+
+@pytest.mark.parametrize("seed", range(scaled(30, 8)))
+def test_exact_values_are_those_of_linear_equations(seed):
+    """Random graphs with penalties, rewards and rings, most of them stochastic; gamma 0.9999."""
+    rng, gamma = np.random.default_rng(seed), 0.9999
+    n, num_actions = int(rng.integers(2, 60)), int(rng.integers(1, 4))
+    graph = TransitionGraph(num_actions, (1,), np.int64)
+    graph.nodes(np.arange(n)[:, None])
+    m = int(rng.integers(n, 6 * n))
+    rewards = rng.choice([0.0, 0.0, -0.01, 1.0, -5.0], m)
+    columns = (rng.integers(n, size=m), rng.integers(num_actions, size=m), rewards,
+               rng.integers(n, size=m), rng.random(m) < 0.05)  # fmt: skip
+    graph.add(*columns)
+    values, actions, _ = solve_tried(graph, gamma)
+    # The policy's own value, by dense equations, and no action is better.
+    q = np.full((n, num_actions), -np.inf)
+    weights, reward = np.zeros((n, num_actions, n)), np.zeros((n, num_actions))
+    for s, a, r, s2, over in zip(*columns, strict=True):
+        weights[s, a, s2] += gamma * (not over)
+        reward[s, a] += r
+    count = np.zeros((n, num_actions))
+    np.add.at(count, columns[:2], 1)
+    tried = count > 0
+    weights[tried] /= count[tried][:, None]
+    reward[tried] /= count[tried]
+    own, given = np.zeros((n, n)), values.copy()
+    for s in np.flatnonzero(actions >= 0):
+        own[s], given[s] = weights[s, actions[s]], reward[s, actions[s]]
+    expected = np.linalg.solve(np.eye(n) - own, given)
+    np.testing.assert_allclose(values, expected, rtol=1e-8, atol=1e-8)
+    q[tried] = (reward + weights @ expected)[tried]
+    known = actions >= 0
+    assert (q[known].max(axis=1) <= expected[known] + 1e-7).all()
+
+
+def test_an_evaluation_is_the_same_whatever_others_were_before():
+    graph, replay, table = graph_that_forgets(300)
+    values, rng = GraphValues(graph, table, 0.99, 0.5), np.random.default_rng(2)
+    obs = np.arange(400)[:, None]
+    for k, _ in enumerate(walk(replay, values, rng, scaled(600, 200))):
+        policy = values.seen_policy(lambda obs: np.full(len(obs), -7))
+        if k % 5 == 4:
+            alone = GraphValues(graph, table, 0.99, 0.5).seen_policy(lambda o: np.full(len(o), -7))
+            assert np.array_equal(policy(obs), alone(obs))
+
+
+def test_an_update_leaves_no_node_out():
+    graph, _, table = graph_that_forgets()
+    values = GraphValues(graph, table, 0.9)
+    node = graph.node(np.array([3]))
+    values.update()
+    assert values.values([node]) == leaf_of(np.array([[3]])).max()
+    assert values.actions([node]).tolist() == [-1]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, 1e10, -1e30])

@@ -306,8 +306,8 @@ def add_transition(graph, node, action, reward, next_node, terminated):
     else:
         if 2 * (totals[TOTAL_EDGES] + 1) > graph.edge_slots.shape[0]:
             return NO_ROOM
-        degree = graph.degree[node]
-        log2 = graph.block_log2[node]
+        degree = np.int64(graph.degree[node])
+        log2 = np.int64(graph.block_log2[node])
         if (log2 == EMPTY or degree == 1 << log2) and not move_block(graph, node, log2 + 1):
             return NO_ROOM
         e = graph.block_start[node] + degree
@@ -387,7 +387,7 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
 
     clear_edge_slot(graph, slot)
     unlink_edge(graph, start + k)
-    last = graph.degree[node] - 1
+    last = np.int64(graph.degree[node]) - 1
     if k != last:  # the last edge of the block fills the gap
         h = hash_edge_at(graph, node, start + last)
         slot = find_slot(graph.edge_slots, h, (np.int64(node) << 32) | last)
@@ -396,7 +396,7 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
     graph.degree[node] = last
     graph.in_degree[next_node] -= 1
     totals[TOTAL_EDGES] -= 1
-    log2 = graph.block_log2[node]
+    log2 = np.int64(graph.block_log2[node])
     if last == 0:
         give_block(graph, start, log2)
         graph.block_start[node] = EMPTY

@@ -229,6 +229,13 @@ PASSES = 30  # through linear equations, before a step that sees further
 
 
 @jit_in_place
+def choose_greedily(graph, value, rule, choice, nodes):
+    """Choose for int64 [n] nodes what is best by values as they are."""
+    for node in nodes:
+        choice[node], _ = back_up(graph, value, rule, node)
+
+
+@jit_in_place
 def choose_first(graph, value, rule, choice, nodes, queue):
     """Choose for nodes int64 [n] that have no choice: a way out, where there is one.
 
@@ -268,11 +275,12 @@ def size_of_terms(graph, value, rule, node, action):
 
 @jit_in_place
 def improve(graph, value, rule, choice, nodes, queue, turns):
-    """Back up int64 [n] nodes, and then whatever leads to one that rose. Returns how many rises.
+    """Back up int64 [n] nodes, and then whatever leads to one that rose. Returns whether a node was
+    left at its last turn: then values may rise further.
 
     turns int8 [N], zeros, is scratch.
     """
-    rises = 0
+    is_left = False
     push_all(queue, nodes)
     while queue.ends[1] > 0:
         node = pop(queue)
@@ -284,14 +292,16 @@ def improve(graph, value, rule, choice, nodes, queue, turns):
             continue
         value[node], choice[node] = new, best
         turns[node] += 1
-        rises += 1
         e = graph.in_first[node]
         while e != EMPTY:
             source = graph.edge_source[e]
-            if choice[source] != EMPTY and turns[source] < TURNS:
-                push(queue, source)
+            if choice[source] != EMPTY:
+                if turns[source] < TURNS:
+                    push(queue, source)
+                else:
+                    is_left = True
             e = graph.in_next[e]
-    return rises
+    return is_left
 
 
 @jit_in_place
@@ -299,14 +309,19 @@ def choose_last(graph, value, rule, nodes, chosen):
     """The best tried action of int64 [n] nodes into chosen [N]; of those that differ by rounding
     alone, the one that was tried most often.
     """
+    q, rounding = rule.q, 20 * EXACT / (1.0 - rule.gamma)
     for node in nodes:
         best, most = back_up(graph, value, rule, node)
-        least = most - 20 * EXACT * size_of_terms(graph, value, rule, node, best)
-        chosen[node] = best
-        most_often = np.int64(0)
-        for a in range(rule.q.shape[0]):
-            if graph.pair_count[node, a] > most_often and rule.q[a] >= least:
-                chosen[node], most_often = a, graph.pair_count[node, a]
+        chosen[node], most_often, size = best, graph.pair_count[node, best], 0.0
+        for a in range(q.shape[0]):
+            count = graph.pair_count[node, a]
+            if count > 0 and a != best and q[a] >= most - 1e-6 * abs(most):  # often there is none
+                if size == 0.0:
+                    size = size_of_terms(graph, value, rule, node, best)
+                if q[a] >= most - rounding * size and (
+                    count > most_often or (count == most_often and a < chosen[node])
+                ):
+                    chosen[node], most_often = a, count
 
 
 @jit
