@@ -363,7 +363,7 @@ def main():
         train(args, run, env, learner, rng)
         if run.evaluation_is_due():
             log_evaluation(args, run, learner)
-        run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
+        run.finish(evaluate, score_of=lambda of: np.mean(of[-max(1, round(len(of) / 10)) :]))
         if args.capture_video:
             run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])
 

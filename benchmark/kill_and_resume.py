@@ -24,8 +24,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from output import ROOT, arguments, lasting_output
-from runs import read_metrics
+from gbtools import ROOT
+from gbtools.output import arguments, lasting_output
+from gbtools.runs import read_metrics
 
 from gbcore.run import Amount, Count, load_checkpoint
 

@@ -25,8 +25,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from gbtools.output import arguments, lasting_output
 from naive import NaiveGraph, Oracle, Scalars
-from output import arguments, lasting_output
 
 from gbcore import FrontierPlanner, TransitionGraph, q_targets
 from gbcore.run import Amount, Count

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from gbtools import ROOT
+from gbtools.output import arguments, lasting_output
 from kill_and_resume import outcome
-from output import ROOT, arguments, lasting_output
 
 FLAGS = {
     "gb_dqn_minigrid": "--env-id DoorKey-5x5 --total-timesteps 3000 --learning-starts 500",

@@ -14,8 +14,8 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-import play
-from output import markdown
+from gbtools import play
+from gbtools.output import markdown
 
 from gbcore import categorical_targets, q_targets
 

@@ -42,7 +42,8 @@ BACKUPS = {
 class Args(gb.RunFlags):
     env_id: str = "FrozenLake-v1"  # also module:Id-v0, of a module in the current folder
     env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
-    time_limit: gb.Count | None = None  # steps of an episode at most; else its own, or 1,000
+    time_limit: gb.Count | None = None  # steps of an episode; by default its own limit, or 1,000
+    leave_out: str = ""  # parts of a Dict or Tuple not to observe, as in mission,direction
     round: Annotated[int, (-9, 9)] | None = None  # states are told apart by so many decimals
     key_last_action: bool = False  # the last action is part of a state
     total_timesteps: gb.Count = 20_000  # environment steps
@@ -186,10 +187,22 @@ class Learner(gb.LearnerState):
             self.graph_values.renew()
 
 
+def kinds_of_grids(obs):
+    """The kinds of observations [n, H, W, ...], uint64 [n]: of a kind are grids with like cells,
+    wherever these lie. An object carried elsewhere makes no new kind, an open door does.
+    """
+    cells = np.ascontiguousarray(obs).reshape(*obs.shape[:3], -1).view(np.uint8)
+    mixed = np.full(obs.shape[:3], 0xCBF29CE484222325, np.uint64)
+    for byte in np.moveaxis(cells, 3, 0):
+        mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
+        mixed ^= mixed >> np.uint64(32)
+    return mixed.sum(axis=(1, 2))
+
+
 def make_env(args, env_id, rng, render=False):
     return GymnasiumTask(
         env_id, rng, args.env_kwargs, args.time_limit, args.round, args.key_last_action,
-        "rgb_array" if render else None,
+        "rgb_array" if render else None, args.leave_out,
     )  # fmt: skip
 
 
@@ -255,14 +268,16 @@ def main():
     learner = Learner(args, graph, replay, device, env.scale)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
-        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
+        by_kind = args.backup == "whole-graph" and len(graph.obs_shape) > 1
+        kinds_of = kinds_of_grids if by_kind else None
+        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share, kinds_of)
     run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium",))
     with run:
         train(args, run, env, learner, rng)
         if run.evaluation_is_due():
             seed, number = [args.seed, run.step], args.eval_episodes
             run.log_evaluation(evaluate(args, run.task, learner.policy(), seed, number, run.stop))
-        run.finish(score_of=lambda means: np.mean(means[-max(1, round(len(means) / 10)) :]))
+        run.finish(evaluate, score_of=lambda of: np.mean(of[-max(1, round(len(of) / 10)) :]))
         if args.capture_video:
             run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])
 

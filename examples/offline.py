@@ -6,6 +6,7 @@
     python examples/offline.py data.npz
     python examples/offline.py data.npz --env-id FrozenLake-v1 --collect 20000   # write it first
     python examples/offline.py data.npz --env-id breakout --script gb_dqn_minatar
+    python examples/offline.py ~/.minari/datasets/D4RL/minigrid/fourrooms-v0 --leave-out direction
 
 DATA is an .npz with observations, actions, rewards, next_observations, terminations, truncations
 (one row a transition, in order of time), the folder of a Minari dataset, or the graph.npz of a run.
@@ -13,6 +14,7 @@ Only actions that were tried count: no network guesses, and a state in which not
 worth the least that the data's rewards allow.
 """
 
+import importlib
 import os
 import sys
 import zipfile
@@ -25,7 +27,15 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
-from gbcore.offline import collect, follow, graph_of, load_graph, read_transitions, solve_tried
+from gbcore.offline import (
+    collect,
+    constant_texts,
+    follow,
+    graph_of,
+    load_graph,
+    read_transitions,
+    solve_tried,
+)
 from gbcore.run import Amount, Count, fail, flush_denormals, lasting_output, play_episodes, warn
 from gbcore.run.environment import maker_of, misfit
 from gbcore.run.flags import check_values, read_flags
@@ -40,7 +50,10 @@ class Args:
     )
     sign: bool = False  # take the signs of rewards, where their size tells the time (MiniGrid)
     env_id: str | None = None  # the task that the data is of, to play what was found in
-    script: str = "examples.gb_dqn_gymnasium"  # the module that makes the task
+    env_kwargs: str | None = None  # of the task: what gymnasium.make takes, as JSON
+    time_limit: Count | None = None  # of the task: steps of an episode
+    leave_out: str = ""  # parts of observations, as in mission,direction; one constant text is
+    script: str | None = None  # the module that makes the task; else gb_dqn_gymnasium
     collect: Amount = 0  # transitions of random actions in the task to write to DATA first
     episodes: Count = 100  # to play
     max_steps: Count = 1_000  # of an episode by the data
@@ -55,20 +68,21 @@ class Args:
         if self.collect and not (is_new and self.env_id and os.access(self.data.parent, os.W_OK)):
             fail(f"--collect requires --env-id and a new .npz that can be written, got {self.data}")
         if self.env_id is None:
-            self.warn_of("without --env-id nothing is played", "script", "episodes")
+            played = "script", "episodes", "env_kwargs", "time_limit"
+            self.warn_of("without --env-id nothing is played", *played)
 
     def warn_of(self, why, *names):
         for name in names:
             if getattr(self, name) != getattr(Args, name):
-                warn(f"--{name} does nothing: {why}")
+                warn(f"--{name.replace('_', '-')} does nothing: {why}")
 
 
-def read(args, env):
+def read(args, env, left_out):
     """The graph of the data, the states that trajectories start in, their rewards or None."""
     if zipfile.is_zipfile(args.data) and "edge_count" in np.load(args.data):
         args.warn_of("a graph's states and rewards are those of its run", "round", "sign")
         return load_graph(args.data)
-    columns = read_transitions(args.data)
+    columns = read_transitions(args.data, getattr(env, "flatten", None), left_out)
     columns["rewards"] = np.sign(columns["rewards"]) if args.sign else columns["rewards"]
     obs, next_obs = columns["observations"], columns["next_observations"]
     if env and obs.shape[1:] != env.obs.shape:  # a Discrete state that env observes as one-hot
@@ -77,7 +91,9 @@ def read(args, env):
             raise ValueError(f"Require data of {args.env_id}, got observations {obs.shape[1:]}")
         for name in ("observations", "next_observations"):
             columns[name] = np.stack(list(map(env.flatten, columns[name])))
-    return graph_of(columns, args.key_of)
+    first = getattr(env, "first_action", 0)
+    own = None if env is None else np.arange(first, first + env.num_actions)
+    return graph_of(columns, args.key_of, own)
 
 
 @lasting_output()
@@ -86,13 +102,25 @@ def main():
     args.check()
     flush_denormals()  # as in the runs that may have recorded the data
     rng = np.random.default_rng(args.seed)
-    make = maker_of(args.script, args.env_id, args.seed, rng) if args.env_id else None
-    env = make and make()
-    _ = env and env.reset()
+    try:
+        constant = [] if args.collect else constant_texts(args.data)
+    except Exception as error:  # whatever a damaged file raises
+        fail(f"cannot use {args.data}: {error}")
+    left_out = [name for name in args.leave_out.split(",") if name] + constant
+    make, env = None, None
+    if args.env_id:
+        own = {"env_kwargs": args.env_kwargs, "time_limit": args.time_limit}
+        if args.leave_out or args.script is None:
+            own["leave_out"] = ",".join(left_out)
+        own = {name: value for name, value in own.items() if value}
+        script = args.script or importlib.import_module("examples.gb_dqn_gymnasium")
+        make = maker_of(script, args.env_id, args.seed, rng, **own)
+        env = make()
+        env.reset()
     try:
         if args.collect:
             np.savez_compressed(args.data, **collect(env, args.collect, rng))
-        graph, starts, parts = read(args, env)
+        graph, starts, parts = read(args, env, left_out)
         values, actions, counts = solve_tried(graph, args.gamma)
         if env and graph.num_actions > env.num_actions:
             raise ValueError(f"Require actions below {env.num_actions}, as in {args.env_id}")

@@ -3,7 +3,7 @@
 # ///
 """Stable-Baselines3's DQN, learning from Graph Backup's targets.
 
-pip install -r requirements-sb3.txt
+pip install -r requirements-sb3.txt    # of this file; of programs elsewhere: pip install '.[sb3]'
 python examples/sb3_dqn.py --env-id FrozenLake-v1
 python examples/sb3_dqn.py --env-id FrozenLake-v1 --backup one-step    # as it was, to compare
 """
@@ -21,6 +21,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
 from gbcore.run import fail, lasting_output
+from gbcore.run.directory import with_file
 from gbcore.run.environment import gymnasium_id
 from gbcore.run.flags import read_flags
 from gbcore.sb3 import GraphDQN
@@ -43,7 +44,7 @@ def main():
     torch.set_num_threads(1)
     settings = {"learning_rate": 1e-3, "learning_starts": 1_000, "target_update_interval": 500}
     try:
-        env = make_vec_env(gymnasium_id(args.env_id), args.num_envs)
+        env = make_vec_env(env_id := gymnasium_id(args.env_id), args.num_envs)
         if args.backup == "one-step":
             model = DQN("MlpPolicy", env, seed=args.seed, **settings)
         else:
@@ -52,7 +53,7 @@ def main():
         fail(f"cannot use {args.env_id}: {' '.join(str(error).split()) or repr(error)}")
     model.learn(args.total_timesteps)
     mean, deviation = evaluate_policy(model, env, n_eval_episodes=50)
-    print(f"{args.env_id}, {args.backup}: return {mean:.2f} (deviation {deviation:.2f})")
+    print(f"{with_file(env_id)}, {args.backup}: return {mean:.2f} (deviation {deviation:.2f})")
 
 
 if __name__ == "__main__":

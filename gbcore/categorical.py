@@ -183,7 +183,7 @@ def back_up(
     dense = leaf_pmf.device.type != "cpu" if dense is None else dense
     leaf_rule, best = ("greedy" if rule == "behaviour" else rule), None
     if needs_selector(rule, selector_q):
-        leaf_rule, best = "double", selector_q.argmax(dim=1)  # [M]
+        leaf_rule, best = "double", best_actions(selector_q)  # [M]
     #   pmf  [M + V + 1 + P, n_atoms]   leaves | vertices | the end of an episode | pairs
     end = num_leaves + num_vertices
     pmf = leaf_pmf.new_zeros(end + 1 + num_pairs, num_atoms)
@@ -235,8 +235,13 @@ def _read(rule, pmf, support, best, policy):
     if rule == "policy":
         return torch.einsum("va,vaz->vz", policy, pmf)
     if rule == "greedy":
-        best = (pmf @ support).argmax(dim=1)
+        best = best_actions(pmf @ support)
     return pmf[torch.arange(len(pmf), device=pmf.device), best]
+
+
+def best_actions(q: torch.Tensor) -> torch.Tensor:
+    """argmax int64 [n] of values [n, A]; NaN is the least, as in `targets.py`."""
+    return q.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=1)
 
 
 def _chosen_rows(sub, best, num_leaves, end):

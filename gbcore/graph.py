@@ -25,7 +25,9 @@ from gbcore.interner import Interner, slots_for
 from gbcore.kernels import edges, expand, hashing
 from gbcore.kernels.edges import (
     FREED,
-    NO_ROOM,
+    MAX_TRANSITIONS,
+    OK,
+    TOO_MANY,
     TOTAL_EDGES,
     TOTAL_FORGOTTEN,
     TOTAL_LOGGED,
@@ -39,7 +41,6 @@ from gbcore.kernels.hashing import EMPTY
 
 FORMAT_VERSION = 3
 MAX_DEPTH = 2**16  # of an expansion; times its roots it stays below MAX_STAMP
-MAX_TRANSITIONS = 2**31 - 1  # ids, counts and places are int32
 UNKNOWN = -1  # a generation that no id has
 KIND = ("num_actions", "obs_shape", "obs_dtype", "key_shape", "key_dtype", "frame_stack")
 # The arrays that grow, and what is in them where nothing was written.
@@ -249,7 +250,8 @@ class TransitionGraph(Holder):
                 key = self._frames.add_all(obs)
             node = int(self._keys.add(key))  # without JIT it is a NumPy integer
             if self._make_room().in_degree[node] == FREED:
-                self._enter(np.array([node]), obs[None])
+                self._enter(node)
+                self._keep_contents(np.array([node]), obs[None])
             return node
 
     def nodes(self, obs: ArrayLike, keys: ArrayLike | None = None) -> NDArray[np.int64]:
@@ -270,12 +272,20 @@ class TransitionGraph(Holder):
             if len(rows):
                 _, first = np.unique(nodes[rows], return_index=True)
                 rows = np.sort(rows[first])
-                self._enter(nodes[rows], obs if self._contents is None else obs[rows])
+                self._enter(nodes[rows])
+                self._keep_contents(nodes[rows], obs if self._contents is None else obs[rows])
             return nodes
 
-    def _enter(self, nodes, obs):
-        """Make nodes of distinct ids int64 [n] that were just given out; obs are theirs."""
-        edges.enter_nodes(self._arrays, nodes)
+    def _enter(self, nodes):
+        """Make nodes of distinct ids, one or int64 [n], that were just given out."""
+        arrays, begin = self._arrays, self.num_logged
+        arrays.in_degree[nodes] = 0
+        end = begin + np.size(nodes)
+        places = begin if end == begin + 1 else np.arange(begin, end)
+        arrays.log[places & (len(arrays.log) - 1)] = ~nodes
+        arrays.totals[TOTAL_LOGGED] = end
+
+    def _keep_contents(self, nodes, obs):
         if self._contents is not None:
             self._contents[nodes] = obs if self._frames is None else self._frame_ids(obs)
         if self._frames is not None:
@@ -419,16 +429,17 @@ class TransitionGraph(Holder):
         with self.lock:
             if is_many(node):
                 columns = self.check_transitions(node, action, reward, next_node, terminated)
-                self._require_room(len(columns[0]))
+                if self.num_transitions + len(columns[0]) > MAX_TRANSITIONS:
+                    raise MemoryError(f"Require at most {MAX_TRANSITIONS:,} transitions")
                 done = edges.add_transitions(self._arrays, 0, *columns)
                 while done < len(columns[0]):
                     done = edges.add_transitions(self._grow_edges(), done, *columns)
                 return
             transition = self._check_transition(node, action, reward, next_node, terminated)
-            self._require_room(1)
-            arrays = self._arrays
-            while edges.add_transition(arrays, *transition) == NO_ROOM:
-                arrays = self._grow_edges()
+            while (found := edges.add_transition(self._arrays, *transition)) != OK:
+                if found == TOO_MANY:
+                    raise MemoryError(f"Require at most {MAX_TRANSITIONS:,} transitions")
+                self._grow_edges()
 
     def remove(
         self,
@@ -482,10 +493,6 @@ class TransitionGraph(Holder):
         """
         with self.lock:
             return edges.list_logged(self._arrays, since, self.num_ids, came)
-
-    def _require_room(self, number):
-        if self.num_transitions + number > MAX_TRANSITIONS:
-            raise MemoryError(f"Require at most {MAX_TRANSITIONS:,} transitions")
 
     def _check_transition(self, node, action, reward, next_node, terminated):
         node, next_node = operator.index(node), operator.index(next_node)
@@ -815,7 +822,8 @@ class TransitionGraph(Holder):
             for i in np.flatnonzero(~holds)[:3]:
                 problems.append(f"node {i}: {what}")
 
-        log2, start, degree = arrays.block_log2, arrays.block_start, arrays.degree
+        names = ("block_log2", "block_start", "degree")
+        log2, start, degree = (getattr(arrays, name).astype(np.int64) for name in names)
         has_size = (log2 >= EMPTY) & (log2 < len(arrays.free_blocks))
         require(has_size & (degree >= 0), "a block without a size, or degree < 0")
         require((arrays.in_degree != FREED) == alive, "in use by one array, free by another")

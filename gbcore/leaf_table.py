@@ -1,6 +1,9 @@
 """LeafTable: a network's values by node, each evaluated once."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+import copy
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,18 +33,39 @@ class LeafTable(Holder):
     Args:
         graph: the TransitionGraph.
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
+        network: the torch.nn.Module that `evaluate` asks. All values are forgotten where its
+            parameters or buffers are no longer those of the last look, whatever wrote into them;
+            it is asked in evaluation mode. Without it, `forget_all` has to be called.
+
+    Attributes:
+        num_forgotten: how often all values were forgotten.
 
     Where the network is asked, ids of no node raise KeyError, values of another shape ValueError.
     """
 
     def __init__(
-        self, graph: TransitionGraph, evaluate: Callable[[NDArray[Any]], NDArray[np.float32]]
+        self,
+        graph: TransitionGraph,
+        evaluate: Callable[[NDArray[Any]], NDArray[np.float32]],
+        network: Any = None,
     ) -> None:
         self.graph: TransitionGraph = graph
         self.evaluate: Callable[[NDArray[Any]], NDArray[np.float32]] = evaluate
+        self.network: Any = network
+        self.num_forgotten: int = 0
+        self._weights = weights_of(network)
         self.q: NDArray[np.float32] = np.zeros((graph.capacity, graph.num_actions), np.float32)
         self._known = KnownNodes(graph)
         self.num_evaluated: int = 0  # states sent through the network, repetitions not counted
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LeafTable":
+        new = memo[id(self)] = type(self).__new__(type(self))
+        evaluate = copy.deepcopy(self.evaluate, memo)
+        memo_of = memo if evaluate is not self.evaluate else {id(self.network): self.network}
+        network = copy.deepcopy(self.network, memo_of)  # the one that `evaluate` asks
+        parts = {n: v for n, v in vars(self).items() if n not in ("evaluate", "network")}
+        vars(new).update(copy.deepcopy(parts, memo), evaluate=evaluate, network=network)
+        return new
 
     def __repr__(self) -> str:
         return f"LeafTable({np.count_nonzero(self.known):,} of {self.graph.num_nodes:,} nodes)"
@@ -55,6 +79,9 @@ class LeafTable(Holder):
     def knows(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Have node ids int64 [n] a value? bool [n]. KeyError for what never was an id."""
         with self.graph.lock:
+            if self._weights != (now := weights_of(self.network)):
+                self.forget_all()
+                self._weights = now
             self.q = grown(self.q, self.graph.capacity)
             return self._known.has(nodes)
 
@@ -69,8 +96,9 @@ class LeafTable(Holder):
             return self.q[nodes]
 
     def renew(self, nodes: ArrayLike, chunk: int = CHUNK) -> None:
-        """Evaluate distinct node ids int64 [n] anew, `chunk` at a time."""
+        """Evaluate distinct node ids int64 [n] anew, `chunk` at a time. Others stay as they are."""
         with self.graph.lock:
+            self._weights = weights_of(self.network)
             self._keep(as_indices("nodes", nodes), chunk)
 
     def evaluated(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
@@ -80,7 +108,7 @@ class LeafTable(Holder):
         nodes = as_indices("nodes", nodes)
         found = np.empty((len(nodes), self.graph.num_actions), np.float32)
         padded = np.append(nodes, np.repeat(nodes[-1:], -len(nodes) % chunk))
-        with self.graph.lock:
+        with self.graph.lock, in_evaluation(self.network):
             self.graph.require_nodes(nodes)
             for start in range(0, len(nodes), chunk):
                 q = self.evaluate(self.graph.observations_of(padded[start : start + chunk]))
@@ -93,6 +121,7 @@ class LeafTable(Holder):
         """The network has changed."""
         with self.graph.lock:
             self._known.clear()
+            self.num_forgotten += 1
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back: q float32 [num_ids, A], a view, and known bool [num_ids]."""
@@ -114,6 +143,7 @@ class LeafTable(Holder):
             self.q = grown(self.q, self.graph.capacity)
             copy_rows("q", rows, self.q, n)
             self._known.restore(known)
+            self._weights = weights_of(self.network)
             self.num_evaluated = int(saved["num_evaluated"])
 
     def _keep(self, nodes, chunk):
@@ -122,3 +152,29 @@ class LeafTable(Holder):
         self.q[nodes] = found
         self._known.add(nodes)
         self.num_evaluated += len(nodes)
+
+
+def weights_of(network: Any) -> int:
+    """A checksum of a torch.nn.Module's parameters and buffers; 0 of None.
+
+    Tensors count some writes themselves, but not those of fused optimizers or through `.data`.
+    """
+    code = 0
+    for tensor in () if network is None else (*network.parameters(), *network.buffers()):
+        number = tensor.detach().cpu()
+        number = number.float() if number.dtype.itemsize < 4 else number  # bfloat16
+        code = zlib.crc32(np.ascontiguousarray(number.numpy()), code)
+    return code
+
+
+@contextlib.contextmanager
+def in_evaluation(network: Any) -> Iterator[None]:
+    """A torch.nn.Module (or None) in evaluation mode: dropout and batch norm learn nothing."""
+    parts = [] if network is None else [part for part in network.modules() if part.training]
+    try:
+        for part in parts:
+            part.training = False
+        yield
+    finally:
+        for part in parts:
+            part.training = True

@@ -1,7 +1,8 @@
 """Logged transitions: read, solved and followed without a network. Only tried actions count."""
 
+import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +18,40 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def read_transitions(path: str | Path) -> dict[str, NDArray[Any]]:
+def read_transitions(
+    path: str | Path,
+    flatten: Callable[[Any], NDArray[Any]] | None = None,
+    leave_out: Sequence[str] = (),
+) -> dict[str, NDArray[Any]]:
     """COLUMNS -> arrays [N, ...], one row a transition, in order of time.
 
     Args:
         path: an .npz with these arrays, or the folder of a Minari dataset (read by minari, or by
-            h5py alone). Of an observation that is a dict, the parts become one vector, in the order
-            of their names.
+            h5py alone).
+        flatten: function of an observation that is a dict or a tuple that returns an array, as the
+            environment has one; without it, the numbers become one vector, those of a dict in the
+            order of its names.
+        leave_out: without flatten, names of parts of such observations, a/b for one that lies
+            deeper. A text that is the same in all observations is left out in any case.
 
     Raises:
         OSError: for what cannot be read.
         ValueError: for a column that is missing, of another length, or of numbers that no graph
-            takes: actions that are not integers >= 0, rewards that are not finite.
+            takes: actions that are not integers, rewards that are not finite; and for a part that
+            is no number, by its name.
     """
     path = Path(path)
     if path.is_dir():
-        if (path / "config.json").is_file():
-            raise ValueError(
-                "Require a Minari dataset, got the folder of a run: give its graph.npz"
-            )
-        parts = [_columns_of(one) for one in _episodes_of_minari(path)]
+        episodes = _episodes_of_minari(path)
+        texts = _texts_of(episodes)
+        known = dict(_parts_of(episodes[0]["observations"])) if episodes else {}
+        _require_parts(leave_out, known)
+        constant = [name for name, found in texts.items() if len(found) == 1]
+        left_out = () if flatten else (*leave_out, *constant)
+        parts = [_columns_of(one, flatten or _flat, left_out) for one in episodes]
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     else:
+        _require_parts(leave_out, {})
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
                 raise ValueError(f"Require an .npz with {', '.join(COLUMNS)}, got another file")
@@ -53,10 +66,10 @@ def read_transitions(path: str | Path) -> dict[str, NDArray[Any]]:
         _require(column.shape[:1] == obs.shape[:1] != (0,), wanted, column)
     is_alike = obs.shape == next_obs.shape and obs.dtype == next_obs.dtype
     _require(is_alike, f"next_observations as {obs.dtype} {obs.shape}", next_obs)
-    wanted = "actions [N] that are integers >= 0"
+    wanted = "actions [N] that are integers below 2**63"
     _require(actions.ndim == 1 and actions.dtype.kind in "iu", wanted, actions)
     columns[1] = actions.astype(np.int64)  # of the largest unsigned ones: below 0
-    _require(columns[1].min() >= 0, wanted, actions, f" from {columns[1].min()}")
+    _require(actions.dtype.kind == "i" or columns[1].min() >= 0, wanted, actions)
     is_number = rewards.ndim == 1 and rewards.dtype.kind in "biuf"
     columns[2] = rewards.astype(np.float64) if is_number else rewards
     _require(is_number and np.isfinite(columns[2]).all(), "finite rewards [N]", rewards)
@@ -67,12 +80,19 @@ def read_transitions(path: str | Path) -> dict[str, NDArray[Any]]:
     return dict(zip(COLUMNS, columns, strict=True))
 
 
+def _require_parts(names, known):
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"Require parts of observations, {', '.join(known) or 'none'}: {unknown}")
+
+
 def _require(holds, wanted, column, more=""):
     if not holds:
         raise ValueError(f"Require {wanted}, got {column.dtype} {column.shape}{more}")
 
 
 def _episodes_of_minari(folder):
+    if (folder / "config.json").is_file():
+        raise ValueError("Require a Minari dataset, got the folder of a run: give its graph.npz")
     try:
         from minari import MinariDataset
 
@@ -86,47 +106,134 @@ def _episodes_of_minari(folder):
     return [file[f"episode_{i}"] for i in range(len(file))]
 
 
-def _columns_of(episode):
-    obs = _flat(episode["observations"])
+def constant_texts(path: str | Path) -> list[str]:
+    """Names of the parts of a Minari dataset's observations that are one text throughout."""
+    found = _texts_of(_episodes_of_minari(Path(path))) if Path(path).is_dir() else {}
+    return [name for name, texts in found.items() if len(texts) == 1]
+
+
+def _texts_of(episodes):
+    """Name -> set of texts, of each part of the observations that is text."""
+    found = {}
+    for episode in episodes:
+        for name, part in _parts_of(episode["observations"]):
+            if _is_text(part := np.asarray(part)):
+                found.setdefault(name, set()).update(map(_text, part))
+    return found
+
+
+def _is_text(array):
+    return array.dtype.kind in "SUO"
+
+
+def _text(value):
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _children(tree):
+    """Names and parts of a dict, a tuple, or a group of a file; None of an array."""
+    if isinstance(tree, tuple):
+        return list(enumerate(tree))
+    if not hasattr(tree, "keys"):
+        return None
+    names = list(tree.keys())
+    if names and all(re.fullmatch(r"_index_\d+", name) for name in names):  # a tuple in a file
+        return [(i, tree[f"_index_{i}"]) for i in range(len(names))]
+    return [(name, tree[name]) for name in sorted(names)]
+
+
+def _parts_of(tree, at="") -> Iterator[tuple[str, Any]]:
+    """Names, as `leave_out` has them, and arrays of the parts that a tree ends in."""
+    children = _children(tree)
+    if children is None and at:
+        yield at[:-1], tree
+    for name, part in children or ():
+        yield from _parts_of(part, f"{at}{name}/")
+
+
+def _columns_of(episode, flatten, leave_out):
+    tree = _loaded(episode["observations"], leave_out)
+    if isinstance(tree, dict | tuple):
+        number = len(episode["rewards"]) + 1
+        obs = np.stack([flatten(_at(tree, t)) for t in range(number)])
+    else:
+        obs = tree
     ends = (np.asarray(episode[name]) for name in COLUMNS[4:])
     return obs[:-1], np.asarray(episode["actions"]), np.asarray(episode["rewards"]), obs[1:], *ends
 
 
-def _flat(tree):
+def _loaded(tree, leave_out, at=""):
+    """The tree as dicts, tuples and arrays, without what is left out."""
+    children = _children(tree)
+    if children is None:
+        array = np.asarray(tree)
+        return np.array([_text(one) for one in array]) if _is_text(array) else array
+    kept = {
+        name: _loaded(part, leave_out, f"{at}{name}/")
+        for name, part in children
+        if f"{at}{name}" not in leave_out
+    }
+    return tuple(kept.values()) if children and children[0][0] == 0 else kept
+
+
+def _at(tree, t):
+    """The observation of a time."""
     if isinstance(tree, tuple):
-        tree = {f"_index_{i}": part for i, part in enumerate(tree)}  # as in the file
-    if not hasattr(tree, "keys"):
-        return np.asarray(tree)
-    parts = [_flat(tree[name]) for name in sorted(tree.keys())]
-    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+        return tuple(_at(part, t) for part in tree)
+    return (
+        {name: _at(part, t) for name, part in tree.items()} if isinstance(tree, dict) else tree[t]
+    )
+
+
+def _flat(obs):
+    """The numbers of an observation as one vector."""
+    found = []
+    for name, part in _parts_of(obs):
+        if _is_text(part := np.asarray(part)):
+            told = f"got text in {name}: leave {name} out, or give the environment"
+            raise ValueError(f"Require observations that are numbers, {told}")
+        found.append(part.reshape(-1))
+    return np.concatenate(found)
 
 
 def collect(env: Any, number: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-    """COLUMNS -> arrays [number, ...] of random actions in a task as the scripts make theirs."""
-    rows, over = [], True
+    """COLUMNS -> arrays [number, ...] of random actions in a task as the scripts make theirs.
+
+    Actions are those of the environment itself, which may begin at another number than 0.
+    """
+    rows, over, first = [], True, getattr(env, "first_action", 0)
     while len(rows) < number:
         obs = np.array(env.reset() if over else rows[-1][3])
         next_obs, reward, *ends = env.step(action := int(rng.integers(env.num_actions)))
-        rows.append((obs, action, reward, np.array(next_obs), *ends))
+        rows.append((obs, action + first, reward, np.array(next_obs), *ends))
         over = any(ends)
     return dict(zip(COLUMNS, map(np.array, zip(*rows, strict=True)), strict=True))
 
 
 def graph_of(
-    columns: Mapping[str, NDArray[Any]], keys_of: Callable[[NDArray[Any]], NDArray[Any] | None]
+    columns: Mapping[str, NDArray[Any]],
+    keys_of: Callable[[NDArray[Any]], NDArray[Any] | None],
+    own_actions: NDArray[np.int64] | None = None,
 ) -> tuple[TransitionGraph, NDArray[np.int64], list[NDArray[np.float64]]]:
     """The graph of what `read_transitions` returned, cut into trajectories.
 
     keys_of: function of observations [N, ...] that returns the keys of their states, or None.
+    own_actions: int64 [A], what the data calls the graph's actions 0 to A - 1, increasing; by
+        default those that are in the data.
 
     Returns the graph, the nodes that trajectories start in int64 [n], and the rewards of each.
+    Raises ValueError for an action that is not among own_actions.
     """
     obs, actions, rewards, next_obs, terminated, truncated = (columns[name] for name in COLUMNS)
     keys, next_keys = keys_of(obs), keys_of(next_obs)
     kind = {} if keys is None else {"key_shape": keys.shape[1:], "key_dtype": keys.dtype}
-    graph = TransitionGraph(int(actions.max()) + 1, obs.shape[1:], obs.dtype, **kind)
+    own = np.unique(actions) if own_actions is None else own_actions
+    taken = np.minimum(np.searchsorted(own, actions), len(own) - 1)
+    if (wrong := actions[own[taken] != actions]).size:
+        raise ValueError(f"Require actions from {own[0]} to {own[-1]}, got {wrong[0]}")
+    graph = TransitionGraph(len(own), obs.shape[1:], obs.dtype, **kind)
     nodes, next_nodes = graph.nodes(obs, keys), graph.nodes(next_obs, next_keys)
-    graph.add(nodes, actions, rewards, next_nodes, terminated)
+    graph.add(nodes, taken, rewards, next_nodes, terminated)
     cuts = np.flatnonzero((terminated | truncated)[:-1] | (nodes[1:] != next_nodes[:-1])) + 1
     return graph, nodes[np.append(0, cuts)], np.split(rewards, cuts)
 

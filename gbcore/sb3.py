@@ -10,6 +10,7 @@ from there. Policies, callbacks, logging and vector environments are those of St
 """
 
 import copy
+import hashlib
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -20,15 +21,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer, ReplayBufferSamples
-from stable_baselines3.common.preprocessing import maybe_transpose
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
 from gbcore.graph import MAX_DEPTH, TransitionGraph
-from gbcore.leaf_table import LeafTable
+from gbcore.leaf_table import LeafTable, in_evaluation
 from gbcore.targets import q_targets
 from gbcore.values import GraphValues
 
 Key = Callable[[NDArray[Any]], NDArray[Any]]
+CHUNK = 1_000  # rows that a graph is rebuilt from at a time
 
 
 class GraphReplayBuffer(ReplayBuffer):
@@ -82,6 +83,18 @@ class GraphReplayBuffer(ReplayBuffer):
         super().reset()
         self.graph = self._empty_graph()
 
+    def rebuild(self, key: Key | None) -> None:
+        """Make the graph anew from the rows, the oldest first, with another key."""
+        self.key = key
+        self.graph = graph = self._empty_graph()
+        order = np.roll(np.arange(self.size()), -self.pos if self.full else 0)
+        for rows in filter(len, np.array_split(order, len(order) // CHUNK + 1)):
+            seen = np.stack([self.observations[rows], self.next_observations[rows]], axis=1)
+            seen = seen.reshape(-1, *self.obs_shape)  # in order of time, as ids are given
+            nodes = graph.nodes(seen, self.keys_of(seen)).reshape(len(rows), 2, self.n_envs)
+            self.nodes[:, rows] = nodes.swapaxes(0, 1)
+            graph.add(*(column.reshape(-1) for column in self._transitions(rows)))
+
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """As ReplayBuffer.add. Where it raises, as a key may, the row stays as it was."""
         row, full = self.pos, self.full
@@ -117,9 +130,10 @@ class GraphReplayBuffer(ReplayBuffer):
         return None if self.key is None else np.asarray(self.key(obs))
 
     def _transitions(self, row):
-        """What a row holds of each environment, as TransitionGraph.add and remove take it."""
+        """What rows hold of each environment, as TransitionGraph.add and remove take it."""
         terminated = (self.dones[row] > 0) & (self.timeouts[row] == 0)
-        columns = self.nodes[0, row], self.actions[row, :, 0], self.rewards[row], self.nodes[1, row]
+        actions = self.actions[row, ..., 0]
+        columns = self.nodes[0, row], actions, self.rewards[row], self.nodes[1, row]
         return [np.array(column) for column in (*columns, terminated)]
 
     def _get_samples(self, batch_inds, env=None) -> ReplayBufferSamples:
@@ -137,8 +151,8 @@ class GraphDQN(DQN):
     """DQN whose targets are nested backups over the graph of its replay.
 
     With whole-graph it trains and acts on `GraphValues`, and predictions that are deterministic, as
-    those of an evaluation, on what was really seen. A loaded model does so once its replay buffer
-    is loaded as well.
+    those of an evaluation, on what was really seen. Their actions are saved with the model; to
+    learn on from what was seen, load the replay buffer as well.
 
     Args:
         policy, env, args, kwargs: those of DQN, without n_steps and optimize_memory_usage.
@@ -164,7 +178,8 @@ class GraphDQN(DQN):
     leaves: LeafTable | None = None  # what the target network gives the states of the graph
     graph_values: GraphValues | None = None  # with whole-graph
     _made_of: tuple[Any, ...] = ()  # of which these two are
-    _seen: tuple[Any, Any] = None, None  # (num_added, id of the values), policy on what was seen
+    _seen: tuple[Any, Any] = None, None  # what it is of, policy on what was seen
+    _actions: dict[str, int]  # on what was seen before it was loaded, by digest of a state's key
 
     def __init__(
         self,
@@ -179,15 +194,16 @@ class GraphDQN(DQN):
         **kwargs: Any,
     ):
         self.backup, self.depth, self.breadth = backup, depth, breadth
-        self.prior, self.key = prior, key
+        self.prior, self.key, self._actions = prior, key, {}
         super().__init__(policy, env, *args, **kwargs)
 
     def _setup_model(self) -> None:
         self._require_usable()
         if self.replay_buffer_class is None:
             self.replay_buffer_class = GraphReplayBuffer
-        if self.key is not None:
-            self.replay_buffer_kwargs = self.replay_buffer_kwargs | {"key": self.key}
+        if self.key is None:
+            self.key = self.replay_buffer_kwargs.get("key")
+        self.replay_buffer_kwargs = self.replay_buffer_kwargs | {"key": self.key}
         super()._setup_model()
 
     def _setup_learn(self, *args, **kwargs):
@@ -234,12 +250,22 @@ class GraphDQN(DQN):
         for kind in set(kinds) - {None, type(None)}:
             if not issubclass(kind, GraphReplayBuffer):
                 raise ValueError(f"Require a GraphReplayBuffer, got {kind.__name__}")
+        if self.replay_buffer is not None:
+            for name in ("observation_space", "action_space", "n_envs"):
+                own, found = (getattr(of, name) for of in (self, self.replay_buffer))
+                if own != found:
+                    raise ValueError(f"Require a replay buffer of {name} {own}, got {found}")
 
     def load_replay_buffer(self, *args: Any, **kwargs: Any) -> None:
-        """As DQN.load_replay_buffer."""
+        """As DQN.load_replay_buffer; the graph is made anew of its rows, with this model's key.
+
+        Raises:
+            ValueError: for another kind of replay buffer, or one of other observations, actions or
+                another number of environments.
+        """
         super().load_replay_buffer(*args, **kwargs)
         self._require_usable()
-        self.replay_buffer.key = self.key
+        self.replay_buffer.rebuild(self.key)
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """As DQN's, but environments of neighbouring seeds have no stream in common.
@@ -259,11 +285,13 @@ class GraphDQN(DQN):
 
     def _follow_replay(self):
         """Leaf values and, with whole-graph, values of the graph of the replay that is there."""
+        if self.replay_buffer.key is not self.key:  # either may have been set since
+            self.replay_buffer.rebuild(self.key)
         graph = self.replay_buffer.graph
-        made_of = graph, self.backup, self.gamma, self.prior
+        made_of = graph, self.backup, self.gamma, self.prior, self.q_net_target
         if self.leaves is None or self._made_of != made_of:
             self._made_of, self.graph_values = made_of, None
-            self.leaves = LeafTable(graph, self._leaf_values)
+            self.leaves = LeafTable(graph, self._leaf_values, self.q_net_target)
             if self.backup == "whole-graph":
                 self.graph_values = GraphValues(graph, self.leaves, self.gamma, self.prior)
 
@@ -273,9 +301,25 @@ class GraphDQN(DQN):
     def _act_on_network(self, obs):
         return self._values_of(self.q_net, obs).argmax(axis=1)
 
+    def _act_as_saved(self, obs):
+        """As the model that was loaded did, else as the network says."""
+        actions = self._act_on_network(obs)
+        if self._actions:
+            found = (self._actions.get(name, -1) for name in self._names_of(obs))
+            saved = np.fromiter(found, np.int64, len(obs))
+            actions = np.where(saved < 0, actions, saved)
+        return actions
+
+    def _names_of(self, obs):
+        """Digests of the keys of observations [n, *obs_shape]."""
+        keys = obs if self.key is None else np.asarray(self.key(obs))
+        keys = np.ascontiguousarray(keys)
+        return [hashlib.blake2b(one.tobytes(), digest_size=16).hexdigest() for one in keys]
+
     @torch.no_grad()
     def _values_of(self, network, obs):
-        return network(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+        with in_evaluation(network):
+            return network(torch.as_tensor(obs, device=self.device)).cpu().numpy()
 
     def _targets(self, nodes, actions, rng):
         if self.graph_values is not None:
@@ -295,22 +339,46 @@ class GraphDQN(DQN):
         """As DQN.predict; with whole-graph on its values, where the state is known."""
         if self.backup != "whole-graph" or self.replay_buffer is None:
             return super().predict(observation, state, episode_start, deterministic)
+        if isinstance(observation, tuple | dict):  # such as the pair of Gymnasium's reset
+            self.policy.predict(observation)  # raises what DQN's raises
         self._follow_replay()
+        found, is_many = self.policy.obs_to_tensor(observation)
         like = self.replay_buffer.observations
-        obs = maybe_transpose(np.asarray(observation), self.observation_space)
-        obs = obs.astype(like.dtype).reshape(-1, *like.shape[2:])
+        obs = found.cpu().numpy().astype(like.dtype).reshape(-1, *like.shape[2:])
         keys = self.replay_buffer.keys_of(obs)
         if deterministic:
-            now = self.replay_buffer.num_added, id(self.graph_values)  # a copy has others
-            if self._seen[0] != now:
-                self._seen = now, self.graph_values.seen_policy(self._act_on_network)
-            actions = self._seen[1](obs, keys)
+            actions = self._seen_policy()(obs, keys)
         else:
             actions = self.graph_values.act(obs, self._act_on_network, keys)
             explore = self.replay_buffer.rng.random(len(obs)) < self.exploration_rate
             actions[explore] = [self.action_space.sample() for _ in range(explore.sum())]
-        is_one = not self.policy.is_vectorized_observation(observation)
-        return (actions.squeeze(axis=0) if is_one else actions), state
+        return (actions if is_many else actions.squeeze(axis=0)), state
+
+    def _seen_policy(self):
+        """The policy on what was really seen, of the graph and the network as they are."""
+        self.leaves.knows(np.zeros(0, np.int64))  # looks whether the network is the same
+        changes = self.replay_buffer.num_added, self.leaves.num_forgotten
+        now = *changes, id(self.graph_values)  # a copy has others
+        if self._seen[0] != now:
+            self._seen = now, self.graph_values.seen_policy(self._act_as_saved)
+        return self._seen[1]
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As DQN.save; with whole-graph also the actions on what was seen, for `predict`."""
+        loaded = self._actions
+        if self.backup == "whole-graph" and self.replay_buffer is not None:
+            self._follow_replay()
+            graph, actions = self.replay_buffer.graph, dict(loaded)
+            policy, acted_in = self._seen_policy(), np.unique(graph.edges()["source"])
+            for nodes in np.array_split(acted_in, len(acted_in) // CHUNK + 1):
+                obs = graph.observations_of(nodes)
+                found = policy(obs, self.replay_buffer.keys_of(obs))
+                actions |= dict(zip(self._names_of(obs), found.tolist(), strict=True))
+            self._actions = actions
+        try:
+            super().save(*args, **kwargs)
+        finally:
+            self._actions = loaded  # its own graph tells it more
 
     def _on_step(self) -> None:
         super()._on_step()

@@ -16,6 +16,10 @@ The paper's Equations 5 to 8 of nested and mixed Graph Backup; on trajectories, 
 With prior = p > 0 the network's value counts as p observations of every seen pair below the root:
 V_k reads (c(s, a) G_k(s, a) + p q(s, a)) / (c(s, a) + p) in place of G_k(s, a), as pmfs the same
 mixture. So the fewer outcomes of a pair are known, the less a lucky one counts.
+
+NaN is the least of all values: a maximum or argmax, here and in `GraphValues`, is over the other
+actions, and NaN where there is no other. So no result depends on the order of actions, no policy
+prefers NaN to a number, and an agent whose network gives nothing else has a NaN loss.
 """
 
 from collections.abc import Callable
@@ -112,7 +116,7 @@ def pair_q_values(
     if needs_selector(rule, selector_q):
         selector_q = None if selector_q is None else np.asarray(selector_q)
         check_companion("selector_q", selector_q, leaf_q.shape)
-        best = np.argmax(selector_q, axis=1)
+        best = np.argmax(np.where(np.isnan(selector_q), -np.inf, selector_q), axis=1)
     if rule == "policy":
         policy = None if policy is None else np.ascontiguousarray(policy, leaf_q.dtype)
         check_companion("policy", policy, leaf_q.shape)

@@ -75,6 +75,7 @@ class GraphValues(Holder):
         self._value = np.zeros(graph.capacity)
         self._queue = new_queue(graph.capacity)
         self._followed = -1  # the graph's num_logged at the last update
+        self._forgotten = -1  # the leaves' num_forgotten, of these values
         self._smallest = np.inf  # size of a reward, zeros apart
         self._renewed = 0  # the id that `renew` goes on from
         self._tried = np.zeros(0), np.zeros(0, np.int32)  # see `find_tried`
@@ -85,13 +86,22 @@ class GraphValues(Holder):
         return f"GraphValues({self.graph.num_nodes:,} nodes, {self._queue.ends[1]:,} wait)"
 
     def update(self, budget: int = BUDGET) -> None:
-        """Follow what changed in the graph, and what it changes, reading about `budget` edges."""
+        """Follow what changed in the graph, and what it changes, reading about `budget` edges.
+
+        Where leaf values were forgotten, all are evaluated anew, and all values solved for.
+        """
         with self.graph.lock:
-            self._enter(changed := self.graph.changed(self._followed))
+            changed = self.graph.changed(self._followed)
+            self.leaves.knows(changed)  # which looks whether the network is the same
+            if self._forgotten != self.leaves.num_forgotten:
+                self._settle()
+                return
+            self._enter(changed)
             arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
             self._smallest = floor = sweeps.smallest_reward(arrays, changed, self._smallest)
             if floor == np.inf:  # no reward is known: what the network gives stands in
-                floor = float(np.abs(self._value[: self.graph.num_ids]).max(initial=0.0))
+                sizes = np.abs(self._value[: self.graph.num_ids])
+                floor = float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
             sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, floor, budget)
             self._followed = self.graph.num_logged
 
@@ -180,12 +190,13 @@ class GraphValues(Holder):
             if len(unknown):  # came since the last update
                 q = q.copy()
                 q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), CHUNK))
-            if not np.isfinite(q[:n]).all():
-                q = np.nan_to_num(q)
+            q = without_inf(q)
             value, choice = self._tried
             value, choice = grown(value, n)[:n], grown(choice, n, EMPTY)[:n]
+            if np.isnan(q[:n]).any():  # no choice of before may lead there
+                choice[:] = EMPTY
             ends = self.graph.arrays.degree[:n] == 0
-            value[ends] = q[:n][ends].max(axis=1)
+            value[ends] = np.fmax.reduce(q[:n][ends], axis=1)
             chosen = find_tried(self.graph, q, self.gamma, self.prior, value, choice)
             self._tried = value, choice
             seen = KnownNodes(self.graph)
@@ -255,28 +266,36 @@ class GraphValues(Holder):
             self._value[:n] = value
             self._queue, self._smallest = queue, smallest
             self._followed, self._renewed = followed, renewed % max(n, 1)
+            self._forgotten = self.leaves.num_forgotten
 
     def _nodes(self):
         """All nodes."""
         return np.flatnonzero(self.graph.arrays.in_degree[: self.graph.num_ids] != FREED)
 
     def _enter(self, nodes):
-        """Nodes without a leaf value or a finite value get the network's. Returns them."""
+        """Nodes without a leaf value or a finite value get the network's."""
         self._make_room()
         # A network may give NaN.
         new = nodes[~(self.leaves.knows(nodes) & np.isfinite(self._value[nodes]))]
         if len(new):
-            self._value[new] = self.leaves.values(new, min(len(new), CHUNK)).max(axis=1)
-        return new
+            leaf_q = self.leaves.values(new, min(len(new), CHUNK))
+            value = np.fmax.reduce(leaf_q, axis=1)
+            is_read = np.isnan(value) & (self.graph.arrays.degree[new] > 0)
+            self._value[new] = np.where(is_read, 0.0, value)  # one that leads to itself forgets 0
 
     def _settle(self):
         self._enter(nodes := self._nodes())
-        arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
+        self._forgotten = self.leaves.num_forgotten
+        q = without_inf(self.leaves.q)
+        arrays, rule = self.graph.arrays, rule_of(q, self.gamma, self.prior)
         tried = arrays.degree[nodes] > 0
         ends, nodes = nodes[~tried], nodes[tried][::-1]
         value = self._value[: self.graph.num_ids]
-        value[ends] = self.leaves.q[ends].max(axis=1)
-        settle(self.graph, rule, value, np.full(len(value), EMPTY, np.int32), nodes)
+        value[ends] = np.fmax.reduce(q[ends], axis=1)
+        choice = np.full(len(value), EMPTY, np.int32)
+        if not np.isnan(q).any():  # else values as they are may lead there
+            sweeps.choose_greedily(arrays, value, rule, choice, nodes)
+        settle(self.graph, rule, value, choice, nodes)
         self._queue = new_queue(self.graph.capacity)
         self._smallest = sweeps.smallest_reward(arrays, nodes, np.inf)
         self._followed = self.graph.num_logged
@@ -288,7 +307,8 @@ class GraphValues(Holder):
         """
         self._make_room()
         late = edges.find_logged(self.graph.arrays, self._followed, nodes, came)
-        return self.leaves.knows(nodes) & ~late
+        knows = self.leaves.knows(nodes)
+        return knows & ~late & (self._forgotten == self.leaves.num_forgotten)
 
     def _require_followed(self, nodes, came):
         self.graph.require_nodes(nodes)
@@ -312,6 +332,11 @@ def _complete(actions, obs, otherwise):
     return actions
 
 
+def without_inf(leaf_q: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Infinite values as the largest finite ones: `settle` adds and subtracts them."""
+    return leaf_q if np.isfinite(leaf_q).all() else np.nan_to_num(leaf_q, nan=np.nan)
+
+
 def settle(
     graph: TransitionGraph,
     rule: Rule,
@@ -332,11 +357,11 @@ def settle(
     arrays, n = graph.arrays, graph.num_ids
     queue, new = new_queue(n), nodes[choice[nodes] == EMPTY]
     sweeps.choose_first(arrays, value, rule, choice, new, queue)
-    rises = 1
-    while rises:
+    is_left = True
+    while is_left:
         sweeps.evaluate(arrays, value, rule, choice)
         turns = np.zeros(n, np.int8)
-        rises = sweeps.improve(arrays, value, rule, choice, nodes, queue, turns)
+        is_left = sweeps.improve(arrays, value, rule, choice, nodes, queue, turns)
 
 
 def find_tried(
@@ -372,7 +397,8 @@ def find_tried(
             return chosen
         # A unit that is too large hides no sign.
         nodes, rule = far, rule._replace(unit=min(rule.unit * UNIT, 1e300))
-        value, before = np.clip(value * UNIT, -1e300, 1e300), choice
+        with np.errstate(over="ignore"):
+            value, before = np.clip(value * UNIT, -1e300, 1e300), choice
         choice = np.full(n, EMPTY, np.int32)
         choice[far] = before[far]
         settle(graph, rule, value, choice, nodes)

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 from folders import RESULTS, ROOT
-from output import markdown
-from runs import read_returns
+from gbtools.output import markdown
+from gbtools.runs import read_returns
 
 ROWS = RESULTS / "environments.csv"
 COLUMNS = ("env_id", "backup", "key", "seed", "steps_to_score", "best", "steps", "novel_states")

@@ -28,10 +28,10 @@ from unittest.mock import patch
 import numpy as np
 import tyro
 from folders import RESULTS
+from gbtools.output import arguments, lasting_output, read_rows, write_rows
+from gbtools.runs import run_folders, words_of
 from numba import njit
-from output import arguments, lasting_output, read_rows, write_rows
 from run_records import SUITES, measurements, script_of
-from runs import run_folders, words_of
 
 from gbcore.run import Amount, Count
 from gbcore.targets import pair_q_values

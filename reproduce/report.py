@@ -15,7 +15,7 @@ import aggregate
 import numpy as np
 import report_figures
 from folders import RESULTS, ROOT
-from output import arguments, fail, lasting_output, markdown, read_rows
+from gbtools.output import arguments, fail, lasting_output, markdown, read_rows
 from tables import (
     ATARI,
     FRONTIER,
@@ -82,12 +82,16 @@ def summary(protocols, whole=()):
     """What the README shows, too: a row per suite, the paper's means in brackets.
 
     whole: protocols of whole-graph's own runs, which stand in where there are no others. Any other
-    backup that was run by itself, as one that a user added, has a column as well.
+    backup that was run by itself, as one that a user added, has a column as well, and tree at the
+    learning rate of WHOLE, beside which that is to be read.
     """
     alone = (name for p in protocols for name in p.settings() if name == backup_of(name))
     own = sorted({*alone} - {*OF_THE_PAPER, backup_of(WHOLE)})
-    own = [n for n in own if any(p.estimate(aggregate.mean_of_tasks, n) for p in protocols)]
-    names = [*OF_THE_PAPER, *own, FRONTIER, backup_of(WHOLE)]
+    own, same = (
+        [n for n in of if any(p.estimate(aggregate.mean_of_tasks, n) for p in protocols)]
+        for of in (own, [f"tree{SAME_RATE}"])
+    )
+    names = [*OF_THE_PAPER, *own, FRONTIER, *same, backup_of(WHOLE)]
     own = {protocol.title: of_whole_graph(protocol) for protocol in whole}
     rows = []
     for protocol in protocols:

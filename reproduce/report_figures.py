@@ -2,7 +2,7 @@
 
 import folders  # noqa: F401  (the tools)
 import numpy as np
-from picture import plt
+from gbtools.picture import plt
 
 plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple, get_args, get_type_hints
 
 import folders  # noqa: F401  (the tools)
-from output import read_rows, warn, write_rows
-from runs import (
+from gbtools.output import read_rows, warn, write_rows
+from gbtools.runs import (
     WITHOUT_EFFECT,
     read_columns,
     read_config,

@@ -30,10 +30,10 @@ from typing import Annotated, Literal, NamedTuple
 
 import run_records
 from folders import ROOT
-from output import arguments, fail, lasting_output
-from play import plain
+from gbtools.output import arguments, fail, lasting_output
+from gbtools.play import plain
+from gbtools.runs import words_of
 from run_records import SUITES, Key, Records, flags_of, key_of
-from runs import words_of
 
 from gbcore.run import Amount, Count
 from gbcore.run.flags import check_flags, read_flags
@@ -145,7 +145,9 @@ def overrides(suite, backup, words, on_gpu):
             fail(f"{name} is no override: the sweep chooses it (--help)")
     flags_class, normal = run_records.script_of(suite).Args, flags_of(suite, backup=backup)
     default = flags_class(**normal | {"cuda": normal["cuda"] and on_gpu})
-    args = read_flags(flags_class, [*words_of(given), "--backup", backup], default=default)
+    args = read_flags(
+        flags_class, [*words_of(given, flags_class), "--backup", backup], default=default
+    )
     check_flags(args)
     return {name: getattr(args, name) for name in given}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import aggregate
 import numpy as np
 from folders import RESULTS
-from output import read_rows
+from gbtools.output import read_rows
+from gbtools.runs import band
 from run_records import SUITES, Records, script_of, tasks_of
-from runs import band
 
 OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
 FRONTIER = "graph, frontier"

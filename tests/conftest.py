@@ -19,8 +19,8 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tools"))
 sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "benchmark"))
 sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "reproduce"))
 
+from gbtools.runs import words_of
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
-from runs import words_of
 
 from gbcore.run import checkpoint, errors_in_one_line
 

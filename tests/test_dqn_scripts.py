@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import JIT, command, jitted, only_run, play, scaled
+from gbtools.output import read_rows
+from gbtools.runs import read_metrics
 from minigrid.wrappers import FullyObsWrapper
-from output import read_rows
-from runs import read_metrics
 
 import gb_dqn_minatar as minatar_script
 import gb_dqn_minigrid as minigrid_script
@@ -205,11 +205,14 @@ def test_score_is_the_mean_over_the_last_tenth_of_the_evaluations(
     script, task, steps, score, tmp_path
 ):
     returns = iter(range(1, steps + 1))
-    _, run = play(
-        script, tmp_path, evaluate=lambda *_: ([float(next(returns))], [1]), env_id=task,
-        total_timesteps=steps, eval_frequency=1, batch_size=4,
-    )  # fmt: skip
-    assert json.loads((run / "result.json").read_text())["score"] == score
+
+    def evaluate(args, *_):
+        return [-3.0 if args.eval_epsilon == 1 else float(next(returns))], [1]
+
+    flags = {"total_timesteps": steps, "eval_frequency": 1, "batch_size": 4}
+    _, run = play(script, tmp_path, evaluate=evaluate, env_id=task, **flags)
+    result = json.loads((run / "result.json").read_text())
+    assert (result["score"], result["random_actions"]) == (score, -3)
 
 
 @jitted

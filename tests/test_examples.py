@@ -6,23 +6,26 @@ import json
 import re
 import runpy
 import shlex
+import sys
 import types
 from pathlib import Path
 
+import evaluate
 import gymnasium
 import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
+import would_it_help
 from conftest import command, is_one_line, jitted, only_run
+from gbtools.runs import read_metrics
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from runs import read_metrics
 
 import gbcore
 from examples import gb_dqn_gymnasium as example
-from examples import sokoban
-from gbcore import Replay, TransitionGraph
+from examples import offline, sokoban
+from gbcore import FrontierEpisodes, Replay, TransitionGraph
 from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask, gymnasium_id
 
@@ -280,18 +283,31 @@ def test_what_is_slow_or_cut_is_said_once(capsys):
     del gymnasium.registry["Long-v0"]
 
 
-def test_limits_are_truncations_and_the_shorter_one_holds():
+def test_limits_are_truncations_and_the_one_that_was_asked_for_holds():
     for env_id, kwargs, limit, most in (
         ("CliffWalking-v1", "{}", None, 1_000),
         ("CliffWalking-v1", "{}", 7, 7),
         ("MountainCar-v0", "{}", None, 200),
         ("MountainCar-v0", "{}", 7, 7),
+        ("MountainCar-v0", "{}", 300, 300),  # registered with 200
+        ("MountainCar-v0", '{"max_episode_steps": -1}', 250, 250),
         ("MountainCar-v0", '{"max_episode_steps": 9}', 12, 9),
     ):
         task = GymnasiumTask(env_id, np.random.default_rng(0), kwargs, time_limit=limit)
         task.reset()
         ends = [task.step(0)[2:] for _ in range(most)]
         assert ends == [(False, False)] * (most - 1) + [(False, True)]
+
+
+def test_a_limit_of_the_environment_s_own_is_told(capsys):
+    task = GymnasiumTask(
+        "minigrid:MiniGrid-Empty-5x5-v0", np.random.default_rng(0), "{}", time_limit=500,
+        leave_out="mission",
+    )  # fmt: skip
+    task.reset()
+    assert [task.step(0)[3] for _ in range(100)][-1]
+    told = "cuts its episodes itself, before --time-limit: this one after 100 steps"
+    assert is_one_line(capsys, "warning: ", told)
 
 
 def test_an_end_at_the_limit_is_an_end_and_no_truncation():
@@ -334,6 +350,71 @@ def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
 )
 def test_names_as_people_type_them(typed, meant):
     assert gymnasium_id(typed) == meant
+
+
+def test_parts_of_observations_can_be_left_out():
+    def task(space, names):
+        kwargs, rng = json.dumps({"space": space}), np.random.default_rng(0)
+        made = GymnasiumTask("Sampled-v0", rng, kwargs, leave_out=names)
+        made.reset()
+        return made
+
+    assert task("dict", "at").obs.shape == (2,)
+    assert task("dict", "has_key").obs.shape == (2,)
+    assert task("tuple", "0").obs.shape == (4,)
+    assert task("tuple", " 1 ").obs.shape == (3,)
+
+
+OWN_WORLD = """
+import gymnasium
+
+class World(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 1, 1.0, True, False, {}
+
+gymnasium.register("Sokoban-v0", "%s:World", max_episode_steps=5)
+"""
+
+
+@pytest.mark.parametrize("name", ["sokoban", "play", "runs", "test", "offline"])
+def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
+    name, tmp_path, monkeypatch, capsys
+):
+    """Some of these names are of files in this repository, or of Python's own."""
+    (tmp_path / f"{name}.py").write_text(OWN_WORLD % name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(gymnasium.registry, "Sokoban-v0", raising=False)
+    env_id, short = f"{name}:Sokoban-v0", ("--total-timesteps", 40, "--eval-episodes", 1)
+    assert command(example, "--env-id", env_id, *short) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{env_id} ({tmp_path / name}.py), graph backup")
+    assert "score 1, random actions 1 after 40 steps" in out
+    assert command(would_it_help, env_id, "--steps", 20) == 0
+    assert capsys.readouterr().out.startswith(f"{env_id} ({tmp_path / name}.py)\n")
+    words = ("data.npz", "--env-id", env_id, "--collect", 9, "--episodes", 1)
+    assert command(offline, *words) == 0
+    assert "played there: return 1.000, 1.0 steps" in capsys.readouterr().out
+
+
+def test_a_name_that_is_taken_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "random.py").write_text(OWN_WORLD % "random")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert command(example, "--env-id", "random:Sokoban-v0") == 2
+    assert is_one_line(capsys, "cannot import 'random'", f"already: rename {tmp_path}/random.py")
+
+
+def test_tools_claim_no_names_but_those_of_their_commands():
+    for path in (ROOT / "tools").glob("*.py"):
+        assert f"python tools/{path.name}" in (ROOT / "README.md").read_text(), path
 
 
 # --------------------------------------------------------------------------------------------------
@@ -422,11 +503,28 @@ def test_every_backup_leaves_a_whole_run(backup, tmp_path):
     assert next(run.glob("events.out.tfevents.*")).stat().st_size > 0
 
 
-def test_frozen_lake_is_learned(tmp_path):
+def test_frozen_lake_is_learned_and_evaluated_elsewhere_and_beside_chance(tmp_path, capsys):
     run = run_example(
         tmp_path, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000"
     )
-    assert json.loads((run / "result.json").read_text())["score"] == 1
+    result = json.loads((run / "result.json").read_text())
+    assert (result["score"], result["random_actions"]) == (1, 0)
+    assert "score 1, random actions 0 after 2000 steps" in capsys.readouterr().out
+    for more, mean in (((), "mean return 1,"), (("--env-kwargs", "{}"), "mean return 0")):
+        assert command(evaluate, run, "--episodes", 20, "--epsilon", 0, *more) == 0
+        out = capsys.readouterr().out
+        assert mean in out.replace(" (standard error 0)", "")
+        assert "random actions 0" in out
+
+
+def test_whole_graph_explores_by_kind_where_observations_are_grids(tmp_path, monkeypatch):
+    kinds = []
+    made = lambda *args: kinds.append(args[2]) or FrontierEpisodes(*args)  # noqa: E731
+    monkeypatch.setattr(example, "FrontierEpisodes", made)
+    for backup in ("whole-graph", "graph"):
+        words = ("--backup", backup, "--exploration", "frontier", "--train-frequency", "50")
+        run_example(tmp_path / backup, "--env-id", "examples.sokoban:Sokoban-v0", *words)
+    assert [of is not None for of in kinds] == [True, False]
 
 
 @pytest.mark.parametrize("space", ["vector", "matrix", "image", "frames", "small image"])
@@ -493,7 +591,8 @@ BAD = {
     "no JSON": (("--env-kwargs", "{is_slippery}"), "cannot make FrozenLake-v1 with {is_slippery}"),
     "JSON of no arguments": (("--env-kwargs", "[3]"), "cannot make FrozenLake-v1 with [3]"),
     "no module": (("--env-id", "ALE/Freeway-v5"), "as in ale_py:ALE/Pong-v5"),
-    "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "which Gymnasium cannot flatten"),
+    "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "mission; --leave-out mission does"),
+    "no part": ((*sampled(space="dict"), "--leave-out", "key"), "observed, at, has_key; got"),
     "decimals": (("--round", "12"), "--round must be at least -9 and at most 9, got 12"),
     "time limit": (("--time-limit", "0"), "--time-limit must be at least 1"),
 }
@@ -588,7 +687,7 @@ def test_each_step_of_the_page_is_typed_and_the_advice_is_its_next_command(
     assert printed[0].splitlines()[-1] == f"try: {typed[2]}"
     runs = sorted((tmp_path / "runs").iterdir(), key=lambda run: run.stat().st_ctime)
     assert [run.name.split("__")[0] for run in runs] == ["my_world-Lock-v0"] * 4
-    assert "score 1 after 900 steps" in printed[2]
+    assert "score 1, random actions 0 after 900 steps" in printed[2]
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
@@ -675,7 +774,7 @@ def test_the_page_s_loops_record_every_transition_and_no_reset(mode):
 def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
     """A loop with the names of CleanRL's dqn.py, around the page's lines."""
     assert sum(len(lines.splitlines()) for lines in CLEANRL) == 10
-    begin, add, learn, forget = CLEANRL
+    begin, add, learn = CLEANRL
     torch.manual_seed(0)
     args = types.SimpleNamespace(buffer_size=500, seed=0, batch_size=16, gamma=0.9)
     lake = gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=20)
@@ -711,7 +810,6 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
             optimizer.step()
         if step % 100 == 99:
             target_network.load_state_dict(q_network.state_dict())
-            exec(forget, found)
             assert not found["leaves"].known.any()
     start = q_network(torch.eye(16)[0]).max().item()
     assert start == pytest.approx(0.9**5, abs=0.05)

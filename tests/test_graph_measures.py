@@ -16,14 +16,12 @@ import conftest
 import draw_subgraph
 import evaluate
 import gymnasium
-import measures
 import numpy as np
-import play
 import pytest
-import recorded
 import tyro
 import would_it_help
 from conftest import command, is_one_line
+from gbtools import measures, play, recorded
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
@@ -455,6 +453,13 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     assert f"{run.task} graph seed 1: mean return" in capsys.readouterr().out
     assert command(evaluate, run_folder / "graph.npz") == 2
     assert is_one_line(capsys, "graph.npz is a graph without a network")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "imageio_ffmpeg", None)
+        patch.setattr(gb_dqn_minigrid, "evaluate", None)  # no episode is played before
+        assert command(evaluate, run_folder, "--video", video) == 2
+        assert is_one_line(capsys, "pip install imageio-ffmpeg")
+    assert command(evaluate, run_folder, "--env-kwargs", "{}") == 2
+    assert is_one_line(capsys, "--env-kwargs is no flag of")
     assert command(evaluate, run_folder, "--video", "none/e.mp4") == 2
     assert is_one_line(capsys, "--video", "none/e.mp4")
     for error in (None, NotImplementedError):
@@ -497,8 +502,8 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path, capsys):
         assert command(draw_subgraph, folder, "--depth", 2, "--leaves", "zero", *words) == 0
         told = "--depth and --leaves change nothing without --out" in capsys.readouterr().err
         assert told == warns
-    del run.learner["graph_values"]["rows"]["valued"]
-    refused(capsys, run.policy, "cannot restore the learner", "valued")
+    del run.learner["graph_values"]["rows"]["value"]
+    refused(capsys, run.policy, "cannot restore the learner", "value")
     script = Path(shutil.copy(run.script, tmp_path / "my_agent.py"))
     config = json.loads((folder / "config.json").read_text()) | {"script": str(script)}
     (folder / "config.json").write_text(json.dumps(config))

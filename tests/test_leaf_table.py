@@ -1,9 +1,11 @@
 """LeafTable: what it returns is always the value of the state that has the id now."""
 
+import copy
 from collections import deque
 
 import numpy as np
 import pytest
+import torch
 from conftest import scaled
 
 from gbcore import LeafTable, TransitionGraph
@@ -92,3 +94,66 @@ def test_state_and_restore():
     with pytest.raises(ValueError, match=r"\(49,\)"):
         other.restore(damaged(known=np.zeros(49, np.bool_)))
     np.testing.assert_array_equal(other.known, known)
+
+
+class Noisy(torch.nn.Module):
+    """A network with whatever keeps values apart: a weight, a buffer, dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.drop = torch.nn.Dropout(0.5)
+        self.register_buffer("shift", torch.zeros(2))
+
+    def forward(self, obs):
+        return self.drop(self.layer(obs.float())) + self.shift
+
+
+def adam(network):
+    network.layer(torch.ones(1, 2)).sum().backward()  # none is dropped
+    torch.optim.Adam(network.parameters(), 0.1, fused=True).step()
+
+
+WRITES = {
+    "load_state_dict": lambda n: n.load_state_dict({k: v + 1 for k, v in n.state_dict().items()}),
+    "in place": lambda n: n.layer.bias.detach().add_(1),
+    "data": lambda n: n.layer.bias.data.add_(1),
+    "NumPy": lambda n: n.layer.bias.detach().numpy().__iadd__(1),
+    "buffer": lambda n: n.shift.add_(1),
+    "another tensor": lambda n: setattr(n, "shift", torch.ones(2)),
+    "fused Adam": adam,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_table_notices_that_its_network_changed(write):
+    graph, network = TransitionGraph(2, (2,), np.int64), Noisy()
+    nodes = np.array([graph.node(observation(k)) for k in range(5)])
+
+    def evaluate(obs):
+        return network(torch.as_tensor(obs)).detach().numpy()
+
+    table = LeafTable(graph, evaluate, network)
+    before = table.values(nodes)
+    assert network.drop.training  # and yet nothing is dropped
+    np.testing.assert_array_equal(table.values(nodes), before)
+    assert table.num_evaluated == 5
+    write(network)
+    assert not table.known.any()
+    network.eval()
+    expected = evaluate(graph.observations_of(nodes))
+    network.train()
+    assert (table.values(nodes) != before).any()
+    np.testing.assert_allclose(table.values(nodes), expected, rtol=1e-6)
+    assert table.num_evaluated == 10
+
+
+def test_a_copied_table_watches_the_network_that_it_asks():
+    graph, network = TransitionGraph(2, (2,), np.int64), Noisy()
+    node = np.array([graph.node(observation(1))])
+    table = LeafTable(graph, lambda obs: network(torch.as_tensor(obs)).detach().numpy(), network)
+    other = copy.deepcopy(table)
+    table.values(node), other.values(node)
+    adam(network)
+    np.testing.assert_array_equal(other.values(node), table.values(node))
+    assert other.num_evaluated == table.num_evaluated == 2

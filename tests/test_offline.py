@@ -1,17 +1,23 @@
 """gbcore.offline and examples/offline.py: logged transitions, solved by the actions tried."""
 
+import json
 import sys
 import types
+from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 from conftest import command, is_one_line, jitted, scaled
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from minigrid.core.mission import MissionSpace
 
 from examples import offline
 from gbcore import TransitionGraph
 from gbcore.offline import COLUMNS, follow, read_transitions, solve_tried
+from gbcore.offline import graph_of as graph_of_columns
 
 
 def graph_of(rows, num_actions=2):
@@ -106,9 +112,9 @@ GOOD = columns_of(CROSSING)
     ("changed", "named"),
     [
         ({"actions": GOOD["actions"][:3]}, "Require as many actions as observations"),
-        ({"actions": GOOD["actions"] / 2}, "actions [N] that are integers >= 0, got float64"),
-        ({"actions": GOOD["actions"] - 1}, "integers >= 0, got int64 (6,) from -1"),
-        ({"actions": GOOD["actions"].astype(str)}, "actions [N] that are integers >= 0, got <U21"),
+        ({"actions": GOOD["actions"] / 2}, "actions [N] that are integers below 2**63, got float"),
+        ({"actions": np.full(6, 2**63, np.uint64)}, "below 2**63, got uint64 (6,)"),
+        ({"actions": GOOD["actions"].astype(str)}, "actions [N] that are integers below 2**63, "),
         ({"observations": np.array(3)}, "observations that are numbers, got int64 ()"),
         ({"rewards": np.full(6, np.inf)}, "Require finite rewards"),
         ({"rewards": GOOD["rewards"].astype(str)}, "Require finite rewards"),
@@ -157,7 +163,7 @@ LAKE_ID = ("--env-id", "FrozenLake-v1")
         ("run", (), "got the folder of a run: give its graph.npz"),
         ("text.npz", (), "Require an .npz with observations"),
         ("array.npy", (), "Require an .npz with observations"),
-        ("more.npz", LAKE_ID, "Require actions below 4"),
+        ("more.npz", LAKE_ID, "Require actions from 0 to 3, got 7"),
     ],
 )
 def test_bad_flags_and_other_files_are_one_line(data, flags, named, tmp_path, capsys):
@@ -245,3 +251,163 @@ def test_a_minari_dataset_by_minari_and_by_its_file(monkeypatch, tmp_path, capsy
     assert "played there" in printed(capsys, tmp_path, "--env-id", "FrozenLake-v1", "--episodes", 2)
     episodes[:] = [nested]
     assert read_transitions(tmp_path)["observations"].tolist() == [[0, 0, 1, 1], [1, 0, 1, 1]]
+
+
+class Chain(gymnasium.Env):
+    """Four states in a row: one action goes on, the others begin anew; the end of it is worth 1."""
+
+    SPACES: ClassVar = {
+        "number": spaces.Discrete(4),
+        "tuple": spaces.Tuple([spaces.Box(0, 99, (1,), np.int64)] * 12),
+        "numbers": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(4))),
+        "dict": spaces.Dict(
+            z=spaces.Discrete(4), a=spaces.Tuple((spaces.Box(0, 1), spaces.Discrete(2)))
+        ),
+        "text": spaces.Dict(step=spaces.Discrete(4), mission=MissionSpace(lambda: "go on")),
+        "texts": spaces.Dict(step=spaces.Discrete(4), mission=MissionSpace(lambda: "go on")),
+    }
+
+    def __init__(self, kind="number", start=0):
+        self.kind, self.observation_space = kind, self.SPACES[kind]
+        self.action_space = spaces.Discrete(3, start=start)
+
+    def observation(self):
+        s = self.state
+        return {
+            "number": s,
+            "tuple": tuple(np.array([(s + 2) * i % 7]) for i in range(12)),
+            "numbers": (s % 2, s),
+            "dict": {"z": s, "a": (np.array([s / 4], np.float32), 1)},
+            "text": {"step": s, "mission": "go on"},
+            "texts": {"step": s, "mission": f"go on {s}"},
+        }[self.kind]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        self.state = self.state + 1 if action == self.action_space.start + 1 else 0
+        over = self.state == 3
+        return self.observation(), float(over), over, False, {}
+
+
+@pytest.fixture
+def _chain():
+    gymnasium.register("Chain-v0", Chain, max_episode_steps=30)
+    yield
+    del gymnasium.registry["Chain-v0"]
+
+
+def stacked(observations):
+    """Observations as one, each part with all its times first, as Minari has them."""
+    if isinstance(observations[0], dict):
+        return {n: stacked([one[n] for one in observations]) for n in observations[0]}
+    if isinstance(observations[0], tuple):
+        return tuple(stacked(part) for part in zip(*observations, strict=True))
+    is_text = isinstance(observations[0], str)
+    return observations if is_text else np.array(observations)
+
+
+def in_a_file(tree):
+    """As in HDF5: groups, the parts of a tuple by the text of their number, text as bytes."""
+    if isinstance(tree, tuple):
+        tree = {f"_index_{i}": part for i, part in enumerate(tree)}
+    if isinstance(tree, dict):
+        return {name: in_a_file(tree[name]) for name in sorted(tree)}
+    is_text = isinstance(tree, list)
+    return np.array([text.encode() for text in tree], object) if is_text else tree
+
+
+def episodes_of(env, number, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(number):
+        rows, seen, over = [], [env.reset()[0]], False
+        while not over and len(rows) < 30:
+            action = env.action_space.start + int(rng.integers(3))
+            obs, reward, over, _, _ = env.step(action)
+            seen.append(obs)
+            rows.append((action, reward, over, len(rows) == 29 and not over))
+        columns = map(np.array, zip(*rows, strict=True))
+        names = "actions", "rewards", "terminations", "truncations"
+        yield {"observations": stacked(seen), **dict(zip(names, columns, strict=True))}
+
+
+def write_minari(monkeypatch, episodes, as_file):
+    """What reads a Minari dataset finds these."""
+    if not as_file:
+        found = [types.SimpleNamespace(**episode) for episode in episodes]
+        dataset = types.SimpleNamespace(iterate_episodes=lambda: found)
+        minari = types.SimpleNamespace(MinariDataset=lambda path: dataset)
+        monkeypatch.setitem(sys.modules, "minari", minari)
+        return
+    file = {f"episode_{i}": in_a_file(episode) for i, episode in enumerate(episodes)}
+    monkeypatch.setitem(sys.modules, "minari", None)
+    monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=lambda path: file))
+
+
+@pytest.mark.usefixtures("_chain")
+@pytest.mark.parametrize("start", [-1, 0, 5, 10**9])
+def test_actions_are_the_environment_s_own_where_they_are_read_and_played(start, tmp_path, capsys):
+    path, own = tmp_path / "data.npz", ("--env-kwargs", json.dumps({"start": start}))
+    words = (path, "--env-id", "Chain-v0", *own, "--episodes", "5")
+    found = printed(capsys, *words, "--collect", 600)
+    assert set(np.load(path)["actions"]) == {start, start + 1, start + 2}
+    alone = printed(capsys, path)
+    for of in (found, alone):
+        assert of["stitched, by the data"].startswith("return 1.000, 3.0 steps")
+    assert found["played there"] == "return 1.000, 3.0 steps"
+    columns = dict(np.load(path))
+    columns["actions"][7] = start + 3
+    np.savez(path, **columns)
+    assert command(offline, *words) == 2
+    told = f"Require actions from {start} to {start + 2}, got {start + 3}"
+    assert is_one_line(capsys, told)
+
+
+def test_a_large_action_takes_no_memory(tmp_path):
+    np.savez(path := tmp_path / "data.npz", **GOOD | {"actions": np.array([0, 9, 0, 1, 9, 2**62])})
+    columns = read_transitions(path)
+    graph, _, _ = graph_of_columns(columns, lambda obs: None)
+    assert graph.num_actions == 4
+
+
+@pytest.mark.usefixtures("_chain")
+@pytest.mark.parametrize("as_file", [False, True])
+@pytest.mark.parametrize("kind", ["number", "tuple", "numbers", "dict", "text"])
+def test_observations_of_minari_are_flattened_as_they_are_played(
+    kind, as_file, monkeypatch, tmp_path, capsys
+):
+    env = Chain(kind, start=2)
+    write_minari(monkeypatch, list(episodes_of(env, 40)), as_file)
+    own = ("--env-kwargs", json.dumps({"kind": kind, "start": 2}))
+    found = printed(capsys, tmp_path, "--env-id", "Chain-v0", *own, "--episodes", 3)
+    assert found["stitched, by the data"].startswith("return 1.000, 3.0 steps")
+    assert found["played there"].startswith("return 1.000, 3.0 steps")
+    assert printed(capsys, tmp_path)["stitched, by the data"] == found["stitched, by the data"]
+
+
+@pytest.mark.usefixtures("_chain")
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_part_that_is_no_number_is_named_and_can_be_left_out(
+    as_file, monkeypatch, tmp_path, capsys
+):
+    write_minari(monkeypatch, list(episodes_of(Chain("texts"), 40)), as_file)
+    task = ("--env-id", "Chain-v0", "--env-kwargs", '{"kind": "texts"}', "--episodes", 3)
+    for words, named in (
+        ((), "got text in mission: leave mission out"),
+        (task, "--leave-out mission"),
+        (("--leave-out", "misson"), "Require parts of observations, mission, step: ['misson']"),
+        ((*task, "--leave-out", "misson"), "require --leave-out of parts"),
+    ):
+        assert command(offline, tmp_path, *words) == 2
+        assert is_one_line(capsys, "error: ", named)
+    for words in ((), task):
+        found = printed(capsys, tmp_path, *words, "--leave-out", "mission")
+        assert found["stitched, by the data"].startswith("return 1.000, 3.0 steps")
+    assert found["played there"].startswith("return 1.000, 3.0 steps")
+    np.savez(path := tmp_path / "rows.npz", **GOOD)
+    assert command(offline, path, "--leave-out", "mission") == 2
+    assert is_one_line(capsys, "Require parts of observations, none: ['mission']")

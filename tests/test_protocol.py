@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import jitted, play, spy
-from runs import read_metrics
+from gbtools.runs import read_metrics
 from test_dqn_scripts import make_learner
 
 import gb_dqn_minatar

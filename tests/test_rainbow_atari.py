@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import command, jitted, only_run, play, spy
-from output import read_rows
-from runs import read_metrics
+from gbtools.output import read_rows
+from gbtools.runs import read_metrics
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph, categorical_targets

@@ -8,10 +8,10 @@ import aggregate
 import numpy as np
 import pytest
 import report
-import runs
 import tables
 from conftest import command, is_one_line, jitted
 from folders import RESULTS, ROOT
+from gbtools import runs
 from run_records import Key, Records
 
 pytestmark = jitted
@@ -227,16 +227,17 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     (row,) = rows_of(text, f"{report.WHOLE} > tree, rate 2.5e-4")
     assert row[3] == "contradicted, p < 0.001"
     assert rows_of(text, "**whole-graph, rate 2.5e-4, prior 0.1**")
+    assert rows_of(text, "MinAtar, fresh episodes")[0][5] == "9.00"  # of tree, at that rate
     write_rows(tmp_path, {("graph", whole): lambda *_: 31.0}, MINATAR, "minatar-1m", "fresh", 1)
     row = rows_of(make_report(tmp_path), "MinAtar, 1,000,000 steps, fresh episodes")
-    assert row == [["- (21.15)", "- (11.46)", "- (15.33)", "- (22.13)", "-", "31.00", "1"]]
+    assert row == [["- (21.15)", "- (11.46)", "- (15.33)", "- (22.13)", "-", "-", "31.00", "1"]]
     # Where it was run under other flags alone, the summary has it, too.
     for score, flags in enumerate(("act_on=network", "exploration=frontier", "")):
         write_rows(tmp_path, {("whole-graph", flags): lambda *_, of=score: of}, MINIGRID)
         cells = rows_of(make_report(tmp_path), "MiniGrid")[0]
-        assert cells[5:] == [f"{score:.2f}", "5"]  # of those that there are, the plainest
+        assert cells[5:] == ["-", f"{score:.2f}", "5"]  # of those that there are, the plainest
     write_rows(tmp_path, {("mine", ""): lambda *_: 0.7}, MINIGRID)
-    assert rows_of(make_report(tmp_path), "MiniGrid")[0][4:] == ["0.70", "-", "2.00", "5"]
+    assert rows_of(make_report(tmp_path), "MiniGrid")[0][4:] == ["0.70", "-", "-", "2.00", "5"]
 
 
 def test_no_rows_and_no_column_are_one_line_and_status_2(tmp_path, capsys):

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import command, interpreted, is_one_line, only_run, write_checkpoint
-from runs import read_metrics
+from gbtools.runs import read_metrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gb_dqn_minatar
@@ -303,6 +303,9 @@ def test_a_tracked_run_begins_and_ends_at_wandb(tmp_path, monkeypatch, capsys):
     asked = [begun.kwargs[name] for name in ("id", "project", "entity", "sync_tensorboard")]
     assert asked == [only_run(tmp_path).name, "graph-backup", "me", True]
     wandb.init.return_value.finish.assert_called_once_with()
+    monkeypatch.chdir(only_run(tmp_path))
+    assert command(script, "--resume", ".", "--total-timesteps", 70) == 0
+    assert wandb.init.call_args.kwargs["id"] == only_run(tmp_path).name
 
 
 def test_ctrl_c_before_a_run_begins():
@@ -448,4 +451,7 @@ def test_a_run_without_a_reward_says_so(tmp_path, capsys, monkeypatch):
 def test_a_printed_command_quotes_its_path(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(script, "train", lambda args, run, *_: run.stop.__setattr__("asked", True))
     assert command(script, *SMALL, "--run-dir", tmp_path / "my runs") == 130
-    assert f"--resume {shlex.quote(str(only_run(tmp_path / 'my runs')))}" in capsys.readouterr().out
+    line = capsys.readouterr().out.rpartition("go on with: ")[2].strip()
+    python, file, resume, run = shlex.split(line)
+    assert (Path(python), Path(file).resolve()) == (Path(sys.executable), Path(script.__file__))
+    assert (resume, Path(run)) == ("--resume", only_run(tmp_path / "my runs"))

@@ -17,10 +17,13 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import VecNormalize
 
 from examples import sb3_dqn
 from gbcore import GraphValues
+from gbcore.leaf_table import weights_of
 from gbcore.sb3 import GraphDQN, GraphReplayBuffer
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
@@ -191,6 +194,162 @@ def test_whole_graph_finds_states_by_their_keys():
     np.testing.assert_array_equal(actions[chosen >= 0], chosen[chosen >= 0])
     near = np.where(np.round(10 * (seen + 1e-4)) == np.round(10 * seen), seen + 1e-4, seen)
     np.testing.assert_array_equal(model.predict(near)[0], actions)
+
+
+def test_a_model_that_was_loaded_without_its_replay_predicts_as_before(tmp_path):
+    model = make_model("FrozenLake-v1", backup="whole-graph", buffer_size=1_000)
+    model.learn(600)
+    obs = np.arange(16)
+    before = model.predict(obs, deterministic=True)[0]
+    network = model.policy.predict(obs, deterministic=True)[0]
+    assert (before != network).any()
+    model.save(tmp_path / "model")
+    assert model._actions == {}
+    other = GraphDQN.load(tmp_path / "model", env=model.env)
+    np.testing.assert_array_equal(other.predict(obs, deterministic=True)[0], before)
+    other.save(tmp_path / "again")
+    again = GraphDQN.load(tmp_path / "again")
+    np.testing.assert_array_equal(again.predict(obs, deterministic=True)[0], before)
+    again.set_env(model.env)
+    again.learn(100)  # its own graph comes first
+    start = again.graph_values.seen_policy(again._act_on_network)(np.array([[0]]))
+    assert again.predict(np.array([0]), deterministic=True)[0] == start
+
+
+def load(network):
+    network.load_state_dict({name: part + 1 for name, part in network.state_dict().items()})
+
+
+def blend(network):
+    ones = map(torch.ones_like, network.parameters())
+    polyak_update(ones, network.parameters(), 0.5)
+
+
+WRITES = {
+    "load_state_dict": load,
+    "in place": lambda network: [part.detach().add_(1) for part in network.parameters()],
+    "data": lambda network: [part.data.add_(1) for part in network.parameters()],
+    "polyak_update": blend,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("backup", ["graph", "whole-graph"])
+def test_a_write_into_the_target_network_counts_at_once(backup, write):
+    model = make_model("FrozenLake-v1", backup=backup, target_update_interval=10**6)
+    model.learn(100)
+    nodes, actions = model.replay_buffer.nodes[0, :, 0], model.replay_buffer.actions[:, 0, 0]
+    old = model._targets(nodes, actions, np.random.default_rng(0))
+    model.predict(np.arange(16), deterministic=True)
+    write(model.q_net_target)
+    found = model._targets(nodes, actions, np.random.default_rng(0))
+    assert np.abs(found - old).max() > 1
+    model.leaves = None  # anew
+    model._follow_replay()
+    right = model._targets(nodes, actions, np.random.default_rng(0))
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-3)
+    seen = model.predict(np.arange(16), deterministic=True)[0]
+    model._seen = None, None
+    np.testing.assert_array_equal(model.predict(np.arange(16), deterministic=True)[0], seen)
+
+
+def test_other_policies_and_networks_that_are_set_count_at_once():
+    model, other = (make_model("FrozenLake-v1", seed=seed) for seed in (0, 1))
+    model.learn(100)
+    model.policy = other.policy
+    model._create_aliases()
+    model._follow_replay()
+    nodes = np.unique(model.replay_buffer.nodes[0])
+    obs = model.replay_buffer.graph.observations_of(nodes)
+    expected = model._values_of(other.q_net_target, obs)
+    np.testing.assert_allclose(model.leaves.values(nodes), expected, rtol=1e-5)
+
+
+class Dropping(BaseFeaturesExtractor):
+    def __init__(self, space):
+        super().__init__(space, 16)
+        self.parts = torch.nn.Sequential(
+            torch.nn.Linear(space.shape[0], 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.5)
+        )
+
+    def forward(self, obs):
+        return self.parts(obs)
+
+
+@pytest.mark.parametrize("backup", ["graph", "whole-graph"])
+def test_networks_are_asked_in_evaluation_mode_and_learn_in_training_mode(backup):
+    kinds = {"features_extractor_class": Dropping}
+    model = make_model(backup=backup, policy_kwargs=kinds)
+    model.learn(60)
+    model.policy.set_training_mode(True)
+    model.q_net_target.train()
+    obs = model.replay_buffer.observations[:20, 0]
+    for network in (model.q_net, model.q_net_target):
+        before = weights_of(network)
+        values = model._values_of(network, obs)
+        np.testing.assert_array_equal(values, model._values_of(network, obs))
+        np.testing.assert_allclose(values[:1], model._values_of(network, obs[:1]), rtol=1e-5)
+        assert weights_of(network) == before
+        assert all(part.training for part in network.modules())
+    nodes = model.replay_buffer.nodes[0, :20, 0]
+    assert model.predict(obs[0], deterministic=True)[0] in (0, 1)
+    np.testing.assert_allclose(
+        model.leaves.evaluated(nodes), model._values_of(model.q_net_target, obs), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("backup", ["graph", "whole-graph"])
+def test_predict_takes_and_refuses_what_dqn_does(backup):
+    model, plain = make_model(backup=backup), DQN("MlpPolicy", "CartPole-v1")
+    obs = np.full(4, 0.01, np.float32)
+    for one in (obs, obs.tolist(), tuple(obs.tolist()), obs.astype(np.float64)):
+        for given in (one, [one, one]):
+            shape = plain.predict(given, deterministic=True)[0].shape
+            assert model.predict(given, deterministic=True)[0].shape == shape
+    for bad in ((obs, {}), {"obs": obs}, obs[:3]):
+        with pytest.raises((ValueError, AssertionError)) as told:
+            plain.predict(bad, deterministic=True)
+        with pytest.raises(told.type, match=re.escape(str(told.value).splitlines()[0])):
+            model.predict(bad, deterministic=True)
+
+
+@pytest.mark.parametrize("learned", [70, 200])
+def test_a_replay_that_is_loaded_has_the_key_of_its_model(learned, tmp_path):
+    tens = lambda obs: np.rint(obs).astype(np.int64)  # noqa: E731
+    model, other = make_model(key=tenths), make_model(key=tens)
+    model.learn(learned)
+    model.save_replay_buffer(tmp_path / "replay")
+    other.load_replay_buffer(tmp_path / "replay")
+    buffer = other.replay_buffer
+    size = buffer.size()
+    seen = buffer.observations[:size].reshape(-1, 4), buffer.next_observations[:size].reshape(-1, 4)
+    for column, obs in zip(buffer.nodes[:, :size], seen, strict=True):
+        found = [buffer.graph.find(*pair) for pair in zip(obs, tens(obs), strict=True)]
+        assert found == column.ravel().tolist()
+    assert buffer.graph.num_transitions == model.replay_buffer.graph.num_transitions
+    assert buffer.graph.check_valid() == []
+    other.key = tenths  # as the buffer is when it was filled so
+    other.learn(100)
+    assert buffer.graph.key_dtype == np.int32
+    assert buffer.graph.num_transitions == min(2 * size + 100, 80)
+    assert buffer.graph.check_valid() == []
+
+
+@pytest.mark.parametrize(
+    ("env_id", "num_envs", "named"),
+    [
+        ("FrozenLake-v1", 2, "observation_space"),
+        ("Acrobot-v1", 2, "observation_space"),
+        ("CartPole-v1", 1, "n_envs"),
+    ],
+)
+def test_a_replay_of_another_task_is_refused(env_id, num_envs, named, tmp_path):
+    other = make_model(env_id, num_envs)
+    other.learn(60)
+    other.save_replay_buffer(tmp_path / "replay")
+    model = make_model()
+    with pytest.raises(ValueError, match=f"Require a replay buffer of {named}"):
+        model.load_replay_buffer(tmp_path / "replay")
 
 
 def test_environments_of_neighbouring_seeds_have_no_first_state_in_common():

@@ -1,5 +1,6 @@
 """The small commands behind single figures and pictures, on small input."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -9,13 +10,16 @@ import numpy as np
 import plot_runs
 import pytest
 import released_updates
+import report
+import speed
+import sweep
 import timings
 from conftest import command, jitted, run_process, spy
 from folders import ROOT
-from output import read_rows
-from play import script_of
+from gbtools.output import read_rows
+from gbtools.play import script_of
+from gbtools.runs import read_returns, words_of
 from run_records import SUITES
-from runs import read_returns
 from test_dqn_scripts import make_learner
 from test_sweep import make_run
 
@@ -253,3 +257,55 @@ def test_a_run_with_a_released_update_adds_its_row(monkeypatch, tmp_path, change
     assert float(row[7]) >= 0
     assert len(moved) == 25  # every fourth step from 1,600 on
     assert {args[3] for args in moved} == {True}
+
+
+ODD = "_a:#@$$ x_1 $y$"  # of it, matplotlib would leave out _, and read $ as mathematics
+
+
+def test_every_task_has_a_panel_and_every_text_is_shown_as_it_was_typed(monkeypatch, tmp_path):
+    env_ids = ("DoorKey-6x6", "DoorKey-6x6", "Empty-8x8", ODD)
+    for i, env_id in enumerate(env_ids):
+        make_run(tmp_path / f"run_{i}", env_id=env_id, learning_rate=0.001 * (1 + i))
+    figures = []
+    spy(monkeypatch, plot_runs, "write_figure", lambda figure, path: figures.append(figure))
+    assert command(plot_runs, tmp_path, "--out", tmp_path / "curves.svg") == 0
+    (figure,) = figures
+    axes = [part.axes[0] for part in figure.subfigs]
+    assert [axis.get_title() for axis in axes] == ["DoorKey-6x6", "Empty-8x8", ODD]
+    assert [len(axis.lines) for axis in axes] == [2, 1, 1]
+    shown = [text.get_text() for text in axes[2].get_legend().get_texts()]
+    assert shown == [f"{ODD}, graph (1 seed: error over episodes)"]
+    texts = [axes[2].title, *axes[2].get_legend().get_texts()]
+    for text in texts:
+        boxes = [text.get_window_extent()]
+        text.set_parse_math(False)
+        boxes.append(text.get_window_extent())
+        assert boxes[0].width == boxes[1].width, "shown letter by letter"
+
+
+def test_words_of_flags_are_read_again_as_they_were():
+    flags = script_of("gymnasium").Args
+    for given in (
+        {"run_dir": "true", "env_id": "False", "wandb_entity": "TRUE", "track": True},
+        {"run_dir": "-x", "env_id": "--seed", "env_kwargs": "-1", "save_model": False},
+        {"round": -2, "leave_out": "", "seed": 3},
+    ):
+        found = read_flags(flags, words_of(given))
+        assert {name: getattr(found, name) for name in given} == given
+        texts = {name: str(value) for name, value in given.items()}
+        assert words_of(texts, flags) == words_of(given)
+
+
+def test_paths_begin_in_the_user_s_own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    read = functools.partial(read_flags, arguments=["--run-dir=~/runs", "--resume=~/x"])
+    found = read(script_of("minigrid").Args)
+    assert (found.run_dir, found.resume) == (f"{tmp_path}/runs", f"{tmp_path}/x")
+    make_run(tmp_path / "run", env_id="DoorKey-6x6")
+    assert command(plot_runs, "~/run", "--out=~/curves.png") == 0
+    assert (tmp_path / "curves.png").exists()
+    for args_class, flags in ((sweep.Args, "--run-dir=~/a"), (report.Args, "--results-dir=~/a")):
+        args = read_flags(args_class, [flags])
+        assert tmp_path / "a" in vars(args).values()
+    args = read_flags(speed.Args, ["--out=~/a"])
+    assert args.out == tmp_path / "a"

@@ -874,3 +874,39 @@ def test_a_trajectory_through_an_unfilled_row_is_rejected(column):
     with raises_naming(-1):
         sub = trajectory_subgraphs(np.array([0]), 4, *columns)
         q_targets(sub, np.zeros((len(sub.nodes), 3)), 0.9)
+
+
+# --- NaN ---
+
+
+@pytest.mark.parametrize("name", ["greedy", "double", "behaviour", "behaviour, double"])
+@pytest.mark.parametrize("categorical", [False, True])
+def test_nan_is_the_least_value_in_whatever_order_actions_come(name, categorical):
+    """State 1 was reached and never left: of its three actions one or two are NaN, or all."""
+    for nan in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
+        for order in ((0, 1, 2), (1, 2, 0), (2, 1, 0)):
+            case = Case(3, [(0, 0, 0.5, False, 1, 1)], gamma=0.9, num_atoms=3)
+            case.support = np.array([-8.0, 0.0, 8.0])
+            actions = np.argsort(order)
+            q = np.where(np.isin(np.arange(3), nan), np.nan, [1.0, 3.0, 2.0])[actions]
+            case.leaf_q[1] = case.selector_q[1] = q
+            case.leaf_pmf[1] = np.stack([0 * q, 1 - q / 8, q / 8], axis=1)
+            sub = case.expand([(0, 0)], 2)
+            (found,) = (case.categorical_targets if categorical else case.q_targets)(sub, name)
+            found = found @ case.support if categorical else found
+            expected = 0.5 + 0.9 * np.fmax.reduce(q)
+            np.testing.assert_allclose(found, expected, rtol=1e-9, err_msg=f"{nan} {order}")
+
+
+@pytest.mark.parametrize("name", ["greedy", "double"])
+def test_nan_is_the_least_value_among_nested_ones(name):
+    """A sure reward, and actions never tried of which the network knows nothing."""
+    for first in (0, 1):
+        sure = 1 - first
+        case = Case(2, [(0, 0, 0.0, False, 1, 1), (1, sure, 1.0, True, 0, 1)], gamma=0.5)
+        case.leaf_q[1, first] = case.selector_q[1, first] = np.nan
+        case.leaf_pmf[1, first] = np.nan
+        sub = case.expand([(0, 0)], 2)
+        assert case.q_targets(sub, name).tolist() == [0.5]
+        (pmf,) = case.categorical_targets(sub, name)
+        assert pmf @ case.support == pytest.approx(0.5)

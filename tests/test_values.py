@@ -5,6 +5,7 @@ import itertools
 import naive
 import numpy as np
 import pytest
+import torch
 from conftest import cases, raises_naming, scaled
 from hypothesis import given, settings
 
@@ -256,7 +257,9 @@ def test_a_large_penalty_hides_no_small_reward_from_an_evaluation(fine, gamma):
     assert policy(np.array([[0], [1]])).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("length", "gamma"), [(60, 0.5), (300, 0.9), (1_000, 0.97)])
+@pytest.mark.parametrize(
+    ("length", "gamma"), [(60, 0.5), (300, 0.9), (1_000, 0.97), (1_100, 0.5), (900, 0.05)]
+)
 def test_a_reward_is_seen_from_however_far(length, gamma):
     graph, _, table = graph_that_forgets()
     nodes = graph.nodes(np.arange(length)[:, None])
@@ -266,6 +269,83 @@ def test_a_reward_is_seen_from_however_far(length, gamma):
     policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
     assert (policy(np.arange(length)[:, None]) == 1).all()
     assert (solve_tried(graph, gamma)[1][nodes] == 1).all()
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.999, 0.9999])
+@pytest.mark.parametrize("ring", ["itself", "next", "shuffled"])
+def test_an_evaluation_waits_at_0_rather_than_take_a_penalty(ring, gamma):
+    n = scaled(20_000, 200)
+    states, after = np.arange(n), np.arange(n)
+    if ring == "next":
+        after = np.roll(states, -1)
+    elif ring == "shuffled":
+        way = np.random.default_rng(0).permutation(n)
+        after[way] = np.roll(way, -1)
+    graph = TransitionGraph(2, (1,), np.int64, capacity=n + 1)
+    graph.nodes(np.arange(n + 1)[:, None])
+    ends = np.full(n, n)
+    graph.add(states, np.ones(n, np.int64), -np.ones(n), ends, np.ones(n, np.bool_))
+    graph.add(states, np.zeros(n, np.int64), np.zeros(n), after, np.zeros(n, np.bool_))
+    table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
+    policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
+    assert (policy(states[::7, None]) == 0).all()
+    values, actions, _ = solve_tried(graph, gamma)
+    assert (actions[:n] == 0).all()
+    np.testing.assert_allclose(values[:n], 0, atol=1e-300)
+
+
+@pytest.mark.parametrize("seed", range(scaled(30, 8)))
+def test_exact_values_are_those_of_linear_equations(seed):
+    """Random graphs with penalties, rewards and rings, most of them stochastic; gamma 0.9999."""
+    rng, gamma = np.random.default_rng(seed), 0.9999
+    n, num_actions = int(rng.integers(2, 60)), int(rng.integers(1, 4))
+    graph = TransitionGraph(num_actions, (1,), np.int64)
+    graph.nodes(np.arange(n)[:, None])
+    m = int(rng.integers(n, 6 * n))
+    rewards = rng.choice([0.0, 0.0, -0.01, 1.0, -5.0], m)
+    columns = (rng.integers(n, size=m), rng.integers(num_actions, size=m), rewards,
+               rng.integers(n, size=m), rng.random(m) < 0.05)  # fmt: skip
+    graph.add(*columns)
+    values, actions, _ = solve_tried(graph, gamma)
+    # The policy's own value, by dense equations, and no action is better.
+    q = np.full((n, num_actions), -np.inf)
+    weights, reward = np.zeros((n, num_actions, n)), np.zeros((n, num_actions))
+    for s, a, r, s2, over in zip(*columns, strict=True):
+        weights[s, a, s2] += gamma * (not over)
+        reward[s, a] += r
+    count = np.zeros((n, num_actions))
+    np.add.at(count, columns[:2], 1)
+    tried = count > 0
+    weights[tried] /= count[tried][:, None]
+    reward[tried] /= count[tried]
+    own, given = np.zeros((n, n)), values.copy()
+    for s in np.flatnonzero(actions >= 0):
+        own[s], given[s] = weights[s, actions[s]], reward[s, actions[s]]
+    expected = np.linalg.solve(np.eye(n) - own, given)
+    np.testing.assert_allclose(values, expected, rtol=1e-8, atol=1e-8)
+    q[tried] = (reward + weights @ expected)[tried]
+    known = actions >= 0
+    assert (q[known].max(axis=1) <= expected[known] + 1e-7).all()
+
+
+def test_an_evaluation_is_the_same_whatever_others_were_before():
+    graph, replay, table = graph_that_forgets(300)
+    values, rng = GraphValues(graph, table, 0.99, 0.5), np.random.default_rng(2)
+    obs = np.arange(400)[:, None]
+    for k, _ in enumerate(walk(replay, values, rng, scaled(600, 200))):
+        policy = values.seen_policy(lambda obs: np.full(len(obs), -7))
+        if k % 5 == 4:
+            alone = GraphValues(graph, table, 0.99, 0.5).seen_policy(lambda o: np.full(len(o), -7))
+            assert np.array_equal(policy(obs), alone(obs))
+
+
+def test_an_update_leaves_no_node_out():
+    graph, _, table = graph_that_forgets()
+    values = GraphValues(graph, table, 0.9)
+    node = graph.node(np.array([3]))
+    values.update()
+    assert values.values([node]) == leaf_of(np.array([[3]])).max()
+    assert values.actions([node]).tolist() == [-1]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, 1e10, -1e30])
@@ -382,3 +462,72 @@ def test_with_keys_the_graph_is_asked_by_key():
     assert values.seen_policy(otherwise)(near, keys).tolist() == [0, 1, 5]
     with pytest.raises(ValueError, match="Require a key"):
         values.act(near, otherwise)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("prior", [0.0, 0.5])
+def test_nan_is_the_least_value_for_training_and_evaluation(first, prior):
+    """Where the network gives NaN, what was seen decides, in whatever order."""
+    graph, sure = TransitionGraph(2, (1,), np.int64), 1 - first
+    nodes = [graph.node(np.array([s])) for s in range(4)]
+    graph.add(nodes[0], first, 0.0, nodes[2], False)  # into a state that was never left
+    graph.add(nodes[0], sure, 1.0, nodes[1], True)
+    graph.add(nodes[3], first, 0.0, nodes[0], False)
+    leaf_q = np.full((4, 2), np.nan, np.float32)
+    leaf_q[:, sure] = [0.0, np.nan, np.nan, np.nan]
+    table = LeafTable(graph, lambda obs: leaf_q[obs[:, 0]])
+    values = GraphValues(graph, table, 0.5, prior)
+    for _ in range(3):
+        values.update()
+        values.renew()
+    value = 1 / (1 + prior)
+    np.testing.assert_allclose(values.values(nodes[:1]), [value])
+    np.testing.assert_allclose(values.targets([nodes[3]], [first]), [0.5 * value])
+    assert np.isnan(values.values([nodes[2]])).all()
+    obs = np.arange(4)[:, None]
+
+    def otherwise(obs):
+        return np.full(len(obs), -7)
+
+    assert values.act(obs, otherwise)[0] == sure
+    assert values.seen_policy(otherwise)(obs).tolist() == [sure, -7, -7, first]
+
+
+def test_a_state_whose_own_guess_is_nan_has_the_value_of_what_was_seen():
+    graph = TransitionGraph(1, (1,), np.int64)
+    nodes = [graph.node(np.array([s])) for s in range(2)]
+    for s in range(2):  # a loop of two
+        graph.add(nodes[s], 0, 1.0, nodes[1 - s], False)
+    leaf_q = np.array([[np.nan], [2.0]], np.float32)
+    for order in (leaf_q, leaf_q[::-1]):
+        values = GraphValues(graph, LeafTable(graph, lambda obs, q=order: q[obs[:, 0]]), 0.5)
+        for _ in range(40):
+            values.update()
+        np.testing.assert_allclose(values.values(nodes), [2, 2], rtol=1e-5)
+
+
+def test_values_follow_a_network_that_somebody_wrote_into():
+    graph = TransitionGraph(2, (1,), np.int64)
+    nodes = np.array([graph.node(np.array([s])) for s in range(3)])
+    graph.add(nodes[0], 0, 0.0, nodes[1], False)
+    graph.add(nodes[1], 0, 0.0, nodes[2], False)
+    network = torch.nn.Linear(1, 2)
+
+    def evaluate(obs):
+        return network(torch.as_tensor(obs).float()).detach().numpy()
+
+    values = GraphValues(graph, LeafTable(graph, evaluate, network), 0.5)
+    for number in (1.0, -1.0):
+        for part in network.parameters():
+            part.data.fill_(number)
+        with pytest.raises(ValueError, match="Require an update"):
+            values.values(nodes)
+        assert values.actions(nodes).tolist() == [-1] * 3
+        values.update()
+        # Weight and bias are the number: q(s, a) = number * (s + 1), of the third state 3.
+        best = [max(number * (s + 1), 0.5 * number * (s + 2)) for s in range(3)]
+        best[1] = max(number * 2, 0.5 * number * 3)
+        best[0] = max(number, 0.5 * best[1])
+        np.testing.assert_allclose(values.values(nodes), [*best[:2], number * 3], rtol=1e-5)
+        policy = values.seen_policy(lambda obs: np.full(len(obs), 1))
+        assert policy(np.arange(3)[:, None]).tolist() == [0, 0, 1]

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from output import arguments, fail, lasting_output
+from gbtools.output import arguments, fail, lasting_output
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph

@@ -21,12 +21,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-import measures
 import numpy as np
-import recorded
 import tyro
-from output import arguments, fail, lasting_output
-from picture import cm, collections, colors, plt, wrapped, write_figure
+from gbtools import measures, recorded
+from gbtools.output import arguments, fail, lasting_output
+from gbtools.picture import cm, collections, colors, plt, wrapped, write_figure
 from PIL import Image
 
 from gbcore.run import Count

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-import recorded
 import tyro
-from output import arguments, fail, lasting_output, warn
-from picture import plt, wrapped, write_figure
+from gbtools import recorded
+from gbtools.output import arguments, fail, lasting_output, warn
+from gbtools.picture import plt, wrapped, write_figure
 
 from gbcore import pair_q_values, trajectory_subgraphs
 from gbcore.graph import MAX_DEPTH
@@ -150,7 +150,8 @@ def draw(nested, title, path):
             axis.annotate(text, place, (0, 7), textcoords="offset points", ha="center", fontsize=7)
     for column in range(num_levels + 1):
         label = f"{'V' if column else 'G'}$_{{{num_levels - column}}}$"
-        axis.text(column, -tallest / 2 - 0.9, label, ha="center", fontsize=9, color="#5c636a")
+        look = {"fontsize": 9, "ha": "center", "color": "#5c636a", "parse_math": True}
+        axis.text(column, -tallest / 2 - 0.9, label, **look)
     axis.set_title(wrapped(title, size[0], 10), fontsize=10)
     axis.set(xlim=(-0.45, num_levels + 0.4), ylim=(-tallest / 2 - 1.2, tallest / 2 + 0.6))
     axis.axis("off")

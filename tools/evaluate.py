@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import recorded
 import tyro
-from output import arguments, fail, lasting_output
+from gbtools import recorded
+from gbtools.output import arguments, fail, lasting_output
 from scipy import stats
 
 from gbcore.run import Amount, Count, Share
+from gbcore.run.directory import with_file
+from gbcore.run.flags import require_package
 
 
 @dataclass
@@ -29,13 +31,21 @@ class Args:
     epsilon: Share | None = None  # share of random actions; default: the run's --eval-epsilon
     seed: Amount = 0  # of everything that the script draws in an evaluation
     video: Path | None = None  # write one more episode as mp4
+    env_kwargs: str | None = None  # of a run in a Gymnasium environment: others than its own
 
 
-def play(run, episodes, epsilon, seed):
-    """Returns, lengths, and a function of a path that films one more; epsilon None: the run's."""
+def play(run, episodes, epsilon, seed, **flags):
+    """Returns, lengths, and a function of a path that films one more.
+
+    epsilon: None: the run's. flags: others of the script than the run's.
+    """
     policy, args = run.policy(), recorded.args_of(run.module, run.config)
     if epsilon is not None:
-        args = replace(args, eval_epsilon=epsilon)
+        flags["eval_epsilon"] = epsilon
+    for name in flags:
+        if not hasattr(args, name):
+            fail(f"--{name.replace('_', '-')} is no flag of {run.script}")
+    args = replace(args, **flags)
     seeds = [[seed, args.seed, number] for number in range(2)]
     played = run.module.evaluate(args, run.task, policy, seeds[0], episodes)
     return *played, lambda path: run.module.record_video(args, run.task, policy, seeds[1], path)
@@ -46,14 +56,19 @@ def main():
     args = arguments(Args, __doc__)
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
+    if args.video is not None:
+        require_package("imageio_ffmpeg")
     run = recorded.read(args.run)
-    returns, lengths, film = play(run, args.episodes, args.epsilon, args.seed)
+    more = {} if args.env_kwargs is None else {"env_kwargs": args.env_kwargs}
+    returns, lengths, film = play(run, args.episodes, args.epsilon, args.seed, **more)
+    by_chance, *_ = play(run, args.episodes, 1.0, args.seed, **more)
     error = f" (standard error {stats.sem(returns):.2g})" if len(returns) > 1 else ""
     print(
-        f"{run.task} {run.config['backup']} seed {run.config['seed']}: "
+        f"{with_file(run.task)} {run.config['backup']} seed {run.config['seed']}: "
         f"mean return {np.mean(returns):.4g}{error}, number of episodes {len(returns)}; median "
         f"{np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
-        f"{np.max(returns):.4g}; {np.mean(lengths):.4g} steps per episode"
+        f"{np.max(returns):.4g}; {np.mean(lengths):.4g} steps per episode; "
+        f"random actions {np.mean(by_chance):.4g}"
     )
     if args.video is not None:
         film(args.video)

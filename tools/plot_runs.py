@@ -1,4 +1,4 @@
-"""Draw the learning curves of runs: mean and standard error over the seeds of each setting.
+"""Draw the learning curves of runs, a panel a task: mean and standard error over seeds.
 
 python tools/plot_runs.py runs/* --out curves.png
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from output import arguments, fail, lasting_output, warn
-from picture import plt, wrapped, write_figure
-from runs import (
+from gbtools.output import arguments, fail, lasting_output, warn
+from gbtools.picture import plt, wrapped, write_figure
+from gbtools.runs import (
     OF_BACKUPS,
     WITHOUT_EFFECT,
     band,
@@ -88,25 +88,56 @@ def curve_of(seeds):
     return steps, mean, np.asarray(error)
 
 
-@lasting_output()
-def main():
-    args = arguments(Args, __doc__)
-    settings = read_settings(args.runs)
-    names = [wrapped(label, 7, 9) for label in labels(settings)]
-    beside = 0 if len(names) <= INSIDE else sum(name.count("\n") + 1 for name in names)
-    figure, axis = plt.subplots(figsize=(8, 3.6 + 0.2 * beside), layout="constrained")
-    for (_, seeds), label in zip(settings, names, strict=True):
+def panels_of(settings):
+    """Task -> pairs of a label and the seeds of its settings; other env_kwargs, another task."""
+    found = {}
+    for flags, seeds in settings:
+        kwargs = flags.get("env_kwargs", "{}")
+        task = flags["env_id"] + (f" {kwargs}" if kwargs != "{}" else "")
+        found.setdefault(task, []).append((flags, seeds))
+    return {
+        task: [
+            (wrapped(label, 7, 9), seeds)
+            for label, (_, seeds) in zip(labels(alike), alike, strict=True)
+        ]
+        for task, alike in found.items()
+    }
+
+
+def height_of(curves):
+    """Inches of a panel and, below it, of the legend that has no room in it."""
+    rows = sum(label.count("\n") + 1 for label, _ in curves)
+    return 3.6 + 0.2 * rows * (len(curves) > INSIDE)
+
+
+def draw_panel(figure, task, curves):
+    axis, lines = figure.subplots(), []
+    for _, seeds in curves:
         steps, mean, error = curve_of(seeds)
-        (line,) = axis.plot(steps, mean, marker="o" if len(steps) <= 20 else None, markersize=4)
-        line.set_label(label)
-        axis.fill_between(steps, mean - error, mean + error, alpha=0.2, color=line.get_color())
+        lines += axis.plot(steps, mean, marker="o" if len(steps) <= 20 else None, markersize=4)
+        axis.fill_between(steps, mean - error, mean + error, alpha=0.2, color=lines[-1].get_color())
+    axis.set_title(wrapped(task, 7, 10), fontsize=10)
     axis.set_xlabel("environment steps")
     axis.set_ylabel("score (mean, standard error)")
     axis.spines[["top", "right"]].set_visible(False)
-    if beside:
-        figure.legend(loc="outside lower left", frameon=False, fontsize=9)
+    names = [label for label, _ in curves]
+    if len(names) > INSIDE:
+        figure.legend(lines, names, loc="outside lower left", frameon=False, fontsize=9)
     else:
-        axis.legend(frameon=False, fontsize=9)
+        axis.legend(lines, names, frameon=False, fontsize=9)
+
+
+@lasting_output()
+def main():
+    args = arguments(Args, __doc__)
+    panels = panels_of(read_settings(args.runs))
+    heights = list(map(height_of, panels.values()))
+    figure = plt.figure(figsize=(8, sum(heights)), layout="constrained")
+    parts = [figure]
+    if len(panels) > 1:
+        parts = figure.subfigures(len(panels), 1, height_ratios=heights)
+    for part, (task, curves) in zip(parts, panels.items(), strict=True):
+        draw_panel(part, task, curves)
     write_figure(figure, args.out)
     print(f"wrote {args.out}")
 

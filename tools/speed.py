@@ -23,9 +23,9 @@ from statistics import median
 
 import numpy as np
 import torch
-from output import arguments, fail, lasting_output, markdown, read_rows, write_rows
-from recorded import load_script
-from runs import words_of
+from gbtools.output import arguments, fail, lasting_output, markdown, read_rows, write_rows
+from gbtools.recorded import load_script
+from gbtools.runs import words_of
 
 from gbcore.run import Amount, Count
 from gbcore.run.flags import read_flags
@@ -66,12 +66,12 @@ def rate(run, first_step):
     return steps.sum() / (steps / rates[counted]).sum(), int(steps.sum())
 
 
-def flags_of(variant):
+def flags_of(variant, flags_class):
     """The words of a command line: default, or name=value and so on."""
     flags = dict(part.partition("=")[::2] for part in variant.split() if variant != "default")
     if not all(flags.values()):
         fail(f"--variants takes default or name=value, got {variant!r}")
-    return words_of(flags)
+    return words_of(flags, flags_class)
 
 
 def timed(args, script, env_id, backup, variant):
@@ -79,8 +79,9 @@ def timed(args, script, env_id, backup, variant):
     stem = Path(script).stem
     _, warm_up, steps = DEFAULTS.get(stem, ("", *DEFAULTS["gb_dqn_minigrid"][1:]))
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
-    words = ["--backup", backup, *(["--env-id", env_id] if env_id else []), *flags_of(variant)]
     module = load_script(script)
+    words = ["--backup", backup, *(["--env-id", env_id] if env_id else [])]
+    words += flags_of(variant, module.Args)
     known = read_flags(module.Args, words)
     first_step = known.learning_starts + warm_up
     length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // LOGGED, 1)}

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import measures
 import numpy as np
-import play
-import recorded
 import tyro
-from output import arguments, fail, lasting_output, warn
+from gbtools import measures, play, recorded
+from gbtools.output import arguments, fail, lasting_output, warn
 
 from gbcore.graph import MAX_DEPTH
 from gbcore.run import Amount, Count
+from gbcore.run.directory import with_file
 from gbcore.run.environment import rounded
 
 
@@ -34,6 +33,8 @@ class Args:
     task: tyro.conf.Positional[str]
     """a run's folder, a task of the three scripts, or any Gymnasium id (also module:Id-v0)"""
     env_kwargs: str | None = None  # of a Gymnasium id: what gymnasium.make takes, as JSON
+    time_limit: Count | None = None  # of a Gymnasium id: steps of an episode
+    leave_out: str | None = None  # of a Gymnasium id: parts of observations, as in a,b
     steps: Count = 20_000  # random actions to play; of a run's folder none
     depth: Annotated[int, (0, MAX_DEPTH)] = 0
     """nested backups per target; 0 = the run's or its script's, or 5"""
@@ -44,7 +45,8 @@ class Args:
 
 
 PLAIN = "the observation"
-PLAYED = "env_kwargs", "steps"  # flags of what is played
+OF_TASK = "env_kwargs", "time_limit", "leave_out"  # flags of what is played, as its script's
+PLAYED = *OF_TASK, "steps"
 LEAST = 200  # transitions, for a verdict
 RARE = 0.001  # share of rewarded steps below which exploration comes first
 FIRST = 500  # rows that are looked at for the keys to try
@@ -123,7 +125,7 @@ def shrinking(axis, newest, side, low, high):
 def collect(args, rng):
     """By key what was recorded or played, the script's flags, and (suite, task, flags of the keys)
     of what was played."""
-    path = Path(args.task)
+    path = Path(args.task).expanduser()
     if path.exists() or path.parts[:1] == ("runs",) or path.suffix == ".npz":
         idle = [f"--{n.replace('_', '-')}" for n in PLAYED if getattr(args, n) != getattr(Args, n)]
         if idle:
@@ -131,9 +133,10 @@ def collect(args, rng):
         run = recorded.read(path)
         return {PLAIN: run}, run.config or {}, None
     suite, task = play.suite_of(args.task)
-    more = {} if args.env_kwargs is None else {"env_kwargs": args.env_kwargs}
+    more = {name: value for name in OF_TASK if (value := getattr(args, name)) is not None}
     if more and suite != "gymnasium":
-        fail(f"--env-kwargs is for environments that {play.SUITES['gymnasium'][0]} plays")
+        flag = f"--{next(iter(more)).replace('_', '-')}"
+        fail(f"{flag} is for environments that {play.SUITES['gymnasium'][0]} plays")
     num_actions, rows = play.stream(suite, task, rng, args.seed, **more)
     first = list(itertools.islice(rows, min(FIRST, args.steps)))
     keys = keys_for(first)
@@ -264,7 +267,7 @@ def command(found, suite, task, more, flag=None, backup=None):
             backup += " --exploration frontier"
     words = ["python", f"{play.SUITES[suite][0].removesuffix('.py')}.py", "--env-id", task]
     for name, value in more.items():
-        words += [f"--{name.replace('_', '-')}", value]
+        words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join([*words, *filter(None, [flag]), "--backup", *backup.split()])
 
 
@@ -336,7 +339,7 @@ def main():
     depth = args.depth or flags.get("depth") or 5
     breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth
     by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
-    print("\n".join(report(runs[PLAIN].name, by_key, played)))
+    print("\n".join(report(with_file(runs[PLAIN].name), by_key, played)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ def read_value(rule, q, i, best, policy, row):
     if rule == GREEDY:
         value = q[i, 0]
         for a in range(1, q.shape[1]):
-            value = q[i, a] if q[i, a] > value else value  # a branch would often be guessed wrongly
+            is_more = (q[i, a] > value) | np.isnan(value)
+            value = q[i, a] if is_more else value  # a branch would often be guessed wrongly
         return value
     value = policy[row, 0] * q[i, 0]
     for a in range(1, q.shape[1]):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gbcore.jit import jit
+from gbcore.jit import jit, jit_in_place
 from gbcore.kernels.hashing import EMPTY, find_slot, free_key, mix
 
 #   node n:  block_start[n] -> | edge 0 | edge 1 | ... | edge degree[n]-1 | room |  2**block_log2[n]
@@ -21,7 +21,8 @@ from gbcore.kernels.hashing import EMPTY, find_slot, free_key, mix
 
 TOTAL_EDGES, TOTAL_TRANSITIONS, TOTAL_SOURCES, TOTAL_USED = 0, 1, 2, 3
 TOTAL_LOGGED, TOTAL_FORGOTTEN = 4, 5
-OK, NO_ROOM = 0, 1
+OK, NO_ROOM, TOO_MANY = 0, 1, 2
+MAX_TRANSITIONS = 2**31 - 1  # ids, counts and places are int32
 FREED = -1  # in_degree of an id that names no node
 
 
@@ -49,7 +50,7 @@ class GraphArrays(NamedTuple):
     # used | log entries ever | those that the log has not
 
 
-@jit
+@jit_in_place
 def log_node(graph, node):
     """Note that the transitions of a node changed; that it is new, for ~node."""
     totals, log = graph.totals, graph.log
@@ -57,15 +58,7 @@ def log_node(graph, node):
     totals[TOTAL_LOGGED] += 1
 
 
-@jit
-def enter_nodes(graph, nodes):
-    """Make nodes of ids int64 [n] that were just given out."""
-    for node in nodes:
-        graph.in_degree[node] = 0
-        log_node(graph, ~node)
-
-
-@jit
+@jit_in_place
 def is_forgotten(graph, position):
     """Has the log lost an entry at the position or since?"""
     totals = graph.totals
@@ -73,7 +66,7 @@ def is_forgotten(graph, position):
     return position < lost or position < 0
 
 
-@jit
+@jit_in_place
 def was_logged(graph, position, node, came):
     """Was a node logged at the position or since, as one that came or, unless that is asked, that
     changed?
@@ -136,7 +129,7 @@ def list_logged(graph, position, num_ids, came):
     return found[:size]
 
 
-@jit
+@jit_in_place
 def link_edge(graph, e):
     """Enter the edge at a position into the list of those that go on to its next node."""
     graph.in_next[e] = graph.in_before[e] = EMPTY
@@ -187,7 +180,7 @@ def count_linked(graph, positions):
     return linked if heads == 0 else 0
 
 
-@jit
+@jit_in_place
 def unlink_edge(graph, e):
     """Take the edge at a position out of its list."""
     if graph.edge_terminated[e]:
@@ -201,7 +194,7 @@ def unlink_edge(graph, e):
         graph.in_before[after] = before
 
 
-@jit
+@jit_in_place
 def hash_edge(node, action, reward, next_node, terminated):
     """64-bit hash of one transition."""
     reward_bits = np.float64(reward).view(np.uint64)
@@ -210,7 +203,7 @@ def hash_edge(node, action, reward, next_node, terminated):
     return mix(h + np.uint64(2 * np.int64(action) + terminated))
 
 
-@jit
+@jit_in_place
 def hash_edge_at(graph, node, e):
     """Hash of the transition that node keeps at edge position e."""
     return hash_edge(
@@ -222,7 +215,7 @@ def hash_edge_at(graph, node, e):
     )
 
 
-@jit
+@jit_in_place
 def find_edge_slot(graph, node, action, reward, next_node, terminated):
     """Hash slot of a transition, or EMPTY."""
     mask = graph.edge_slots.shape[0] - 1
@@ -243,7 +236,7 @@ def find_edge_slot(graph, node, action, reward, next_node, terminated):
         slot = (slot + 1) & mask
 
 
-@jit
+@jit_in_place
 def take_block(graph, log2):
     """Start of an unused block of 2**log2 edges, or EMPTY where the edge arrays are full."""
     start = graph.free_blocks[log2]
@@ -257,14 +250,14 @@ def take_block(graph, log2):
     return start
 
 
-@jit
+@jit_in_place
 def give_block(graph, start, log2):
     """Put a block on the free list of its size."""
     graph.edge_next[start] = graph.free_blocks[log2]
     graph.free_blocks[log2] = start
 
 
-@jit
+@jit_in_place
 def move_block(graph, node, log2):
     """Move the edges of a node into a block of 2**log2; False where there is none."""
     start = take_block(graph, log2)
@@ -280,7 +273,7 @@ def move_block(graph, node, log2):
     return True
 
 
-@jit
+@jit_in_place
 def move_edge(graph, source, target):
     """Move the edge at one position to another."""
     graph.edge_source[target] = graph.edge_source[source]
@@ -300,10 +293,12 @@ def move_edge(graph, source, target):
             graph.in_before[after] = target
 
 
-@jit
+@jit_in_place
 def add_transition(graph, node, action, reward, next_node, terminated):
-    """Count one more transition. Returns OK, or NO_ROOM with nothing changed."""
+    """Count one more transition. Returns OK, or NO_ROOM or TOO_MANY with nothing changed."""
     totals = graph.totals
+    if totals[TOTAL_TRANSITIONS] == MAX_TRANSITIONS:
+        return TOO_MANY
     slot = find_edge_slot(graph, node, action, reward, next_node, terminated)
     if slot != EMPTY:
         e = graph.block_start[node] + (graph.edge_slots[slot] & 0xFFFFFFFF)
@@ -311,8 +306,8 @@ def add_transition(graph, node, action, reward, next_node, terminated):
     else:
         if 2 * (totals[TOTAL_EDGES] + 1) > graph.edge_slots.shape[0]:
             return NO_ROOM
-        degree = graph.degree[node]
-        log2 = graph.block_log2[node]
+        degree = np.int64(graph.degree[node])
+        log2 = np.int64(graph.block_log2[node])
         if (log2 == EMPTY or degree == 1 << log2) and not move_block(graph, node, log2 + 1):
             return NO_ROOM
         e = graph.block_start[node] + degree
@@ -324,7 +319,7 @@ def add_transition(graph, node, action, reward, next_node, terminated):
         graph.edge_count[e] = 1
         link_edge(graph, e)
         slot = find_slot(graph.edge_slots, hash_edge_at(graph, node, e), EMPTY)
-        graph.edge_slots[slot] = (node << 32) | degree
+        graph.edge_slots[slot] = (np.int64(node) << 32) | degree
         graph.degree[node] += 1
         graph.in_degree[next_node] += 1
         totals[TOTAL_EDGES] += 1
@@ -336,7 +331,7 @@ def add_transition(graph, node, action, reward, next_node, terminated):
     return OK
 
 
-@jit
+@jit_in_place
 def add_transitions(graph, first, node, action, reward, next_node, terminated):
     """`add_transition` for arrays [n] from row `first` on. Returns the first without room, or n."""
     for i in range(first, node.shape[0]):
@@ -345,16 +340,16 @@ def add_transitions(graph, first, node, action, reward, next_node, terminated):
     return node.shape[0]
 
 
-@jit
+@jit_in_place
 def rebuild_edge_slots(graph, num_ids):
     """Fill empty edge slots with every edge."""
     for node in range(num_ids):
         for k in range(graph.degree[node]):
             h = hash_edge_at(graph, node, graph.block_start[node] + k)
-            graph.edge_slots[find_slot(graph.edge_slots, h, EMPTY)] = (node << 32) | k
+            graph.edge_slots[find_slot(graph.edge_slots, h, EMPTY)] = (np.int64(node) << 32) | k
 
 
-@jit
+@jit_in_place
 def clear_edge_slot(graph, hole):
     """Empty a hash slot, and enter the rest of its cluster anew."""
     slots = graph.edge_slots
@@ -370,7 +365,7 @@ def clear_edge_slot(graph, hole):
         slot = (slot + 1) & mask
 
 
-@jit
+@jit_in_place
 def remove_transition(graph, table, node, action, reward, next_node, terminated, freed):
     """Count one transition fewer; at 0 the edge goes, and nodes that no edge names are freed.
 
@@ -392,16 +387,16 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
 
     clear_edge_slot(graph, slot)
     unlink_edge(graph, start + k)
-    last = graph.degree[node] - 1
+    last = np.int64(graph.degree[node]) - 1
     if k != last:  # the last edge of the block fills the gap
         h = hash_edge_at(graph, node, start + last)
-        slot = find_slot(graph.edge_slots, h, (node << 32) | last)
-        graph.edge_slots[slot] = (node << 32) | k
+        slot = find_slot(graph.edge_slots, h, (np.int64(node) << 32) | last)
+        graph.edge_slots[slot] = (np.int64(node) << 32) | k
         move_edge(graph, start + last, start + k)
     graph.degree[node] = last
     graph.in_degree[next_node] -= 1
     totals[TOTAL_EDGES] -= 1
-    log2 = graph.block_log2[node]
+    log2 = np.int64(graph.block_log2[node])
     if last == 0:
         give_block(graph, start, log2)
         graph.block_start[node] = EMPTY
@@ -420,7 +415,7 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
     return num_freed
 
 
-@jit
+@jit_in_place
 def find_bad_transition(in_degree, num_actions, node, action, reward, next_node):
     """First row of arrays [n] with an id of no node, no action, or a reward not finite; or n."""
     for i in range(node.shape[0]):

@@ -6,7 +6,7 @@ import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
-from gbcore.jit import jit
+from gbcore.jit import jit_in_place
 
 if config.DISABLE_JIT:  # NumPy scalars warn where the hashes wrap around by design
     np.seterr(over="ignore")
@@ -36,7 +36,7 @@ class Table(NamedTuple):
     totals: NDArray[np.int64]  # [3]
 
 
-@jit
+@jit_in_place
 def mix(h):
     """Finaliser of splitmix64: every input bit reaches every output bit."""
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -44,7 +44,7 @@ def mix(h):
     return h ^ (h >> np.uint64(31))
 
 
-@jit
+@jit_in_place
 def hash_words(key):
     """64-bit hash of a key uint64 [W]: a sum over words and places, in vector instructions."""
     h = np.uint64(0)
@@ -55,7 +55,7 @@ def hash_words(key):
     return mix(h)
 
 
-@jit
+@jit_in_place
 def find_key(table, key, h):
     """Id of a key uint64 [W] with hash h, or EMPTY."""
     mask = table.slots.shape[0] - 1
@@ -73,7 +73,7 @@ def find_key(table, key, h):
         slot = (slot + 1) & mask
 
 
-@jit
+@jit_in_place
 def find_slot(slots, h, entry):
     """First slot of a probe sequence that holds an entry, which is there, or EMPTY."""
     mask = slots.shape[0] - 1
@@ -83,7 +83,7 @@ def find_slot(slots, h, entry):
     return slot
 
 
-@jit
+@jit_in_place
 def rebuild_slots(table):
     """Hash every key in use anew, and fill empty slots with them."""
     for i in range(table.totals[TABLE_IDS]):
@@ -92,7 +92,7 @@ def rebuild_slots(table):
             table.slots[find_slot(table.slots, table.hashes[i], EMPTY)] = i
 
 
-@jit
+@jit_in_place
 def intern_key(table, key):
     """Id of a key uint64 [W], inserted if new; EMPTY where a new key finds no room."""
     h = hash_words(key)
@@ -114,12 +114,13 @@ def intern_key(table, key):
     totals[TABLE_SIZE] += 1
     table.links[i] = LIVE
     table.hashes[i] = h
-    table.rows[i] = key
+    for w in range(key.shape[0]):
+        table.rows[i, w] = key[w]
     table.slots[find_slot(table.slots, h, EMPTY)] = i
     return i
 
 
-@jit
+@jit_in_place
 def intern_keys(table, keys, first, ids):
     """`intern_key` for uint64 [n, W] from row `first` on, into ids int64 [n].
 
@@ -132,13 +133,13 @@ def intern_keys(table, keys, first, ids):
     return keys.shape[0]
 
 
-@jit
+@jit_in_place
 def lookup_key(table, key):
     """Id of a key uint64 [W], or EMPTY."""
     return find_key(table, key, hash_words(key))
 
 
-@jit
+@jit_in_place
 def free_key(table, i):
     """Forget the key of id i and put the id on the free list."""
     slots = table.slots
@@ -157,7 +158,7 @@ def free_key(table, i):
     table.totals[TABLE_SIZE] -= 1
 
 
-@jit
+@jit_in_place
 def release_keys(table, uses, ids):
     """Count one use fewer of each of ids int64 [n] in uses int64 [N], and forget keys without."""
     for i in ids:
@@ -166,7 +167,7 @@ def release_keys(table, uses, ids):
             free_key(table, i)
 
 
-@jit
+@jit_in_place
 def join_bytes(stacks, words):
     """Stacks uint8 [n, 4, p] as words uint32 [n, p]: the four bytes of a place, in their order in
     the memory of a little-endian machine.

@@ -1,13 +1,13 @@
 """Sum tree: sampling in proportion to priority."""
 
-from gbcore.jit import jit
+from gbcore.jit import jit_in_place
 
 #
 #   tree float64 [2 C], C a power of two: node i has children 2i and 2i + 1, the root is node 1,
 #   priority j is node C + j.
 
 
-@jit
+@jit_in_place
 def set_priorities(tree, indices, priorities):
     """Write priorities in order, and the sums above each."""
     leaves = tree.shape[0] // 2
@@ -19,7 +19,7 @@ def set_priorities(tree, indices, priorities):
             tree[i] = tree[2 * i] + tree[2 * i + 1]
 
 
-@jit
+@jit_in_place
 def find_priorities(tree, targets, indices):
     """Index of the priority under which each target in [0, total) falls."""
     leaves = tree.shape[0] // 2

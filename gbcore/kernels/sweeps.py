@@ -124,14 +124,20 @@ def read_actions(graph, value, rule, node):
 
 
 @jit_in_place(inline=True)
+def is_more(new, old):
+    """Is a value greater than another? NaN is the least of all, see `targets.py`."""
+    return new > old or (old != old and new == new)
+
+
+@jit_in_place(inline=True)
 def back_up(graph, value, rule, node):
-    """The first best action of a node, or EMPTY, and V(s). What is no number is the worst."""
+    """The first best action of a node, or EMPTY, and V(s)."""
     read_actions(graph, value, rule, node)
     q, best, most = rule.q, EMPTY, UNKNOWN
     for a in range(q.shape[0]):
         q[a] /= 1.0 - rule.own[a]
         if (not rule.tried_only or graph.pair_count[node, a] > 0) and (
-            best == EMPTY or q[a] > most or most != most
+            best == EMPTY or is_more(q[a], most)
         ):
             best, most = a, q[a]
     return best, most
@@ -159,7 +165,7 @@ def choose_actions(graph, value, rule, nodes, actions):
             best = 0
             for a in range(q.shape[0]):
                 q[a] += own[a] * value[node] if own[a] > 0.0 else 0.0
-                best = a if q[a] > q[best] or q[best] != q[best] else best
+                best = a if is_more(q[a], q[best]) else best
             actions[i] = best
 
 
@@ -198,7 +204,7 @@ def sweep(graph, value, rule, queue, first, tolerance, floor, budget):
         work += 1 + graph.degree[node]
         old = value[node]
         _, new = back_up(graph, value, rule, node)
-        if abs(new - old) > tolerance * max(abs(old), floor) or (old != old and new == new):
+        if abs(new - old) > tolerance * max(abs(old), floor) or (old != old) != (new != new):
             value[node] = new
             e = graph.in_first[node]
             while e != EMPTY:
@@ -223,15 +229,25 @@ PASSES = 30  # through linear equations, before a step that sees further
 
 
 @jit_in_place
+def choose_greedily(graph, value, rule, choice, nodes):
+    """Choose for int64 [n] nodes what is best by values as they are."""
+    for node in nodes:
+        choice[node], _ = back_up(graph, value, rule, node)
+
+
+@jit_in_place
 def choose_first(graph, value, rule, choice, nodes, queue):
-    """Choose for nodes int64 [n] that have no choice: a way out, where there is one."""
+    """Choose for nodes int64 [n] that have no choice: a way out, where there is one.
+
+    NaN is the value of those alone whose every action leads to NaN.
+    """
     for node in nodes:
         value[node] = UNKNOWN
         push(queue, node)
     while queue.ends[1] > 0:
         node = pop(queue)
         best, new = back_up(graph, value, rule, node)
-        if value[node] == UNKNOWN and new > UNKNOWN:
+        if value[node] == UNKNOWN and new != UNKNOWN:
             value[node], choice[node] = new, best
             e = graph.in_first[node]
             while e != EMPTY:
@@ -239,14 +255,16 @@ def choose_first(graph, value, rule, choice, nodes, queue):
                     push(queue, graph.edge_source[e])
                 e = graph.in_next[e]
     for node in nodes:
-        if choice[node] == EMPTY:
-            choice[node] = graph.edge_action[graph.block_start[node]]
+        if choice[node] == EMPTY:  # of those that lead round and round
+            choice[node], _ = back_up(graph, value, rule, node)
 
 
 @jit_in_place
 def size_of_terms(graph, value, rule, node, action):
     """The sum of the sizes of what Q(s, a) adds up: its rounding is EXACT of that at most."""
-    start, size = graph.block_start[node], rule.prior * rule.unit * abs(rule.leaf_q[node, action])
+    start, size = graph.block_start[node], 0.0
+    if rule.prior > 0.0:
+        size = rule.prior * rule.unit * abs(rule.leaf_q[node, action])
     for e in range(start, start + graph.degree[node]):
         if graph.edge_action[e] == action:
             size += graph.edge_count[e] * rule.unit * abs(graph.edge_reward[e])
@@ -257,11 +275,12 @@ def size_of_terms(graph, value, rule, node, action):
 
 @jit_in_place
 def improve(graph, value, rule, choice, nodes, queue, turns):
-    """Back up int64 [n] nodes, and then whatever leads to one that rose. Returns how many rises.
+    """Back up int64 [n] nodes, and then whatever leads to one that rose. Returns whether a node was
+    left at its last turn: then values may rise further.
 
     turns int8 [N], zeros, is scratch.
     """
-    rises = 0
+    is_left = False
     push_all(queue, nodes)
     while queue.ends[1] > 0:
         node = pop(queue)
@@ -273,14 +292,16 @@ def improve(graph, value, rule, choice, nodes, queue, turns):
             continue
         value[node], choice[node] = new, best
         turns[node] += 1
-        rises += 1
         e = graph.in_first[node]
         while e != EMPTY:
             source = graph.edge_source[e]
-            if choice[source] != EMPTY and turns[source] < TURNS:
-                push(queue, source)
+            if choice[source] != EMPTY:
+                if turns[source] < TURNS:
+                    push(queue, source)
+                else:
+                    is_left = True
             e = graph.in_next[e]
-    return rises
+    return is_left
 
 
 @jit_in_place
@@ -288,14 +309,19 @@ def choose_last(graph, value, rule, nodes, chosen):
     """The best tried action of int64 [n] nodes into chosen [N]; of those that differ by rounding
     alone, the one that was tried most often.
     """
+    q, rounding = rule.q, 20 * EXACT / (1.0 - rule.gamma)
     for node in nodes:
         best, most = back_up(graph, value, rule, node)
-        least = most - 20 * EXACT * size_of_terms(graph, value, rule, node, best)
-        chosen[node] = best
-        most_often = np.int64(0)
-        for a in range(rule.q.shape[0]):
-            if graph.pair_count[node, a] > most_often and rule.q[a] >= least:
-                chosen[node], most_often = a, graph.pair_count[node, a]
+        chosen[node], most_often, size = best, graph.pair_count[node, best], 0.0
+        for a in range(q.shape[0]):
+            count = graph.pair_count[node, a]
+            if count > 0 and a != best and q[a] >= most - 1e-6 * abs(most):  # often there is none
+                if size == 0.0:
+                    size = size_of_terms(graph, value, rule, node, best)
+                if q[a] >= most - rounding * size and (
+                    count > most_often or (count == most_often and a < chosen[node])
+                ):
+                    chosen[node], most_often = a, count
 
 
 @jit
@@ -426,15 +452,16 @@ def next_found(graph, choice, search, node):
 def solve_component(graph, value, rule, choice, search, begin, end):
     """The value of a policy in the nodes left from begin to end, each of which leads to all."""
     b, at, weights = search.b, search.at, search.weight
-    size, scale = 0, 0.0
+    size, scale, is_number = 0, 0.0, True
     for i in range(begin, end):
         search.place[search.left[i]] = i
     for i in range(begin, end):
         node = np.int64(search.left[i])
         a, first = choice[node], size
         count = graph.pair_count[node, a] + rule.prior
-        total = rule.prior / count * rule.unit * rule.leaf_q[node, a]
-        own, start = 0.0, graph.block_start[node]
+        total, own, start = 0.0, 0.0, graph.block_start[node]
+        if rule.prior > 0.0:
+            total = rule.prior / count * rule.unit * rule.leaf_q[node, a]
         for e in range(start, start + graph.degree[node]):
             if graph.edge_action[e] != a:
                 continue
@@ -454,6 +481,7 @@ def solve_component(graph, value, rule, choice, search, begin, end):
         search.start[row + 1] = size
         b[row] = total / (1.0 - own)
         scale = max(scale, abs(b[row]))
+        is_number &= b[row] == b[row]
         for k in range(first, size):
             weights[k] /= 1.0 - own
     m = end - begin
@@ -461,10 +489,10 @@ def solve_component(graph, value, rule, choice, search, begin, end):
     for row in range(m):
         x[row] = 0.0
         b[row] /= scale if scale > 0.0 else 1.0
-    if scale > 0.0:
+    if scale > 0.0 and is_number:
         solve_rows(search, m)
     for row in range(m):
-        value[search.left[begin + row]] = scale * x[row]
+        value[search.left[begin + row]] = scale * x[row] if is_number else np.nan
 
 
 @jit_in_place

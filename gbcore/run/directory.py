@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -75,7 +76,8 @@ class RunDirectory:
         threading.excepthook = _print_unless_os_error
         self._writer = SummaryWriter(self.path, purge_step=None if step is None else step + 1)
         self._closing.callback(self._writer.close)
-        rows = "".join(f"|{key}|{value}|\n" for key, value in config.items())
+        shown = {key: str(value).replace("|", "\\|") for key, value in config.items()}
+        rows = "".join(f"|{key}|{value}|\n" for key, value in shown.items())
         rows = f"|param|value|\n|-|-|\n{rows}".encode(errors="replace").decode()
         self._writer.add_text("hyperparameters", rows)
         self._tables = {}
@@ -183,7 +185,7 @@ def _begin_tracking(path, config):
     of_run = {"project": config["wandb_project_name"], "entity": config["wandb_entity"]}
     try:
         return wandb.init(
-            **of_run, id=path.name, resume="allow", config=config, sync_tensorboard=True
+            **of_run, id=path.resolve().name, resume="allow", config=config, sync_tensorboard=True
         )
     except Exception as error:  # no login, no network
         with contextlib.suppress(OSError):
@@ -200,6 +202,13 @@ def run_name(env_id: str, script: str, backup: str, seed: int) -> str:
     """Folder name <env>__<script>__<backup>__<seed>__<time>; what is no part of a name is -."""
     env_id = re.sub(r"[^\w.-]", "-", env_id)
     return f"{env_id}__{script}__{backup}__{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def with_file(task: str) -> str:
+    """A task's name; of module:Id-v0 with the file that the module was imported from."""
+    module = sys.modules.get(task.rpartition(":")[0])
+    file = getattr(module, "__file__", None)
+    return f"{task} ({file})" if file else task
 
 
 def versions(*packages: str) -> dict[str, str | None]:

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import functools
 import importlib
+import importlib.machinery
 import json
 import operator
 import os
@@ -13,6 +14,7 @@ import textwrap
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -41,13 +43,17 @@ class GymnasiumTask:
         env_id: as `gymnasium_id` returns it.
         rng: np.random.Generator from which the seed of every episode is drawn.
         kwargs: what `gymnasium.make` takes, as JSON.
-        time_limit: steps of an episode at most; None: the environment's own limit, or 1,000.
+        time_limit: steps of an episode, in place of the environment's registered limit; None: that
+            limit, or 1,000.
         decimals: the key of a state is its observation, rounded to so many decimals.
         key_last_action: the key of a state has the action that led to it.
         render_mode: Gymnasium's.
+        leave_out: names of parts of a Dict or Tuple, with commas, that are not observed: of one
+            that lies deeper a/b, of a Tuple its number.
 
     Attributes:
         env: Gymnasium's environment.
+        first_action: what it calls the action 0.
         obs: the observation that the environment is in, of one shape and dtype.
         key: what makes it the same state as another one, uint8 [n]; None where obs itself does.
         scale: the largest magnitude of each number of obs; 1 where its space does not tell.
@@ -58,6 +64,7 @@ class GymnasiumTask:
     key: NDArray[np.uint8] | None
     scale: NDArray[np.float32]
     num_actions: int
+    first_action: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     seed: int
@@ -72,6 +79,7 @@ class GymnasiumTask:
         decimals: int | None = None,
         key_last_action: bool = False,
         render_mode: str | None = None,
+        leave_out: str = "",
     ):
         self._env_id, self._rng = env_id, rng
         self._decimals, self._key_last_action = decimals, key_last_action
@@ -79,7 +87,11 @@ class GymnasiumTask:
             kwargs = json.loads(kwargs)
         if not isinstance(kwargs, dict):
             fail(f"cannot make {env_id} with {kwargs}: require a JSON object")
-        kwargs |= {"render_mode": render_mode} if render_mode else {}
+        kwargs = kwargs | ({"render_mode": render_mode} if render_mode else {})
+        if time_limit:
+            given = kwargs.get("max_episode_steps")  # -1: none, as Gymnasium has it
+            is_limit = isinstance(given, int) and given > 0
+            kwargs["max_episode_steps"] = min(time_limit, given) if is_limit else time_limit
 
         def make():
             env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
@@ -87,17 +99,29 @@ class GymnasiumTask:
 
         self.env, actions, self._space = _foreign(f"cannot make {env_id} with {kwargs}", make)
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
-        self._assumed_limit = None if time_limit or self.env.spec.max_episode_steps else 1_000
-        if limit := time_limit or self._assumed_limit:
-            self.env = gymnasium.wrappers.TimeLimit(self.env, limit)
+        self._time_limit = time_limit
+        self._assumed_limit = None if self.env.spec.max_episode_steps else 1_000
+        if self._assumed_limit:
+            self.env = gymnasium.wrappers.TimeLimit(self.env, self._assumed_limit)
         if not (isinstance(actions, spaces.Discrete) and actions.n > 0):
             fail(f"{env_id} has actions {actions}; a graph needs Discrete ones, at least one")
-        self.num_actions, self._first_action = int(actions.n), int(actions.start)
+        self.num_actions, self.first_action = int(actions.n), int(actions.start)
+        self._left_out = [name.strip() for name in leave_out.split(",") if name.strip()]
+        known = part_names(self._space)
+        if unknown := [name for name in self._left_out if name not in known]:
+            names = ", ".join(known) or "none"
+            fail(
+                f"{env_id}: require --leave-out of parts that are observed, {names}; got {unknown}"
+            )
+        self._space = without(self._space, self._left_out)
         self._is_flat = isinstance(self._space, spaces.Box) and self._space.shape != ()
         told = (
             f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one array "
             "of at least one number; leave out or encode in a wrapper what is none"
         )
+        odd = [name for name, part in part_names(self._space).items() if not is_flat(part)]
+        if odd:
+            told += f": {', '.join(odd)}; --leave-out {','.join(odd)} does"
         box = self._space
         if not self._is_flat:
             box = _foreign(told, spaces.flatten_space, self._space)
@@ -120,7 +144,7 @@ class GymnasiumTask:
     def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool]:
         """Observation, reward, terminated, truncated."""
         self.actions.append(action)
-        obs, *numbers, _ = self._call("step", action + self._first_action)
+        obs, *numbers, _ = self._call("step", action + self.first_action)
         for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
             if not _is_number(value, among=None if name == "reward" else (0, 1)):
                 wanted = "a finite number" if name == "reward" else "True or False"
@@ -131,6 +155,11 @@ class GymnasiumTask:
             _warn_once(
                 f"{self._env_id} is registered without a time limit: its episodes are cut after "
                 f"{self._assumed_limit:,} steps; --time-limit sets another one"
+            )
+        elif truncated and len(self.actions) < (self._time_limit or 0):
+            _warn_once(
+                f"{self._env_id} cuts its episodes itself, before --time-limit: this one after "
+                f"{len(self.actions):,} steps; --env-kwargs may set that"
             )
         return self._observe(obs), reward, terminated, truncated
 
@@ -167,6 +196,7 @@ class GymnasiumTask:
 
     def flatten(self, obs: Any) -> NDArray[Any]:
         """An observation of the environment's own as the array that a run observes."""
+        obs = without(obs, self._left_out)
         wrong = misfit(self._space, obs)
         if wrong is None and not self._is_flat:
             obs = spaces.flatten(self._space, obs)
@@ -194,6 +224,45 @@ def _foreign(doing, call, *args, **kwargs):
     except BaseException as error:  # SystemExit among them
         place = traceback.extract_tb(error.__traceback__)[-1]
         fail(f"{doing}: {error!r} ({place.filename}, line {place.lineno})")
+
+
+def part_names(space: gymnasium.Space[Any], at: str = "") -> dict[str, gymnasium.Space[Any]]:
+    """Name -> space of the parts that a Dict or Tuple ends in; of another space none."""
+    if isinstance(space, spaces.Dict):
+        parts = space.spaces.items()
+    elif isinstance(space, spaces.Tuple):
+        parts = enumerate(space.spaces)
+    else:
+        return {}
+    found = {}
+    for name, part in parts:
+        found |= part_names(part, f"{at}{name}/") or {f"{at}{name}": part}
+    return found
+
+
+def without(of: Any, left_out: list[str], at: str = "") -> Any:
+    """A space, or an observation in it, without the parts of these names."""
+    is_dict, is_tuple = isinstance(of, spaces.Dict | Mapping), isinstance(of, spaces.Tuple | tuple)
+    if not left_out or not (is_dict or is_tuple):
+        return of
+    kept = [
+        (name, without(part, left_out, f"{at}{name}/"))
+        for name, part in (of.items() if is_dict else enumerate(of))
+        if f"{at}{name}" not in left_out
+    ]
+    parts = dict(kept) if is_dict else tuple(part for _, part in kept)
+    if isinstance(of, spaces.Space):  # a list of pairs keeps its order
+        return spaces.Dict(kept) if is_dict else spaces.Tuple(parts)
+    return parts
+
+
+def is_flat(space: gymnasium.Space[Any]) -> bool:
+    """Does Gymnasium make one array of numbers of it?"""
+    try:
+        box = spaces.flatten_space(space)
+    except Exception:
+        return False
+    return isinstance(box, spaces.Box) and box.dtype.kind in "biuf"
 
 
 def rounded(obs: NDArray[Any], decimals: int) -> NDArray[Any]:
@@ -265,28 +334,55 @@ def _close(env):
         env.close()
 
 
-def maker_of(script: str, env_id: str, seed: int, rng: np.random.Generator) -> Callable[[], Any]:
-    """Function that makes a task as a script's module does; one that cannot ends the program."""
+def maker_of(
+    script: str | ModuleType, env_id: str, seed: int, rng: np.random.Generator, **flags: Any
+) -> Callable[[], Any]:
+    """Function that makes a task as a script's module does; one that cannot ends the program.
+
+    flags: of the script.
+    """
     if script == "gb_rainbow_atari":
         fail("--script gb_rainbow_atari: require one whose rewards are the task's own")
     told = "--script requires a module with Args, task_of and make_env"
-    module = _foreign(told, importlib.import_module, script)
+    module = import_module(script, told) if isinstance(script, str) else script
     parts = operator.attrgetter("make_env", "Args", "task_of")
     make, args_of, task_of = _foreign(told, parts, module)
-    return functools.partial(make, args_of(seed=seed), task_of(env_id), rng)
+    for name in flags:
+        if not hasattr(args_of, name):
+            fail(f"--{name.replace('_', '-')} is no flag of {module.__name__}")
+    return functools.partial(make, args_of(seed=seed, **flags), task_of(env_id), rng)
+
+
+def import_module(name: str, told: str) -> ModuleType:
+    """The module that a user typed: the current folder's, if it has one, else as Python finds it.
+
+    The program ends, with what is told, where there is none, or where another one has the name.
+    """
+    here, top = os.getcwd(), name.partition(".")[0]
+    sys.path[:] = [here, *(place for place in sys.path if place not in (here, ""))]
+
+    def load():
+        spec = importlib.machinery.PathFinder.find_spec(top, [here]) if top else None
+        own, known = spec and spec.origin, getattr(sys.modules.get(top), "__file__", None) or ""
+        if own and top in sys.modules and os.path.realpath(known) != os.path.realpath(own):
+            raise ImportError(f"{top!r} is {known or 'a part of Python'} already: rename {own}")
+        return importlib.import_module(name)
+
+    importlib.invalidate_caches()
+    return _foreign(told, load)
 
 
 def gymnasium_id(env_id: str) -> str:
     """The registered id that env_id means; of `module:Id-v0` the module is imported first.
 
-    Modules are looked for in the current folder as well. A name without its version means the
-    newest one. An unknown name ends the program.
+    Modules are looked for in the current folder first. A name without its version means the newest
+    one. An unknown name ends the program.
     """
     module, colon, name = env_id.strip().rpartition(":")
     if module:
-        sys.path.append(os.getcwd())
-        told = f"cannot import {module!r}, typed as Python imports it, from {os.getcwd()}"
-        _foreign(told, importlib.import_module, module)
+        import_module(
+            module, f"cannot import {module!r}, typed as Python imports it, from {os.getcwd()}"
+        )
 
     def key_of(spelling):
         return re.sub("[-_ ]", "", spelling.lower())

@@ -12,6 +12,7 @@ import importlib
 import io
 import itertools
 import json
+import os
 import re
 import shlex
 import sys
@@ -68,6 +69,8 @@ class RunFlags:
     DEFAULTS: ClassVar[dict[str, tuple[Any, Any]]] = {}
 
     def __post_init__(self) -> None:
+        self.run_dir = os.path.expanduser(self.run_dir)
+        self.resume = self.resume and os.path.expanduser(self.resume)
         for name, pair in self.DEFAULTS.items():
             if getattr(self, name) is None:
                 setattr(self, name, pair[self.backup == "whole-graph"])
@@ -147,6 +150,20 @@ def _integers(info):
     )
 
 
+@_rules.primitive_rule
+def _paths(info):
+    """~ is the user's own folder, also in --out=~/x, where no shell says so."""
+    if info.type is not Path:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        1,
+        "PATH",
+        lambda words: Path(words[0]).expanduser(),
+        lambda of: isinstance(of, Path),
+        lambda of: [str(of)],
+    )
+
+
 def _integer(text):
     is_power = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", text) and float(text).is_integer()
     try:
@@ -222,11 +239,17 @@ def check_flags(args: RunFlags) -> None:
             fail("--cuda was given, but torch finds no CUDA device; leave it out to run on the CPU")
         warn("torch finds no CUDA device here: the run goes on on the CPU")
     for wanted, package in ((args.track, "wandb"), (args.capture_video, "imageio_ffmpeg")):
-        try:
-            if wanted and importlib.import_module(package).__file__ is None:
-                fail(f"this needs the package {package}, which a folder of that name hides")
-        except ImportError:
-            fail(f"this needs another package: pip install {package.replace('_', '-')}")
+        if wanted:
+            require_package(package)
+
+
+def require_package(name: str) -> None:
+    """End the program where a package that only some flags need cannot be imported."""
+    try:
+        if importlib.import_module(name).__file__ is None:
+            fail(f"this needs the package {name}, which a folder of that name hides")
+    except ImportError:
+        fail(f"this needs another package: pip install {name.replace('_', '-')}")
 
 
 def read_json(path: Path) -> dict[str, Any]:

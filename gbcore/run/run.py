@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from gbcore.frontier import FrontierEpisodes
 from gbcore.run.checkpoint import check_numbers, load_checkpoint, replacing, save_checkpoint
-from gbcore.run.directory import RunDirectory, run_name, versions
+from gbcore.run.directory import RunDirectory, run_name, versions, with_file
 from gbcore.run.flags import RunFlags, fail, fixed_flags
 from gbcore.run.output import lasting_output
 
@@ -109,7 +109,8 @@ class Run:
             total=total, initial=self.step, unit="step", mininterval=0.5, smoothing=0.02,
             disable=None,
         )  # fmt: skip
-        print(f"{task}, {args.backup} backup, on {device}; results go to {self._directory.path}")
+        told = f"{with_file(task)}, {args.backup} backup, on {device}"
+        print(f"{told}; results go to {self._directory.path}")
         print(
             "In a first run kernels are compiled, for about a minute, and kept on disk", flush=True
         )
@@ -126,8 +127,8 @@ class Run:
         path = str(self._directory.path)
         of_folder = isinstance(error, OSError) and path in str(error.filename)
         if of_folder or (isinstance(error, OSError) and error.errno in OF_A_DISK):
-            told = f"cannot write to {path!r}: {error.strerror}; mend that, and go on with --resume"
-            fail(f"{told} from its last checkpoint, if there is one", 1)  # else: the environment's
+            told = f"cannot write to {path!r}: {error.strerror}; mend that, and go on from its last"
+            fail(f"{told} checkpoint, if there is one: {self._command()}", 1)
 
     @property
     def step(self) -> int:
@@ -208,22 +209,34 @@ class Run:
         self._train_on()
 
     def finish(
-        self, score_of: Callable[[list[float]], float], **more: Callable[[float], Any]
+        self,
+        evaluate: Callable[..., Any] | None = None,
+        *,
+        score_of: Callable[[list[float]], float],
+        **more: Callable[[float], Any],
     ) -> None:
         """Write what was learned and result.json; say how it went.
 
+        evaluate: the script's, to play an evaluation of random actions: what the score is more
+            than.
         score_of: function of the means of all evaluations that gives the score.
         more: further entries of result.json, functions of the score.
 
         An interrupted run ends the program with status 130.
         """
-        if self.step < self._args.total_timesteps or self.step != self._counters.evaluated_step:
+        args = self._args
+        if self.step < args.total_timesteps or self.step != self._counters.evaluated_step:
             self._end(score=None)
         score = score_of(self._counters.evaluations)
-        entries = {name: value(score) for name, value in more.items()}
+        found = {name: value(score) for name, value in more.items()}
         if self._counters.of_training:
-            entries["train_score"] = score_of(self._counters.of_training)
-        self._end(score, **entries)
+            found["train_score"] = score_of(self._counters.of_training)
+        if evaluate is not None:
+            at_random = replace(args, eval_epsilon=1.0)
+            how = _any_action, [args.seed, self.step], args.eval_episodes, self.stop
+            if (played := evaluate(at_random, self.task, *how)) is not None:
+                found["random_actions"] = float(np.mean(played[0]))
+        self._end(score, **found)
         self.stop.restore()  # Ctrl-C ends at once what comes after it
 
     def film(self, record: Callable[..., None], policy: Callable[..., Any], seed: Any) -> None:
@@ -320,10 +333,19 @@ class Run:
         print(
             f"{self.task} {args.backup} seed {args.seed}: {', '.join(told) or 'interrupted'} after "
             f"{counters.step} steps, {result['sps']:.1f} steps/s, {result['wall_seconds']:.0f} s; "
-            f"{path if told else f'go on with --resume {shlex.quote(str(path))}'}"
+            f"{path if told else f'go on with: {self._command()}'}"
         )
         if score is None:
             sys.exit(130)
+
+    def _command(self):
+        """The line to type to go on."""
+        here = Path.cwd()
+        files = [Path(sys.executable), self._script, Path(self._directory.path)]
+        python, script, path = (
+            str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files
+        )
+        return shlex.join([python, script, "--resume", path])
 
     def state(self) -> dict[str, Any]:
         """The loop's own part of a checkpoint."""
@@ -393,6 +415,11 @@ class Run:
                 fail(f"cannot resume {args.resume!r}: {told}")
             if_refused.pop_all()
             return directory
+
+
+def _any_action(obs, keys=None):
+    """A policy that is not asked, where all actions are random."""
+    return np.zeros(len(obs), np.int64)
 
 
 class StopSignal:

@@ -17,6 +17,7 @@ from gbcore.categorical import (
     Levels,
     SubgraphTensors,
     back_up,
+    best_actions,
     categorical_targets,
     level_bounds,
     pack,
@@ -102,7 +103,7 @@ class PathStates:
         def choose(nodes):
             self.num_evaluated += len(nodes)
             found.append(evaluate(torch.from_numpy(self._graph.observations_of(nodes))))
-            return found[-1][1].argmax(dim=1).numpy()
+            return best_actions(found[-1][1]).numpy()
 
         self._subgraphs, leaf_read = prune(self._subgraphs, self._rule, choose, self._prior)
         if not found:  # nothing is chosen: by behaviour, or since all that follows has ended

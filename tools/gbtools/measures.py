@@ -1,9 +1,9 @@
 """Measures of a transition graph: how often trajectories cross, and whether it can be Markovian."""
 
 import numpy as np
-import recorded
 
 from gbcore import q_targets, trajectory_subgraphs
+from gbtools import recorded
 
 
 def crossovers(graph):

@@ -4,12 +4,14 @@ import os
 import textwrap
 from pathlib import Path
 
-from output import fail
+from gbtools.output import fail
 
 os.environ["MPLBACKEND"] = "agg"  # a notebook names one that need not be installed here
 
-import matplotlib.pyplot as plt  # noqa: F401
+import matplotlib.pyplot as plt
 from matplotlib import cm, collections, colors  # noqa: F401
+
+plt.rcParams["text.parse_math"] = False  # a $ in the name of a task is a $
 
 
 def write_figure(figure, path, dpi=110):

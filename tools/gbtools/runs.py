@@ -5,12 +5,13 @@ a ValueError; both name it.
 """
 
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
-from output import read_rows
 from scipy import stats
 
 from gbcore.run import read_json
+from gbtools.output import read_rows
 
 # Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = set(
@@ -26,13 +27,18 @@ REQUIRED = {"script": str, "env_id": str, "backup": str, "seed": int}
 NUMBERS = {"depth": int, "breadth": int, "total_timesteps": int, "gamma": float}
 
 
-def words_of(flags):
-    """Words of a command line that give a script these flags, name -> value."""
-    words = []
+def words_of(flags, flags_class=None):
+    """Words of a command line that give a script these flags, name -> value.
+
+    flags_class: whose types tell what is true or false, where all values are text.
+    """
+    types, words = get_type_hints(flags_class) if flags_class else {}, []
     for name, value in flags.items():
-        flag = name.replace("_", "-")
-        switch = {"true": [f"--{flag}"], "false": [f"--no-{flag}"]}
-        words += switch.get(str(value).lower(), [f"--{flag}", str(value)])
+        flag, text = name.replace("_", "-"), str(value)
+        is_switch = isinstance(value, bool) or types.get(name) is bool
+        switch = {"true": [f"--{flag}"], "false": [f"--no-{flag}"]} if is_switch else {}
+        of_text = [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
+        words += switch.get(text.lower(), of_text)
     return words
 
 

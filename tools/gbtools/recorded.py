@@ -20,13 +20,14 @@ from pathlib import Path
 import ale_py
 import numpy as np
 import torch
-from output import ROOT, fail, warn
-from runs import read_config, words_of
 from scipy import sparse
 
 from gbcore import Replay, TransitionGraph
 from gbcore.run import flush_denormals, load_checkpoint
 from gbcore.run.flags import read_flags
+from gbtools import ROOT
+from gbtools.output import fail, warn
+from gbtools.runs import read_config, words_of
 
 COLUMNS = Replay.COLUMNS
 ACTIONS = {
@@ -194,7 +195,7 @@ def _of_folder(path):
     config = read_config(path)
     script = Path(config.pop("script"))
     places = (script, ROOT / script.name, ROOT / "examples" / script.name)
-    run = Recorded(path.name, None, config=config)
+    run = Recorded(path.resolve().name, None, config=config)
     run.script = next((place for place in places if place.is_file()), None)
     if run.script is None:
         run.missing = f"the script that made {path} is gone: {script}"
@@ -222,19 +223,23 @@ def load_script(script):
     """The module of a script: a path, or the name of one of the repository."""
     flush_denormals()  # as in its runs, for what is played and evaluated
     here = ROOT / f"{str(script).removesuffix('.py')}.py"
-    path = here if here.is_file() else Path(script).resolve()
+    path = here if here.is_file() else Path(script).expanduser().resolve()
     if not path.is_file():
         fail(f"no script {script}")
-    if path.parent == ROOT:
-        return importlib.import_module(path.stem)
-    if (path.parent / "gbcore").exists():
-        warn(f"{path} is read with {ROOT / 'gbcore'}; copy tools/ beside it for its own")
-    spec = importlib.util.spec_from_file_location(str(path), path)
+    is_own = path.parent == ROOT
+    name = path.stem if is_own else str(path)
+    if is_own and getattr(sys.modules.get(name), "__file__", None) == str(path):
+        return sys.modules[name]
+    if not is_own:
+        sys.path.append(str(path.parent))  # modules beside it, as where Python runs it
+        if (path.parent / "gbcore").exists():
+            warn(f"{path} is read with {ROOT / 'gbcore'}; copy tools/ beside it for its own")
+    spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        for name in ("Args", "task_of", "make_env", "make_network", "evaluate"):
-            getattr(module, name)
+        for part in ("Args", "task_of", "make_env", "make_network", "evaluate"):
+            getattr(module, part)
     except Exception as error:  # whatever the copy's own code raises
         fail(f"cannot load the script {path}: {type(error).__name__}: {error}")
     return module

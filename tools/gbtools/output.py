@@ -4,11 +4,8 @@ import csv
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # gbcore and the scripts, for all that import this module
-
-from gbcore.run import fail, lasting_output, warn  # noqa: E402, F401
-from gbcore.run.flags import check_values, read_flags  # noqa: E402
+from gbcore.run import fail, lasting_output, warn  # noqa: F401
+from gbcore.run.flags import check_values, read_flags
 
 
 def arguments(args_class, about):

@@ -9,10 +9,10 @@ import itertools
 import ale_py
 import gymnasium
 import numpy as np
-import recorded
-from output import fail
 
 from gbcore import TransitionGraph
+from gbtools import recorded
+from gbtools.output import fail
 
 # Suite -> its script, and the reward that the script trains on.
 SUITES = {
