@@ -10,6 +10,7 @@ DQN with six choices of bootstrap target. docs/your_own.md says what to change f
 """
 
 import copy
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,15 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
 import gbcore.run as gb
-from gbcore import FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph, pair_q_values
+from gbcore import (
+    EpisodeGraph,
+    FrontierEpisodes,
+    GraphValues,
+    LeafTable,
+    Replay,
+    TransitionGraph,
+    pair_q_values,
+)
 from gbcore.run.environment import GymnasiumTask
 from gbcore.run.environment import gymnasium_id as task_of
 
@@ -46,32 +55,48 @@ class Args(gb.RunFlags):
     leave_out: str = ""  # parts of a Dict or Tuple not to observe, as in mission,direction
     round: Annotated[int, (-9, 9)] | None = None  # states are told apart by so many decimals
     key_last_action: bool = False  # the last action is part of a state
+    num_levels: gb.Amount | None = None
+    """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
+    1, evaluations play levels that training does not, on a graph of their own episode. By default
+    seeds as they come, and evaluations act on training's graph where it knows the state"""
     total_timesteps: gb.Count = 20_000  # environment steps
     learning_rate: gb.Scale = 1e-3  # step size of Adam
     buffer_size: gb.Amount = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
-    gamma: gb.Share = 0.99  # the discount
-    target_network_frequency: gb.Count = 500  # steps between two copies into the target network
-    batch_size: gb.Count = 32  # transitions per update
+    gamma: gb.Share | None = None  # the discount: 0.99, where levels change 0.95
+    target_network_frequency: gb.Count | None = None
+    """steps between two copies into the target network: 500, where levels change 2,000"""
+    batch_size: gb.Count | None = None  # transitions per update: 32, where levels change 128
     learning_starts: gb.Amount | None = None  # steps before the first update: 1,000, whole-graph 0
-    train_frequency: gb.Count = 2  # steps between updates
+    train_frequency: gb.Count | None = None  # steps between updates: 2, where levels change 4
     exploration_steps: gb.Count | None = None  # of epsilon's fall from 1: 5,000, whole-graph 500
     end_e: gb.Share = 0.05  # epsilon in the end
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
-    frontier_share: gb.Share = 0.5  # share of frontier episodes, at most
+    frontier_share: gb.Share | None = None
+    """share of frontier episodes, at most: 0.5, where levels change 0.9"""
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     act_on: Literal["graph", "network"] | None = None
     """what is greedy: by default the network; with whole-graph and no --round its values"""
     depth: gb.Depth = 5  # nested backups per target; one-step always takes 1
     breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all
     prior: Annotated[float, (0, 1e9)] = 0.0  # observations that the network's value counts as
+    eval_act_on: Literal["graph", "network"] | None = None  # in evaluations; by default as act_on
     eval_episodes: gb.Count = 20  # episodes of each evaluation
-    eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
+    eval_frequency: gb.Amount | None = None
+    """steps between evaluations, 0 = only after training: 1,000, where levels change 5,000"""
     eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
 
     DEFAULTS: ClassVar = {  # where none is given: of the paper's backups, of whole-graph
         "learning_starts": (1_000, 0),  # the graph knows before the network does
         "exploration_steps": (5_000, 500),
         "act_on": ("network", "graph"),
+    }
+    OF_LEVELS: ClassVar = {  # where none is given: of one world, of levels that change
+        "gamma": (0.99, 0.95),
+        "target_network_frequency": (500, 2_000),
+        "batch_size": (32, 128),
+        "train_frequency": (2, 4),
+        "frontier_share": (0.5, 0.9),
+        "eval_frequency": (1_000, 5_000),
     }
     IDLE: ClassVar = {  # flags -> where they do nothing
         "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
@@ -81,19 +106,43 @@ class Args(gb.RunFlags):
     }
 
     def __post_init__(self):
+        for name, pair in self.OF_LEVELS.items():
+            if getattr(self, name) is None:
+                setattr(self, name, pair[self.levels_change])
         if self.round is not None:  # the network acts: it tells apart states that rounding merges
             of_network = {name: pair[0] for name, pair in self.DEFAULTS.items()}
             vars(self).update({k: v for k, v in of_network.items() if vars(self)[k] is None})
         super().__post_init__()
+        self.eval_act_on = self.eval_act_on or self.act_on
+
+    @property
+    def levels_change(self):
+        """Is an episode's level one that may never come again?"""
+        return self.num_levels not in (None, 1)
 
 
 class QNetwork(nn.Module):
-    """Convolutions for images [C, H, W] or [H, W, C], dense layers for everything else."""
+    """Convolutions for images [C, H, W] or [H, W, C], dense layers for everything else.
+
+    Where levels change a grid [H, W] or [H, W, C] of codes from 0 to 15 has a channel for each
+    code, and the dense layers also read the largest value of each channel of the first convolution:
+    a wall ahead is then a wall ahead, wherever the agent is.
+    """
 
     def __init__(self, args, obs_shape, num_actions):
         super().__init__()
         self.register_buffer("scale", torch.ones(obs_shape))  # observations are divided by it
         self.channels_last = len(obs_shape) == 3 and obs_shape[2] < obs_shape[0]
+        self.is_grid = args.levels_change and len(obs_shape) in (2, 3) and max(obs_shape) <= 32
+        if self.is_grid:
+            height, width, depth = (*obs_shape, 1)[:3]
+            self.near = nn.Sequential(nn.Conv2d(16 * depth, 32, 3, padding=1), nn.ReLU())
+            self.far = nn.Sequential(
+                nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()
+            )
+            size = 32 * ((height + 1) // 2) * ((width + 1) // 2) + 32
+            self.out = nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, num_actions))
+            return
         layers, size = [], int(np.prod(obs_shape))
         if len(obs_shape) == 3:
             channels, *sides = np.roll(obs_shape, 1) if self.channels_last else obs_shape
@@ -106,6 +155,11 @@ class QNetwork(nn.Module):
 
     def forward(self, obs):
         """Any dtype [B, *obs_shape] -> values float32 [B, num_actions]."""
+        if self.is_grid:
+            codes = torch.arange(16, device=obs.device)
+            x = obs.reshape(*obs.shape[:3], -1, 1) == codes  # [B, H, W, C, 16]
+            near = self.near(x.flatten(3).permute(0, 3, 1, 2).float())
+            return self.out(torch.cat([self.far(near), near.amax((2, 3))], 1))
         obs = obs.float() / self.scale
         return self.layers(obs.permute(0, 3, 1, 2) if self.channels_last else obs)
 
@@ -148,11 +202,17 @@ class Learner(gb.LearnerState):
             return self.graph_values.act(obs, self.act_on_network, keys)
         return self.act_on_network(obs)
 
-    def policy(self):
-        """As evaluations act: with whole-graph on what was really seen."""
-        if self.args.act_on == "graph":
-            return self.graph_values.seen_policy(self.act_on_network)
-        return self.act_on_network
+    def policy(self, held_out=True):
+        """As evaluations act: with whole-graph on what was really seen, where training was there;
+        in other levels on a graph of the episode under way.
+        """
+        args = self.args
+        if args.eval_act_on == "network":
+            return self.act_on_network
+        if (args.levels_change and held_out) or self.graph_values is None:
+            q = functools.partial(self.values, self.online)
+            return EpisodeGraph(q, self.graph.num_actions, args.gamma, args.prior)
+        return self.graph_values.seen_policy(self.act_on_network)
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over the target network's values of leaves."""
@@ -199,24 +259,33 @@ def kinds_of_grids(obs):
     return mixed.sum(axis=(1, 2))
 
 
-def make_env(args, env_id, rng, render=False):
+def make_env(args, env_id, rng, render=False, held_out=False):
     return GymnasiumTask(
         env_id, rng, args.env_kwargs, args.time_limit, args.round, args.key_last_action,
-        "rgb_array" if render else None, args.leave_out,
+        "rgb_array" if render else None, args.leave_out, args.num_levels, args.seed, held_out,
     )  # fmt: skip
 
 
-def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
+def evaluate(args, env_id, policy, seed, num_episodes, stop=None, held_out=True):
     """Returns and lengths of episodes; policy: observations [n, *obs_shape] -> actions [n]."""
     rng = np.random.default_rng(seed)
-    envs = [make_env(args, env_id, rng) for _ in range(num_episodes)]
+    envs = [make_env(args, env_id, rng, held_out=held_out) for _ in range(num_episodes)]
     return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
+
+
+def log_evaluation(args, run, learner):
+    """Play and log an evaluation of the run as it is; of N levels, those of training as well."""
+    how = [args.seed, run.step], args.eval_episodes, run.stop
+    held_out, training = evaluate(args, run.task, learner.policy(), *how), None
+    if args.levels_change and args.num_levels:
+        training = evaluate(args, run.task, learner.policy(held_out=False), *how, held_out=False)
+    run.log_evaluation(held_out, training)
 
 
 def record_video(args, env_id, policy, seed, path):
     """Write one episode as mp4."""
     rng = np.random.default_rng(seed)
-    env = make_env(args, env_id, rng, render=True)
+    env = make_env(args, env_id, rng, render=True, held_out=True)
     gb.write_video(path, gb.film_episode(policy, env, rng, args.eval_epsilon), fps=10)
 
 
@@ -226,8 +295,7 @@ def train(args, run, env, learner, rng):
     node = graph.node(env.obs, env.key)
     for step in run.steps():
         if run.evaluation_is_due():
-            seed, number = [args.seed, run.step], args.eval_episodes
-            run.log_evaluation(evaluate(args, run.task, learner.policy(), seed, number, run.stop))
+            log_evaluation(args, run, learner)
         obs, epsilon = env.obs, max(1 - step / args.exploration_steps, args.end_e)
         action = None if run.frontier is None else run.frontier.act(node, rng)
         if action is None and rng.random() < epsilon:
@@ -238,6 +306,8 @@ def train(args, run, env, learner, rng):
         next_node = graph.node(env.obs, env.key)
         replay.add(node, action, reward, next_node, terminated, obs)
         run.count(reward)
+        if run.frontier is not None:
+            run.frontier.observe(obs, node, action, reward, env.obs, next_node, terminated)
         node = next_node
         if terminated or truncated:
             run.end_episode()
@@ -268,15 +338,15 @@ def main():
     learner = Learner(args, graph, replay, device, env.scale)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     if args.exploration == "frontier":
-        by_kind = args.backup == "whole-graph" and len(graph.obs_shape) > 1
-        kinds_of = kinds_of_grids if by_kind else None
-        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share, kinds_of)
+        levels_change = args.levels_change
+        by_kind = args.backup == "whole-graph" and len(graph.obs_shape) > 1 and not levels_change
+        kinds_of, share = kinds_of_grids if by_kind else None, args.frontier_share
+        parts["frontier"] = FrontierEpisodes(graph, share, kinds_of, levels_change)
     run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium",))
     with run:
         train(args, run, env, learner, rng)
         if run.evaluation_is_due():
-            seed, number = [args.seed, run.step], args.eval_episodes
-            run.log_evaluation(evaluate(args, run.task, learner.policy(), seed, number, run.stop))
+            log_evaluation(args, run, learner)
         run.finish(evaluate, score_of=lambda of: np.mean(of[-max(1, round(len(of) / 10)) :]))
         if args.capture_video:
             run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])

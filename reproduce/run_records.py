@@ -95,7 +95,8 @@ def flags_of(suite, **changed):
         KeyError: for a flag that the script does not have.
     """
     flags_class = script_of(suite).Args
-    args = asdict(flags_class(backup=changed.get("backup", flags_class.backup)))
+    decide = {name: changed[name] for name in ("backup", "num_levels") if name in changed}
+    args = asdict(flags_class(**decide))
     for name in changed.keys() - args.keys() - {"script"}:
         raise KeyError(name)
     return args | {"total_timesteps": SUITES[suite].total_timesteps} | changed
@@ -106,7 +107,10 @@ def key_of(suite, config):
     if config["backup"] not in backups_of(suite):
         raise ValueError(f"Require a backup of {suite}, got {config['backup']!r}")
     script = script_of(suite)
-    normal, config = flags_of(suite, backup=config["backup"]), flags_of(suite, **config)
+    decide = {name: config[name] for name in ("backup", "num_levels") if name in config}
+    normal, config = flags_of(suite, **decide), flags_of(suite, **config)
+    if "num_levels" in decide:  # it decides other defaults, and is in the variant itself
+        normal["num_levels"] = script.Args.num_levels
     config.pop("script", None)
     idle = WITHOUT_EFFECT | IN_KEY | idle_flags(script.Args(**config)).keys()
     changed = [name for name in sorted(normal.keys() - idle) if config[name] != normal[name]]

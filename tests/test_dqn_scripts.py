@@ -69,7 +69,10 @@ def test_the_replay_is_the_trajectory_and_the_graph_its_counts(script, task, buf
 def test_minigrid_observations_are_the_full_grid_in_a_fixed_layout():
     for name in ("DoorKey-6x6", "KeyCorridorS3R1", "LavaCrossingS9N2", "Dynamic-Obstacles-5x5"):
         name = minigrid_script.task_of(name)
-        task, reference = minigrid_script.Task(name, 3), FullyObsWrapper(gymnasium.make(name))
+        task, reference = (
+            minigrid_script.Task(name, minigrid_script.Args(seed=3), None),
+            FullyObsWrapper(gymnasium.make(name)),
+        )
         rng = np.random.default_rng(0)
         for _ in range(3):
             obs = task.reset()
@@ -83,7 +86,10 @@ def test_minigrid_observations_are_the_full_grid_in_a_fixed_layout():
                 assert (reward, terminated) == (expected[1], expected[2])
                 assert (terminated or truncated) == (expected[2] or expected[3])
                 done = terminated or truncated
-    layouts = {minigrid_script.Task(name, seed).reset().tobytes() for seed in range(5)}
+    layouts = {
+        minigrid_script.Task(name, minigrid_script.Args(seed=seed), None).reset().tobytes()
+        for seed in range(5)
+    }
     assert len(layouts) > 1
 
 
@@ -125,7 +131,8 @@ def test_minigrid_trains_on_success_and_collisions_and_reports_returns(tmp_path)
 
 def test_minigrid_timeout_is_truncation_with_return_0():
     name = "MiniGrid-Empty-5x5-v0"
-    task, args = minigrid_script.Task(name, 1), minigrid_script.Args(eval_epsilon=0.0)
+    args = minigrid_script.Args(eval_epsilon=0.0)
+    task = minigrid_script.Task(name, args, None)
     still = minigrid_script.evaluate(args, name, lambda obs: np.zeros(len(obs), np.int64), 0, 1)
     assert still == ([0.0], [task.env.unwrapped.max_steps])
     task.reset()

@@ -437,7 +437,7 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     returns, lengths, film = evaluate.play(run, episodes=3, epsilon=0, seed=5)
     film(video)
     assert video.stat().st_size > 0
-    task = gb_dqn_minigrid.Task(run.task, seed=run.config["seed"])
+    task = gb_dqn_minigrid.Task(run.task, gb_dqn_minigrid.Args(seed=run.config["seed"]), None)
     obs, rewards, over = task.reset(), [], False
     while not over:
         obs, reward, terminated, truncated = task.step(int(run.network()(obs[None])[0].argmax()))

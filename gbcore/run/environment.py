@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import hashlib
 import importlib
 import importlib.machinery
 import json
@@ -50,18 +51,30 @@ class GymnasiumTask:
         render_mode: Gymnasium's.
         leave_out: names of parts of a Dict or Tuple, with commas, that are not observed: of one
             that lies deeper a/b, of a Tuple its number.
+        num_levels: of N an episode plays one, by its seed; 0: a new one each, as None.
+        seed: of the run, which says what the N levels are.
+        held_out: play levels that training does not: where `info["level"]` of reset says what an
+            episode's level is, a fifth of them, by a hash; else seeds that are hardly ever drawn
+            twice.
+
+    An environment that gives `info["key"]`, an array, at every reset and step, says what makes a
+    state: the graph may know more than the network sees.
 
     Attributes:
         env: Gymnasium's environment.
         first_action: what it calls the action 0.
         obs: the observation that the environment is in, of one shape and dtype.
         key: what makes it the same state as another one, uint8 [n]; None where obs itself does.
+        has_own_key: does the environment say what the key is?
+        level: what it says of the episode's level, or None.
         scale: the largest magnitude of each number of obs; 1 where its space does not tell.
     """
 
     env: gymnasium.Env[Any, Any]
     obs: NDArray[Any]
     key: NDArray[np.uint8] | None
+    has_own_key: bool
+    level: Any
     scale: NDArray[np.float32]
     num_actions: int
     first_action: int
@@ -80,7 +93,11 @@ class GymnasiumTask:
         key_last_action: bool = False,
         render_mode: str | None = None,
         leave_out: str = "",
+        num_levels: int | None = None,
+        seed: int = 0,
+        held_out: bool = False,
     ):
+        self._num_levels, self._run_seed, self._held_out = num_levels, seed, held_out
         self._env_id, self._rng = env_id, rng
         self._decimals, self._key_last_action = decimals, key_last_action
         with contextlib.suppress(ValueError, RecursionError):
@@ -139,12 +156,24 @@ class GymnasiumTask:
 
     def reset(self) -> NDArray[Any]:
         """The first observation of an episode with a seed of its own."""
-        return self._begin(int(self._rng.integers(2**31)))
+        levels, rng = self._num_levels, self._rng
+        if levels and (levels == 1 or not self._held_out):
+            number = 0 if levels == 1 else int(rng.integers(levels))
+            rng = np.random.default_rng([self._run_seed, number])
+        for _ in range(1_000):
+            obs = self._begin(int(rng.integers(2**31)))
+            if levels in (None, 1) or self.level is None:
+                return obs
+            named = hashlib.blake2b(repr(self.level).encode(), digest_size=1).digest()[0]
+            if (named % 5 == 0) == self._held_out:
+                return obs
+        kind = "held out" if self._held_out else "not held out"
+        fail(f"{self._env_id}: of 1,000 levels none is {kind}; --num-levels 1 plays one level")
 
     def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool]:
         """Observation, reward, terminated, truncated."""
         self.actions.append(action)
-        obs, *numbers, _ = self._call("step", action + self.first_action)
+        obs, *numbers, info = self._call("step", action + self.first_action)
         for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
             if not _is_number(value, among=None if name == "reward" else (0, 1)):
                 wanted = "a finite number" if name == "reward" else "True or False"
@@ -161,7 +190,7 @@ class GymnasiumTask:
                 f"{self._env_id} cuts its episodes itself, before --time-limit: this one after "
                 f"{len(self.actions):,} steps; --env-kwargs may set that"
             )
-        return self._observe(obs), reward, terminated, truncated
+        return self._observe(obs, info), reward, terminated, truncated
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
@@ -179,7 +208,9 @@ class GymnasiumTask:
 
     def _begin(self, seed):
         self.seed, self.actions = seed, []
-        return self._observe(self._call("reset", seed=seed)[0])
+        obs, info = self._call("reset", seed=seed)
+        self.level = info.get("level")
+        return self._observe(obs, info)
 
     def _call(self, method, *args, **kwargs):
         """What a method of the environment returns."""
@@ -205,9 +236,13 @@ class GymnasiumTask:
             fail(f"{self._env_id}: require an observation of its space, got {wrong}")
         return np.array(obs, self.dtype)  # environments may go on writing into theirs
 
-    def _observe(self, obs):
+    def _observe(self, obs, info):
         self.obs = obs = self.flatten(obs)
         self.key = None
+        self.has_own_key = "key" in info
+        if self.has_own_key:
+            self.key = np.frombuffer(np.asarray(info["key"]).tobytes(), np.uint8)
+            return self.obs
         if self._decimals is not None or self._key_last_action:
             key = obs if self._decimals is None else rounded(obs, self._decimals)
             last = (self.actions or [-1])[-1] if self._key_last_action else -1
