@@ -281,7 +281,7 @@ class TransitionGraph(Holder):
         arrays, begin = self._arrays, self.num_logged
         arrays.in_degree[nodes] = 0
         end = begin + np.size(nodes)
-        places = begin if end == begin + 1 else np.arange(begin, end)
+        places = np.arange(begin, end) if np.ndim(nodes) else begin
         arrays.log[places & (len(arrays.log) - 1)] = ~nodes
         arrays.totals[TOTAL_LOGGED] = end
 
