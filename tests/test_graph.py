@@ -862,7 +862,7 @@ DAMAGE = {
     "in_first": (-2, -1, 77, BIG),
     "in_next": (-2, BIG),
     "in_before": (-2, BIG),
-    "log": (-BIG, 77, BIG),
+    "log": (-78, 77, BIG),
     "edge_source": (-1, 77, BIG),
     "pair_count": (-1, BIG),
     "totals": (-1, 1, BIG),
