@@ -281,7 +281,7 @@ class TransitionGraph(Holder):
         arrays, begin = self._arrays, self.num_logged
         arrays.in_degree[nodes] = 0
         end = begin + np.size(nodes)
-        places = begin if end == begin + 1 else np.arange(begin, end)
+        places = np.arange(begin, end) if np.ndim(nodes) else begin
         arrays.log[places & (len(arrays.log) - 1)] = ~nodes
         arrays.totals[TOTAL_LOGGED] = end
 
@@ -855,7 +855,7 @@ class TransitionGraph(Holder):
         listed = self.edges()
         source, target, action = listed["source"], listed["next"], listed["action"]
         if not np.array_equal(source, np.repeat(np.arange(self.num_ids), degree[: self.num_ids])):
-            problems.append("an edge has another source than the node whose block it is in")
+            return ["an edge has another source than the node whose block it is in"]
         if not ((target >= 0) & (target < self.num_ids)).all() or not alive[target].all():
             return ["an edge leads to an id that is no node"]
         if not ((action >= 0) & (action < self.num_actions)).all():

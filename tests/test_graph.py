@@ -528,7 +528,12 @@ def test_many_at_once_are_like_one_after_the_other(kind):
             freed = many.remove(*(np.array(column) for column in zip(*oldest, strict=True)))
             assert freed == [i for row in oldest for i in single.remove(*row)]
             many_freed += freed
-        np.testing.assert_equal(many.state(), single.state())
+        states = many.state(), single.state()
+        logs = [state.pop("log") for state in states]  # one that grows earlier forgets less
+        for state in states:
+            state["totals"][edges.TOTAL_FORGOTTEN] = 0
+        np.testing.assert_equal(*states)
+        np.testing.assert_array_equal(logs[0][len(logs[0]) - len(logs[1]) :], logs[1])
         assert set(many.changed(since).tolist()) >= set(new[0].tolist()) - set(many_freed)
         since = many.num_logged
     assert many.check_valid() == []
@@ -857,7 +862,7 @@ DAMAGE = {
     "in_first": (-2, -1, 77, BIG),
     "in_next": (-2, BIG),
     "in_before": (-2, BIG),
-    "log": (-BIG, 77, BIG),
+    "log": (-78, 77, BIG),
     "edge_source": (-1, 77, BIG),
     "pair_count": (-1, BIG),
     "totals": (-1, 1, BIG),
