@@ -820,24 +820,29 @@ def test_a_node_with_100_000_outcomes():
     assert graph.check_valid() == []
 
 
-def test_counts_beyond_32_bits():
-    """Written into a state, since nobody can wait for 2**40 additions; then they go on."""
+def test_counts_up_to_the_most_that_columns_hold():
+    """Written into a state, since nobody can wait for 2**31 additions; then they go on."""
     graph = TransitionGraph(2, obs_shape=(1,), obs_dtype=np.int64)
     a, b, before = (graph.node(np.array([k])) for k in range(3))
     graph.add(before, 0, 0.0, a, False)
     for action, reward in ((0, 0.0), (0, 1.0), (1, 0.0)):
         graph.add(a, action, reward, b, True)
-    saved = copy.deepcopy(graph.state())
+    saved, part = copy.deepcopy(graph.state()), (2**31 - 4) // 8  # sums of two parts pass 2**29
     first = saved["block_start"][a]
-    saved["edge_count"][first : first + 3] = 5 * BIG, BIG, 2 * BIG
-    saved["pair_count"][a] = 6 * BIG, 2 * BIG
-    saved["totals"][1] = 8 * BIG + 1
+    saved["edge_count"][first : first + 3] = 5 * part, part, 2 * part
+    saved["pair_count"][a] = 6 * part, 2 * part
+    saved["totals"][1] = 8 * part + 1
     graph = TransitionGraph.from_state(saved)
     assert graph.check_valid() == []
-    graph.add(a, 0, 0.0, b, True)
-    assert graph.edges()["count"].tolist() == [5 * BIG + 1, BIG, 2 * BIG, 1]
-    assert graph.num_transitions == 8 * BIG + 2
-    graph.remove(a, 0, 0.0, b, True)
+    room = 2**31 - 1 - graph.num_transitions
+    graph.add([a] * room, [0] * room, [0.0] * room, [b] * room, [True] * room)
+    assert graph.num_transitions == 2**31 - 1
+    for refused in (graph.add, lambda *row: graph.add(*([one] for one in row))):
+        with pytest.raises(MemoryError, match="Require at most 2,147,483,647 transitions"):
+            refused(a, 0, 0.0, b, True)
+    assert graph.num_transitions == 2**31 - 1
+    graph.remove([a] * room, [0] * room, [0.0] * room, [b] * room, [True] * room)
+    assert graph.edges()["count"].tolist() == [5 * part, part, 2 * part, 1]
     sub = graph.expand([a], [0], depth=1)
     leaf_q = np.zeros((len(sub.nodes), 2))
     np.testing.assert_allclose(q_targets(sub, leaf_q, 0.9), [1 / 6])
