@@ -146,20 +146,28 @@ class QNetwork(nn.Module):
         which, code = torch.tensor(codes).unbind(1)
         self.register_buffer("which", which, persistent=False)
         self.register_buffer("code", code.to(torch.uint8), persistent=False)
-        self.levels_change, channels = levels_change, 32 if levels_change else 16
-        size = 32 * ((width - 1) // 2) * ((height - 1) // 2) + channels * levels_change
-        self.near = nn.Sequential(nn.Conv2d(len(codes), channels, 3), nn.ReLU())  # borders are wall
-        self.far = nn.Sequential(
-            nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()
-        )
-        self.out = nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, num_actions))
+        self.levels_change, size = levels_change, 32 * ((width - 1) // 2) * ((height - 1) // 2)
+        if not levels_change:
+            self.layers = nn.Sequential(
+                nn.Conv2d(len(codes), 16, 3), nn.ReLU(),  # the border of a grid is wall
+                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(size, 128), nn.ReLU(),
+                nn.Linear(128, num_actions),
+            )  # fmt: skip
+            return
+        self.near = nn.Sequential(nn.Conv2d(len(codes), 32, 3), nn.ReLU())
+        self.far = nn.Sequential(nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten())
+        self.out = nn.Sequential(nn.Linear(size + 32, 128), nn.ReLU(), nn.Linear(128, num_actions))
 
     def forward(self, obs):
         """uint8 [B, W, H, 3 or 12] -> values [B, num_actions]."""
         x = obs.index_select(3, self.which) == self.code
-        near = self.near(x.permute(0, 3, 1, 2).float())  # [B, channels, W - 2, H - 2]
-        x = self.far(near)
-        return self.out(torch.cat([x, near.amax((2, 3))], 1) if self.levels_change else x)
+        x = x.permute(0, 3, 1, 2).float()
+        if not self.levels_change:
+            return self.layers(x)
+        near = self.near(x)  # [B, 32, W - 2, H - 2]
+        return self.out(torch.cat([self.far(near), near.amax((2, 3))], 1))
 
     values = forward
 

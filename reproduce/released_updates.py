@@ -103,8 +103,8 @@ def back_up_in_place(graph, q, nodes, actions, depth, gamma, draws, targets):
                 total = np.cumsum(np.array([graph.edge_count[e] for _, e in edges]))
                 drawn = np.searchsorted(total, draws[i, d] * total[-1], side="right")
                 edges = [edges[k] for k in drawn]
-            pairs += [(node, graph.edge_action[e]) for node, e in edges]
-            level = np.unique(np.array([graph.edge_next[e] for _, e in edges]))
+            pairs += [(node, np.int64(graph.edge_action[e])) for node, e in edges]
+            level = np.unique(np.array([np.int64(graph.edge_next[e]) for _, e in edges]))
         for node, action in pairs[::-1]:
             value = 0.0
             for e in range(graph.block_start[node], graph.block_start[node] + graph.degree[node]):

@@ -71,7 +71,8 @@ def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch)
     spy(monkeypatch, script.Learner, "update", lambda of, *_: updates.append(of.replay.size))
     spy(monkeypatch, script.Learner, "update_target", lambda of: copies.append(of.replay.size))
     spy(monkeypatch, script.gb, "play_episodes", lambda policy, envs, rng, epsilon, stop:
-        evaluations.append((policy.__self__.replay.size, len(envs), epsilon)))  # fmt: skip
+        epsilon == 1  # random actions, after training
+        or evaluations.append((policy.__self__.replay.size, len(envs), epsilon)))  # fmt: skip
     learner, run = play(
         script, tmp_path, script.evaluate, env_id=task, total_timesteps=60, learning_starts=10,
         train_frequency=4, updates_per_train=2, target_network_frequency=15, start_e=0.75,
@@ -94,7 +95,7 @@ def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch)
 @dqn
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_dqn_acts_by_its_network_or_at_random(script, task, epsilon, tmp_path, monkeypatch):
-    monkeypatch.setattr(script.Learner, "act", lambda _, obs: np.full(len(obs), 1))
+    monkeypatch.setattr(script.Learner, "act", lambda _, obs, keys=None: np.full(len(obs), 1))
     learner, _ = play(
         script, tmp_path, env_id=task, total_timesteps=50, learning_starts=20, start_e=1.0,
         end_e=epsilon, eval_frequency=0, batch_size=4,

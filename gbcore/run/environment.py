@@ -236,7 +236,7 @@ class GymnasiumTask:
             fail(f"{self._env_id}: require an observation of its space, got {wrong}")
         return np.array(obs, self.dtype)  # environments may go on writing into theirs
 
-    def _observe(self, obs, info):
+    def _observe(self, obs, info=()):
         self.obs = obs = self.flatten(obs)
         self.key = None
         self.has_own_key = "key" in info
