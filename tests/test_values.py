@@ -531,3 +531,25 @@ def test_values_follow_a_network_that_somebody_wrote_into():
         np.testing.assert_allclose(values.values(nodes), [*best[:2], number * 3], rtol=1e-5)
         policy = values.seen_policy(lambda obs: np.full(len(obs), 1))
         assert policy(np.arange(3)[:, None]).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_way_round_is_chosen_rather_than_one_that_ends_in_nan(first):
+    graph, table = TransitionGraph(2, (1,), np.int64), {"end": 9.0}
+    nodes = [graph.node(np.array([s])) for s in range(4)]
+    graph.add(nodes[0], first, 0.0, nodes[2], False)  # to a state that leads to the end alone
+    graph.add(nodes[0], 1 - first, 1.0, nodes[1], False)  # a ring of two
+    for a in range(2):
+        graph.add(nodes[1], a, 1.0, nodes[0], False)
+        graph.add(nodes[2], a, 0.0, nodes[3], False)
+    leaves = LeafTable(graph, lambda obs: np.full((len(obs), 2), table["end"], np.float32))
+    values, states = GraphValues(graph, leaves, 0.5), np.arange(4)[:, None]
+    for end, best in ((9.0, first), (np.nan, 1 - first), (9.0, first)):
+        table["end"] = end
+        leaves.forget_all()
+        values.update()
+        ring = [0.25 * end, 1 + 0.125 * end] if best == first else [2, 2]
+        np.testing.assert_allclose(values.values(nodes), [*ring, 0.5 * end, end])
+        policy = values.seen_policy(lambda obs: np.full(len(obs), -7))
+        assert policy(states).tolist() == [best, 0, 0, -7]
+        assert values.actions(np.array(nodes)).tolist() == [best, 0, 0, -1]
