@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gbcore.frontier import UNLIMITED
 from gbcore.graph import TransitionGraph
 from gbcore.leaf_table import LeafTable
 from gbcore.values import GraphValues
-
-UNLIMITED = 2**62  # edges
 
 
 class EpisodeGraph:

@@ -65,7 +65,6 @@ class GymnasiumTask:
         first_action: what it calls the action 0.
         obs: the observation that the environment is in, of one shape and dtype.
         key: what makes it the same state as another one, uint8 [n]; None where obs itself does.
-        has_own_key: does the environment say what the key is?
         level: what it says of the episode's level, or None.
         scale: the largest magnitude of each number of obs; 1 where its space does not tell.
     """
@@ -73,7 +72,6 @@ class GymnasiumTask:
     env: gymnasium.Env[Any, Any]
     obs: NDArray[Any]
     key: NDArray[np.uint8] | None
-    has_own_key: bool
     level: Any
     scale: NDArray[np.float32]
     num_actions: int
@@ -239,8 +237,7 @@ class GymnasiumTask:
     def _observe(self, obs, info=()):
         self.obs = obs = self.flatten(obs)
         self.key = None
-        self.has_own_key = "key" in info
-        if self.has_own_key:
+        if "key" in info:
             self.key = np.frombuffer(np.asarray(info["key"]).tobytes(), np.uint8)
             return self.obs
         if self._decimals is not None or self._key_last_action:
