@@ -26,10 +26,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
-from minigrid.wrappers import FullyObsWrapper
 
 import gbcore.run as gb
 from gbcore import EpisodeGraph, FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph
+from gbcore.first_tries import cell_contents
 from gbcore.targets import pair_q_values
 
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
@@ -271,6 +271,9 @@ class Learner(gb.LearnerState):
 # --------------------------------------------------------------------------------------------------
 
 
+EMPTY = OBJECT_TO_IDX["empty"], 0, 0
+
+
 class Task:
     """A MiniGrid task, whose levels are drawn by their seeds: all chance is theirs.
 
@@ -296,9 +299,9 @@ class Task:
             gb.fail(f"cannot use {env_id}, which is no MiniGrid grid; {gb.ELSEWHERE}")
         if not isinstance(env.action_space, gymnasium.spaces.Discrete):
             gb.fail(f"cannot use {env_id}: its actions are {env.action_space}, not discrete")
-        if args.view == "grid":
-            env.unwrapped.gen_obs = dict  # the view costs most of a step: leave it out
-        self.env, self.args, self.rng = FullyObsWrapper(env), args, rng
+        self.see = env.unwrapped.gen_obs
+        env.unwrapped.gen_obs = dict  # the view costs most of a step: leave it out
+        self.env, self.args, self.rng = env, args, rng
         self.num_actions, self.held_out = int(env.action_space.n), held_out
         self.by_world = args.num_levels != 1 and self._has_both_kinds()
 
@@ -327,21 +330,25 @@ class Task:
     def _is_held_out(self):
         """Is the level that has just begun?"""
         world = self.grid.copy()
-        world[world[..., 0] == OBJECT_TO_IDX["agent"]] = OBJECT_TO_IDX["empty"], 0, 0
+        world[world[..., 0] == OBJECT_TO_IDX["agent"]] = EMPTY
         level = world.tobytes() if self.by_world else str(self.seed).encode()
         return hashlib.blake2b(level, digest_size=1).digest()[0] % 5 == 0
 
     def _begin(self, seed):
         self.seed, self.actions = seed, []
         self.views = [np.zeros((7, 7, 3), np.uint8)] * 4
-        return self._observe(self.env.reset(seed=seed)[0])
+        self.env.reset(seed=seed)
+        return self._observe()
 
-    def _observe(self, obs):
-        self.grid = self.obs = obs["image"]
+    def _observe(self):
+        world = self.env.unwrapped
+        cells = [EMPTY if cell is None else cell.encode() for cell in world.grid.grid]
+        grid = np.array(cells, np.uint8).reshape(world.height, world.width, 3).swapaxes(0, 1).copy()
+        grid[tuple(world.agent_pos)] = OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], world.agent_dir
+        self.grid = self.obs = grid
         self.key = None
         if self.args.view == "partial":
-            view = self.env.unwrapped.gen_obs()["image"]
-            self.views = [*self.views[1:], view]
+            self.views = [*self.views[1:], self.see()["image"]]
             self.obs = np.concatenate(self.views, axis=2)
             self.key = self.grid.reshape(-1)
         return self.obs
@@ -349,8 +356,8 @@ class Task:
     def step(self, action):
         """Observation, the environment's own reward, terminated, truncated."""
         self.actions.append(action)
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        return self._observe(obs), float(reward), terminated, truncated and not terminated
+        _, reward, terminated, truncated, _ = self.env.step(action)
+        return self._observe(), float(reward), terminated, truncated and not terminated
 
     def state(self):
         """What `restore` takes back."""
@@ -371,11 +378,7 @@ def kinds_of_grids(obs):
     """The kinds of observations uint8 [n, W, H, 3], uint64 [n]: of a kind are grids with the same
     cells, wherever these lie. An object carried elsewhere makes no new kind, an open door does.
     """
-    mixed = np.full(obs.shape[:3], 0xCBF29CE484222325, np.uint64)
-    for byte in np.moveaxis(obs, 3, 0):
-        mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
-        mixed ^= mixed >> np.uint64(32)
-    return mixed.sum(axis=(1, 2))
+    return cell_contents(obs, num_axes=3).sum(axis=(1, 2))
 
 
 def task_of(env_id):

@@ -33,6 +33,7 @@ from gbcore import (
     TransitionGraph,
     pair_q_values,
 )
+from gbcore.first_tries import cell_contents
 from gbcore.run.environment import GymnasiumTask
 from gbcore.run.environment import gymnasium_id as task_of
 
@@ -251,12 +252,7 @@ def kinds_of_grids(obs):
     """The kinds of observations [n, H, W, ...], uint64 [n]: of a kind are grids with like cells,
     wherever these lie. An object carried elsewhere makes no new kind, an open door does.
     """
-    cells = np.ascontiguousarray(obs).reshape(*obs.shape[:3], -1).view(np.uint8)
-    mixed = np.full(obs.shape[:3], 0xCBF29CE484222325, np.uint64)
-    for byte in np.moveaxis(cells, 3, 0):
-        mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
-        mixed ^= mixed >> np.uint64(32)
-    return mixed.sum(axis=(1, 2))
+    return cell_contents(obs, num_axes=3).sum(axis=(1, 2))
 
 
 def make_env(args, env_id, rng, render=False, held_out=False):

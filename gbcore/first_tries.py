@@ -1,5 +1,6 @@
 """FirstTries: the worth of an action never tried, by what it led to in places alike."""
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -25,15 +26,16 @@ class FirstTries:
     other levels the same was tried. A state's place is the cell that its first step changed; of
     several the one whose content is rarest in the grid: the agent, or a door that opened. With k
     one of the four cells beside it, n(k, a) first tries of action a were made where both cells had
-    these contents, and m(k, a) of them were worth it: they gave a reward, or led to a new state.
+    these contents, and m(k, a) is the sum of their gains:
 
-        w(s, a) = min_k (1 + m(k, a)) / (1 + n(k, a)) / rank(s)
+        w(s, a) = min_k (1 + m(k, a)) / (1 + n(k, a))
 
-    rank(s) is 1 for the first new state of an episode with this content at this cell, 2 for the
-    second. So rooms that were walked are not walked again for each cell in which a key may lie.
+    A gain is 1 for a reward, and 1 / sqrt(i) for the i-th new state that an episode found at one
+    place, else 0. So a step into another cell is worth more than a turn in the same one, and rooms
+    that were walked are not walked again for each cell in which a key may lie.
 
-    That is of grids [H, W, ...], of which a step changes a few cells. Elsewhere w is 1. One thread
-    at a time.
+    This holds for grids [H, W, ...], of which a step changes a few cells. Elsewhere w is 1. One
+    thread at a time.
 
     Args:
         planner: the FrontierPlanner, without kinds.
@@ -51,12 +53,12 @@ class FirstTries:
         self._place = np.full((graph.capacity, len(NEIGHBOURS)), NONE, np.int32)  # contexts
         self._rows: dict[tuple[int, int, int], int] = {}  # of contexts, in the two arrays below
         self._tries = np.zeros((256, graph.num_actions))
-        self._worthy = np.zeros((256, graph.num_actions))
-        self._ranks: dict[tuple[int, int], int] = {}  # (cell, content) -> new states, this episode
+        self._gains = np.zeros((256, graph.num_actions))
+        self._found: dict[int, int] = {}  # place -> its new states in this episode
 
     def begin(self, node: int) -> None:
         """An episode begins in a node."""
-        self._ranks.clear()
+        self._found.clear()
         self._meet(node)
 
     def observe(
@@ -67,33 +69,33 @@ class FirstTries:
         node, next_node = int(node), int(next_node)
         graph = self.planner.graph
         is_new = not self._met.has(np.array([next_node]))[0]
-        if graph.arrays.pair_count[node, action] == 1 and self._met.has(np.array([node]))[0]:
-            contexts = self._place[node][self._place[node] != NONE]
-            self._tries[contexts, action] += 1
-            self._worthy[contexts, action] += reward > 0 or (is_new and not terminated)
+        is_first = graph.arrays.pair_count[node, action] == 1 and self._met.has(np.array([node]))[0]
+        contexts, gain = self._contexts(node), float(reward > 0)
         if is_new and not terminated:
             self._meet(next_node)
-            rank = self._locate(obs, next_obs, next_node)
-            worths = self._worths(next_node) / rank
-            self.planner.set_worths([next_node], worths[None])
+            gain = max(gain, 1 / math.sqrt(self._locate(obs, next_obs, next_node)))
+            beside = self._contexts(next_node)
+            shares = (1 + self._gains[beside]) / (1 + self._tries[beside])
+            self.planner.set_worths([next_node], shares.min(axis=0, initial=1.0)[None])
+        if is_first:
+            self._tries[contexts, action] += 1
+            self._gains[contexts, action] += gain
 
     def _meet(self, node):
         self._place = grown(self._place, self.planner.graph.capacity, NONE)
         self._met.add(np.array([node]))
         self._place[node] = NONE
 
-    def _worths(self, node):
-        """float [A]"""
-        contexts = self._place[node][self._place[node] != NONE]
-        shares = (1 + self._worthy[contexts]) / (1 + self._tries[contexts])
-        return shares.min(axis=0, initial=1.0)
+    def _contexts(self, node):
+        """Rows of a node's contexts, int [0 to 4]."""
+        return self._place[node][self._place[node] != NONE]
 
     def _locate(self, obs, next_obs, node):
-        """Set the contexts of a node that is new. Returns its rank."""
+        """Set the contexts of a node that is new. Returns how many new ones its place has."""
         if np.ndim(obs) < 2:
             return 1
-        cells = _mixed(next_obs)
-        changed = np.flatnonzero(_mixed(obs) != cells)
+        cells = cell_contents(next_obs)
+        changed = np.flatnonzero(cell_contents(obs) != cells)
         if not 0 < len(changed) <= LOCAL:
             return 1
         place = int(min(changed, key=lambda i: np.count_nonzero(cells == cells.flat[i])))
@@ -103,8 +105,8 @@ class FirstTries:
             is_inside = 0 <= x < cells.shape[0] and 0 <= y < cells.shape[1]
             beside = int(cells[x, y]) if is_inside else 0
             self._place[node, side] = self._row_of((side, content, beside))
-        rank = self._ranks[place, content] = self._ranks.get((place, content), 0) + 1
-        return rank
+        self._found[place] = self._found.get(place, 0) + 1
+        return self._found[place]
 
     def _row_of(self, context):
         row = self._rows.get(context, NONE)
@@ -112,21 +114,20 @@ class FirstTries:
             row = self._rows[context] = len(self._rows)
             if row == len(self._tries):
                 self._tries = grown(self._tries, 2 * row)
-                self._worthy = grown(self._worthy, 2 * row)
+                self._gains = grown(self._gains, 2 * row)
         return row
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
         n, num_ids = len(self._rows), self.planner.graph.num_ids
         self._place = grown(self._place, self.planner.graph.capacity, NONE)
-        ranks = [(*place, rank) for place, rank in self._ranks.items()]
         return {
             "met": self._met.state(),
             "place": self._place[:num_ids],
             "contexts": np.array(list(self._rows), np.uint64).reshape(-1, 3),
             "tries": self._tries[:n],
-            "worthy": self._worthy[:n],
-            "ranks": np.array(ranks, np.uint64).reshape(-1, 3),
+            "gains": self._gains[:n],
+            "found": np.array(list(self._found.items()), np.int64).reshape(-1, 2),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -139,21 +140,25 @@ class FirstTries:
         graph, n = self.planner.graph, len(saved["contexts"])
         check_array("met", saved["met"], np.bool_, (graph.num_ids,))
         check_array("place", saved["place"], np.int32, (graph.num_ids, len(NEIGHBOURS)))
-        for name in ("tries", "worthy"):
+        for name in ("tries", "gains"):
             check_array(name, saved[name], np.float64, (n, graph.num_actions))
         self._met.restore(saved["met"])
         self._place = grown(saved["place"].copy(), graph.capacity, NONE)
         self._rows = {tuple(row): i for i, row in enumerate(saved["contexts"].tolist())}
         self._tries = grown(saved["tries"].copy(), max(256, n))
-        self._worthy = grown(saved["worthy"].copy(), max(256, n))
-        self._ranks = {(place, one): rank for place, one, rank in saved["ranks"].tolist()}
+        self._gains = grown(saved["gains"].copy(), max(256, n))
+        self._found = dict(saved["found"].tolist())
 
 
-def _mixed(obs):
-    """A number of each cell's content: uint64 [H, W] of a grid [H, W, ...]."""
-    cells = np.ascontiguousarray(obs).reshape(*obs.shape[:2], -1).view(np.uint8)
-    mixed = np.full(cells.shape[:2], 0xCBF29CE484222325, np.uint64)
-    for byte in np.moveaxis(cells, 2, 0):
+def cell_contents(grids: NDArray[Any], num_axes: int = 2) -> NDArray[np.uint64]:
+    """A number of each cell's content, uint64: of [H, W, ...] [H, W]; more axes may come first.
+
+    num_axes: those that are kept, in front.
+    """
+    kept = grids.shape[:num_axes]
+    cells = np.ascontiguousarray(grids).reshape(*kept, -1).view(np.uint8)
+    mixed = np.full(kept, 0xCBF29CE484222325, np.uint64)
+    for byte in np.moveaxis(cells, -1, 0):
         mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
         mixed ^= mixed >> np.uint64(32)
     return mixed

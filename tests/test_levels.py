@@ -144,34 +144,45 @@ def test_what_killed_in_one_level_is_worth_little_in_the_next():
         step(graph, tries, beside, 1, room((2, 1), lava), terminated=True)
 
 
-def test_a_reward_and_a_new_state_are_worth_it_and_a_known_state_is_not():
-    graph, planner, tries = make_first_tries(num_actions=4)
+def test_gains_are_1_for_a_reward_less_for_further_states_of_a_place_and_0_for_known_ones():
+    graph, planner, tries = make_first_tries(num_actions=5)
     start, here = room((0, 0)), room((1, 1))
     tries.begin(graph.node(start))
     step(graph, tries, start, 0, here)
-    step(graph, tries, here, 0, room((1, 2)))  # new
+    step(graph, tries, here, 0, room((1, 2)))  # its place's first new state
     step(graph, tries, here, 1, room((3, 3)), reward=1.0, terminated=True)
     step(graph, tries, here, 2, start)  # known
+    step(graph, tries, start, 1, room((1, 2), [(3, 0)]))  # the place's second
+    tries.begin(graph.node(start))
     other = room((0, 0), [(3, 0)])
-    tries.begin(graph.node(other))
     node = step(graph, tries, other, 0, room((1, 1), [(3, 0)]))
     planner.plan()
-    assert planner.action_values(node) == pytest.approx([1.0, 1.0, 0.5, 1.0])
+    assert planner.action_values(node) == pytest.approx([1.0, 1.0, 0.5, 1.0, 1.0])
 
 
-def test_a_place_that_an_episode_found_again_is_worth_less():
+def test_a_turn_is_worth_less_than_a_step_elsewhere():
     graph, planner, tries = make_first_tries()
-    layers = [room((0, 0), [(3, 3)]), room((0, 0), [(3, 2)])]  # as where a key lies elsewhere
-    tries.begin(graph.node(layers[0]))
-    first = step(graph, tries, layers[0], 0, room((1, 0), [(3, 3)]))
-    second = step(graph, tries, layers[1], 0, room((1, 0), [(3, 2)]))
+    start, here = room((0, 0)), room((1, 1))
+    tries.begin(graph.node(start))
+    step(graph, tries, start, 0, here)
+    turned = here.copy()
+    turned[1, 1] = AGENT + 1
+    step(graph, tries, here, 1, turned)  # the second new state of this place
+    tries.begin(graph.node(start))
+    node = step(graph, tries, room((0, 0), [(3, 0)]), 0, room((1, 1), [(3, 0)]))
     planner.plan()
-    assert planner.action_values(first) == pytest.approx([1.0, 1.0])
-    assert planner.action_values(second) == pytest.approx([0.5, 0.5])
-    tries.begin(graph.node(room((2, 2))))  # another episode begins anew
-    third = step(graph, tries, room((2, 2)), 0, room((1, 0)))
-    planner.plan()
-    assert planner.action_values(third) == pytest.approx([1.0, 1.0])
+    assert planner.action_values(node) == pytest.approx([1.0, (1 + 1 / np.sqrt(2)) / 2])
+
+
+def test_an_episode_counts_its_places_anew():
+    graph, _, tries = make_first_tries()
+    corners = [room((0, 0), [(3, column)]) for column in range(3)]
+    beside = [room((1, 0), [(3, column)]) for column in range(3)]
+    for number, is_new in enumerate([True, False]):
+        tries.begin(graph.node(corners[0]))
+        for column in range(3):
+            step(graph, tries, corners[column], number, beside[column])
+        assert tries.state()["found"].tolist() == ([[4, 3]] if is_new else [])
 
 
 def test_first_tries_go_on_from_their_state():
@@ -272,7 +283,7 @@ def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():
     args = gb_dqn_minigrid.Args(num_levels=0, view="partial")
     env = gb_dqn_minigrid.make_env(args, "MiniGrid-DoorKey-6x6-v0", np.random.default_rng(0))
     obs = env.reset()
-    view = env.env.unwrapped.gen_obs()["image"]
+    view = env.see()["image"]
     assert obs.shape == (7, 7, 12)
     assert np.array_equal(obs[..., 9:], view)
     assert not obs[..., :9].any()
