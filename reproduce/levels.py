@@ -1,0 +1,122 @@
+"""Runs on levels that change: their rows, a table and a picture.
+
+    python reproduce/levels.py runs/*num-levels-run*
+
+Every evaluation of a run is a row of results/levels.csv, and its trained network plays 100 more
+held-out episodes, alone and on a graph of the episode under way. Rows that are there already stay.
+Without runs the table and the picture are made anew. Baselines: levels_sb3.py.
+"""
+
+import csv
+import functools
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+import tyro
+from folders import RESULTS, ROOT
+
+import gb_dqn_minigrid
+from gbcore import EpisodeGraph
+
+ROWS = RESULTS / "levels.csv"
+COLUMNS = (
+    "task agent exploration view num_levels seed act_on step mean_return solved episodes commit "
+    "wall_seconds"
+).split()
+LAST = 100  # episodes of the trained network
+
+
+@dataclass
+class Args:
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()  # folders of finished runs
+
+
+def write_rows(rows):
+    """Append rows, dicts by COLUMNS; those that are there already are left out."""
+    is_new = not ROWS.exists()
+    have = set() if is_new else {tuple(row.values()) for row in csv.DictReader(ROWS.open())}
+    with ROWS.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(row for row in rows if tuple(map(str, row.values())) not in have)
+
+
+def row_of(same, act_on, step, returns):
+    """One evaluation: the mean return and how many episodes had a reward."""
+    row = same | {"act_on": act_on, "step": step, "episodes": len(returns)}
+    row["mean_return"] = round(float(np.mean(returns)), 4)
+    row["solved"] = int(np.sum(np.array(returns) > 0))
+    return {column: row[column] for column in COLUMNS}
+
+
+def collect(folder):
+    """Rows of a run: its evaluations, and two of its trained network."""
+    config = json.loads((folder / "config.json").read_text())
+    result = json.loads((folder / "result.json").read_text())
+    args = gb_dqn_minigrid.Args(
+        **{f.name: config[f.name] for f in fields(gb_dqn_minigrid.Args) if f.name in config}
+    )
+    task = gb_dqn_minigrid.task_of(args.env_id)
+    same = {
+        "task": task, "agent": args.backup, "exploration": args.exploration, "view": args.view,
+        "num_levels": args.num_levels, "seed": args.seed, "commit": result["versions"]["commit"],
+        "wall_seconds": round(result["wall_seconds"], 1),
+    }  # fmt: skip
+    curve = pd.read_csv(folder / "evaluations.csv").groupby("global_step")["episodic_return"]
+    rows = [row_of(same, args.eval_act_on, step, returns) for step, returns in curve]
+    rng = np.random.default_rng(0)
+    env = gb_dqn_minigrid.make_env(args, task, rng)
+    network = gb_dqn_minigrid.make_network(args, env.reset().shape, env.num_actions)
+    network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+    policies = {
+        "network": lambda obs: values(network, obs).argmax(axis=1),
+        "graph": EpisodeGraph(functools.partial(values, network), env.num_actions, args.gamma),
+    }
+    for act_on, policy in policies.items():
+        seed = [args.seed, args.total_timesteps, 2]
+        returns, _ = gb_dqn_minigrid.evaluate(args, task, policy, seed, LAST)
+        rows.append(row_of(same, act_on, args.total_timesteps, returns))
+    return rows
+
+
+@torch.inference_mode()
+def values(network, obs):
+    return network(torch.from_numpy(obs)).numpy()
+
+
+def report(rows):
+    """Write docs/levels.png: mean return by step, a panel a task, a line an agent."""
+    tasks = sorted(rows.task.unique())
+    figure, panels = plt.subplots(
+        -(-len(tasks) // 4), min(4, len(tasks)), figsize=(11, 2.6 * -(-len(tasks) // 4)),
+        squeeze=False, sharey=True, constrained_layout=True,
+    )  # fmt: skip
+    for panel, task in zip(panels.flat, tasks, strict=False):
+        for name, part in rows[rows.task == task].groupby(["agent", "view"]):
+            part = part[(part.episodes != LAST) & (part.act_on == part.act_on.min())]
+            curve = part.groupby("step").mean_return.agg(["median", "min", "max"])
+            label = name[0] if name[1] == "grid" else f"{name[0]}, 7x7 view"
+            panel.plot(curve.index, curve["median"], label=label)
+            panel.fill_between(curve.index, curve["min"], curve["max"], alpha=0.2)
+        panel.set(title=task.removeprefix("MiniGrid-"), xscale="log", ylim=(0, 1), xlabel="steps")
+        panel.legend(fontsize="small")
+    panels[0, 0].set_ylabel("mean return, held-out levels")
+    figure.savefig(ROOT / "docs" / "levels.png", dpi=110)
+
+
+def main():
+    args = tyro.cli(Args, description=__doc__)
+    torch.set_num_threads(1)
+    for folder in args.runs:
+        write_rows(collect(folder))
+    report(pd.read_csv(ROWS, keep_default_na=False))
+
+
+if __name__ == "__main__":
+    main()
