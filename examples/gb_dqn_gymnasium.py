@@ -205,12 +205,14 @@ class Learner(gb.LearnerState):
 
     def policy(self, held_out=True):
         """As evaluations act: with whole-graph on what was really seen, where training was there;
-        in other levels on a graph of the episode under way.
+        in other levels, and by a key that only training knows, on a graph of the episode under way.
         """
         args = self.args
         if args.eval_act_on == "network":
             return self.act_on_network
-        if (args.levels_change and held_out) or self.graph_values is None:
+        is_known = args.round is not None or args.key_last_action or self.graph.key_shape is None
+        is_elsewhere = args.levels_change and held_out
+        if is_elsewhere or not is_known or self.graph_values is None:
             q = functools.partial(self.values, self.online)
             return EpisodeGraph(q, self.graph.num_actions, args.gamma, args.prior)
         return self.graph_values.seen_policy(self.act_on_network)

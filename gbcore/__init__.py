@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gbcore.episode_graph import EpisodeGraph
+from gbcore.episode_graph import EpisodeGraph, is_held_out
 from gbcore.first_tries import FirstTries
 from gbcore.frontier import FrontierEpisodes, FrontierPlanner
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
@@ -32,6 +32,7 @@ __all__ = [
     "SumTree",
     "TransitionGraph",
     "categorical_targets",
+    "is_held_out",
     "pair_q_values",
     "prune",
     "q_targets",

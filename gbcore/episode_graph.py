@@ -1,5 +1,6 @@
 """EpisodeGraph: acts on values of a graph that holds nothing but the episode under way."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -100,3 +101,9 @@ class EpisodeGraph:
             leaves = LeafTable(graph, self.evaluate)
             self.values = GraphValues(graph, leaves, self.gamma, self.prior)
         return self.values.graph.nodes(obs, keys)
+
+
+def is_held_out(level: Any) -> bool:
+    """Is a level of the fifth that only evaluations play? By a hash of its bytes, or its repr."""
+    name = level if isinstance(level, bytes) else repr(level).encode()
+    return hashlib.blake2b(name, digest_size=1).digest()[0] % 5 == 0

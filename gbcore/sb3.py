@@ -15,14 +15,16 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer, ReplayBufferSamples
-from stable_baselines3.common.vec_env import unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 
+from gbcore.episode_graph import EpisodeGraph, is_held_out
 from gbcore.graph import MAX_DEPTH, TransitionGraph
 from gbcore.leaf_table import LeafTable, in_evaluation
 from gbcore.targets import q_targets
@@ -393,3 +395,80 @@ class GraphDQN(DQN):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "leaves", "graph_values", "_made_of", "_seen"]
+
+
+class Levels(gymnasium.Wrapper):
+    """An environment that names its levels in `info["level"]` of reset: those of one kind.
+
+    Args:
+        env: a Gymnasium environment; each reset draws a level.
+        held_out: the fifth that only evaluations play, in place of the others?
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], held_out: bool):
+        super().__init__(env)
+        self.held_out = held_out
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """As the environment's, drawn again until the level is of this kind.
+
+        Raises:
+            ValueError: where 1,000 levels are not.
+        """
+        for _ in range(1_000):
+            obs, info = super().reset(**kwargs)
+            if is_held_out(info["level"]) == self.held_out:
+                return obs, info
+            kwargs["seed"] = None
+        raise ValueError(f"Require levels with held_out={self.held_out}, got none in 1,000")
+
+
+class OwnGraph(VecEnvWrapper):
+    """Plays with the Q network of a DQN on a graph of each episode under way (`EpisodeGraph`).
+
+        own = OwnGraph(make_vec_env(make_held_out_level, 20), model)
+        mean, deviation = evaluate_policy(own, own, n_eval_episodes=100)
+
+    Its `predict` answers for the observation that reset or step has just returned.
+
+    Args:
+        venv: vector environment with the observations of the model.
+        model: DQN or GraphDQN, whose gamma counts.
+    """
+
+    def __init__(self, venv: VecEnv, model: DQN):
+        super().__init__(venv)
+        self.model = model
+        self.reset()
+
+    def reset(self) -> Any:
+        """First observations; what was seen of unfinished episodes is forgotten."""
+        self._graph = EpisodeGraph(self._values, self.action_space.n, self.model.gamma)
+        return self.venv.reset()
+
+    @torch.no_grad()
+    def _values(self, obs):
+        with in_evaluation(self.model.q_net):
+            return self.model.q_net(self.model.policy.obs_to_tensor(obs)[0]).cpu().numpy()
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[NDArray[Any], Any]:  # fmt: skip
+        """Greedy actions int64 [n], and state as it came."""
+        return self._graph.act(observation), state
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """As VecEnv's."""
+        self._actions = np.array(actions)
+        self.venv.step_async(actions)
+
+    def step_wait(self) -> Any:
+        """As VecEnv's; the graph gets the transitions."""
+        obs, rewards, dones, infos = self.venv.step_wait()
+        after, terminated = obs.copy(), dones.copy()
+        for i in np.flatnonzero(dones):
+            after[i] = infos[i]["terminal_observation"]
+            terminated[i] = not infos[i].get("TimeLimit.truncated", False)
+        self._graph.observe(self._actions, rewards, after, terminated, dones)
+        return obs, rewards, dones, infos

@@ -21,10 +21,10 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import VecNormalize
 
-from examples import sb3_dqn
+from examples import mazes, sb3_dqn  # noqa: F401
 from gbcore import GraphValues
 from gbcore.leaf_table import weights_of
-from gbcore.sb3 import GraphDQN, GraphReplayBuffer
+from gbcore.sb3 import GraphDQN, GraphReplayBuffer, Levels, OwnGraph
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 SMALL = {"buffer_size": 80, "learning_starts": 20, "target_update_interval": 40, "batch_size": 8}
@@ -441,3 +441,28 @@ def test_the_example_runs(capsys):
 def test_bad_flags_of_the_example_are_one_line(flags, named, capsys):
     assert command(sb3_dqn, *flags) == 2
     assert is_one_line(capsys, "error: ", named)
+
+
+def test_levels_of_one_kind_are_played():
+    env = gymnasium.make("Maze-v0", size=5)
+    names = {kind: set() for kind in (False, True)}
+    for kind, found in names.items():
+        levels = Levels(env, held_out=kind)
+        for seed in range(30):
+            found.add(levels.reset(seed=seed)[1]["level"])
+    assert min(map(len, names.values())) > 2
+    assert not names[True] & names[False]
+
+
+def test_a_model_plays_on_a_graph_of_its_own_episode():
+    def make():
+        return Levels(gymnasium.make("Maze-v0", size=5), held_out=True)
+
+    model = GraphDQN("MlpPolicy", make_vec_env(make), seed=1, gamma=0.95, buffer_size=100)
+    alone = evaluate_policy(model, make_vec_env(make, 4, seed=2), n_eval_episodes=20)[0]
+    own = OwnGraph(make_vec_env(make, 4, seed=2), model)
+    mean = evaluate_policy(own, own, n_eval_episodes=20)[0]
+    assert mean > alone + 0.2  # an untrained network repeats itself; its graph does not
+    graph = own._graph.values.graph
+    own.reset()
+    assert graph.num_transitions < 4 * 100
