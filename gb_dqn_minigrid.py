@@ -64,12 +64,13 @@ class Args(gb.RunFlags):
     buffer_size: gb.Amount = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
     gamma: gb.Share = 0.95  # the discount
     target_network_frequency: gb.Count | None = None
-    """steps between copies into the target network; by default 8,000, with whole-graph 2,000"""
+    """steps between copies into the target network: 8,000, whole-graph 2,000, levels that change
+    1,000"""
     batch_size: gb.Count | None = None  # transitions per update: 32, where levels change 128
     learning_starts: gb.Amount | None = None
     """random steps before the first update; by default 5,000, with whole-graph 0"""
     train_frequency: gb.Count | None = None
-    """steps between updates; by default 1, with whole-graph 4"""
+    """steps between updates: 1, with whole-graph 4, where levels change 2"""
     updates_per_train: gb.Count = 1  # updates at a time, each of its own batch
     start_e: gb.Share = 1.0  # epsilon until learning starts
     end_e: gb.Share = 0.02  # epsilon once learning starts
@@ -103,6 +104,8 @@ class Args(gb.RunFlags):
         "act_on": ("network", "graph"),
     }
     OF_LEVELS: ClassVar = {  # where none is given: of one level, of levels that change
+        "target_network_frequency": (None, 1_000),
+        "train_frequency": (None, 2),
         "batch_size": (32, 128),
         "eval_episodes": (3, 20),
         "eval_frequency": (1_000, 5_000),

@@ -65,10 +65,10 @@ class Args(gb.RunFlags):
     buffer_size: gb.Amount = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
     gamma: gb.Share | None = None  # the discount: 0.99, where levels change 0.95
     target_network_frequency: gb.Count | None = None
-    """steps between two copies into the target network: 500, where levels change 2,000"""
+    """steps between two copies into the target network: 500, where levels change 1,000"""
     batch_size: gb.Count | None = None  # transitions per update: 32, where levels change 128
     learning_starts: gb.Amount | None = None  # steps before the first update: 1,000, whole-graph 0
-    train_frequency: gb.Count | None = None  # steps between updates: 2, where levels change 4
+    train_frequency: gb.Count = 2  # steps between updates
     exploration_steps: gb.Count | None = None  # of epsilon's fall from 1: 5,000, whole-graph 500
     end_e: gb.Share = 0.05  # epsilon in the end
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
@@ -93,9 +93,8 @@ class Args(gb.RunFlags):
     }
     OF_LEVELS: ClassVar = {  # where none is given: of one world, of levels that change
         "gamma": (0.99, 0.95),
-        "target_network_frequency": (500, 2_000),
+        "target_network_frequency": (500, 1_000),
         "batch_size": (32, 128),
-        "train_frequency": (2, 4),
         "frontier_share": (0.5, 0.9),
         "eval_frequency": (1_000, 5_000),
     }
