@@ -6,11 +6,11 @@ from gbcore.episode_graph import EpisodeGraph, is_held_out
 from gbcore.first_tries import FirstTries
 from gbcore.frontier import FrontierEpisodes, FrontierPlanner
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
-from gbcore.kernels.expand import Subgraphs
 from gbcore.leaf_table import LeafTable
 from gbcore.replay import Batch, PrioritizedReplay, Replay
+from gbcore.subgraph import Subgraphs
 from gbcore.sum_tree import SumTree
-from gbcore.targets import pair_q_values, prune, q_targets
+from gbcore.targets import pair_q_values, q_targets, rows_read
 from gbcore.values import GraphValues
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ __all__ = [
     "categorical_targets",
     "is_held_out",
     "pair_q_values",
-    "prune",
     "q_targets",
+    "rows_read",
     "trajectory_subgraphs",
 ]
 

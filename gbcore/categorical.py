@@ -1,4 +1,4 @@
-"""Categorical (C51) targets over `Subgraphs`, in batched torch. The equations are in `targets.py`.
+"""Categorical (C51) targets over `Subgraphs`, in batched torch. The equations are in `subgraph.py`.
 
 At every pair the pmf of r + gamma (1 - done) Z is clipped to the support's range and projected on
 its atoms (Bellemare et al. 2017, Eq. 7): the paper's Algorithm 2, made synchronous.
@@ -10,14 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gbcore.kernels.expand import Subgraphs
-from gbcore.targets import (
-    check_arguments,
-    check_companion,
-    check_indices,
-    check_policy,
-    needs_selector,
-)
+from gbcore.subgraph import Subgraphs
+from gbcore.targets import check_arguments, check_companion, check_policy, needs_selector
 
 Levels = tuple[tuple[int, int, int], ...]  # see `level_bounds`
 
@@ -52,13 +46,12 @@ def categorical_targets(
 
     Raises:
         ValueError: for an unknown rule, a missing argument, a wrong shape, a prior out of range, or
-            subgraphs that were pruned for another rule or prior. On the CPU also for a support that
+            fewer actions than the subgraphs have. On the CPU also for a support that
             is not equally spaced and increasing, a policy as in `q_targets`, and targets that do
             not sum to 1, since what they read of leaf_pmf does not.
     """
     check_arguments(subgraphs, "leaf_pmf", tuple(leaf_pmf.shape), 3, gamma, rule, prior)
     num_leaves, num_actions, num_atoms = leaf_pmf.shape
-    check_indices(subgraphs, num_actions, rule, prior)
     if tuple(support.shape) != (num_atoms,) or num_atoms < 2:
         raise ValueError(f"Require support of shape ({num_atoms},), got {tuple(support.shape)}")
     if support.device.type == "cpu":  # elsewhere one would have to wait for it

@@ -36,11 +36,13 @@ from gbcore.kernels.edges import (
     TOTAL_USED,
     GraphArrays,
 )
-from gbcore.kernels.expand import Subgraphs, Trajectory
+from gbcore.kernels.expand import Trajectory
 from gbcore.kernels.hashing import EMPTY
+from gbcore.subgraph import Subgraphs
 
 FORMAT_VERSION = 3
-MAX_DEPTH = 2**16  # of an expansion; times its roots it stays below MAX_STAMP
+MAX_DEPTH = 2**16  # of an expansion
+MAX_LISTED = 2**28  # of what a batch of subgraphs lists, 20 GB: before the system ends the process
 UNKNOWN = -1  # a generation that no id has
 KIND = ("num_actions", "obs_shape", "obs_dtype", "key_shape", "key_dtype", "frame_stack")
 # The arrays that grow, and what is in them where nothing was written.
@@ -160,10 +162,8 @@ class TransitionGraph(Holder):
         self._freed = np.empty(2, np.int64)
         self._init_scratch()
 
-    def _init_scratch(self):
-        self._marks = np.zeros((self._keys.capacity, 2), np.int64)
-        self._stamps = np.zeros(1, np.int64)
-        self._room = np.full(4, 256, np.int64)
+    def _init_scratch(self):  # of `expand`
+        self._row_of, self._room = np.zeros(self._keys.capacity, np.int32), np.full(1, 256)
 
     def __repr__(self) -> str:
         return (
@@ -600,15 +600,13 @@ class TransitionGraph(Holder):
         actions = as_indices("actions", actions if is_many(actions) else [actions])
         if nodes.shape != actions.shape:
             raise ValueError(f"Require one action per node, got {actions.shape} for {nodes.shape}")
-        if depth * len(nodes) > expand.MAX_STAMP // 2:
-            raise ValueError(f"Require fewer roots for depth {depth}, got {len(nodes)}")
         with self.lock:
             zeros = np.zeros(len(nodes))
             self._require_rows((nodes, actions, zeros, nodes, zeros), len(nodes))
             seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
             return expand.expand_roots(
                 self._arrays, nodes, actions, depth, min(breadth, MAX_TRANSITIONS), seed,
-                self._marks, self._stamps, self._room,
+                self._row_of, self._room, MAX_LISTED,
             )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------------
@@ -622,7 +620,7 @@ class TransitionGraph(Holder):
         """The arrays, with room for every id."""
         capacity, old = self._keys.capacity, self._arrays
         if capacity > len(old.degree):
-            self._init_scratch()  # marks and stamps start anew
+            self._init_scratch()
             if self._contents is not None:
                 self._contents = grown(self._contents, capacity)
             entries = self._logged()

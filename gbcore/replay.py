@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gbcore.arrays import Holder, check_array, copy_rows
 from gbcore.graph import TransitionGraph, trajectory_subgraphs
-from gbcore.kernels.expand import Subgraphs
+from gbcore.subgraph import Subgraphs
 from gbcore.sum_tree import SumTree
 
 

@@ -26,7 +26,6 @@ from gbcore import (
     FrontierEpisodes,
     FrontierPlanner,
     TransitionGraph,
-    prune,
     q_targets,
     trajectory_subgraphs,
 )
@@ -714,19 +713,15 @@ def test_pairs_know_their_nodes(breadth):
     edges = graph.edges()
     roots = np.append(edges["source"][:7], edges["next"][:3]), np.array([0, 1] * 5)
     sub = graph.expand(*roots, 4, breadth=breadth, rng=rng)
-    for case in (sub, prune(sub, "double", lambda nodes: nodes % 3)[0]):
-        assert case.pair_nodes.shape == case.pair_action.shape
-        np.testing.assert_array_equal(case.pair_nodes[:10], roots[0])
-        vertex = np.append(np.append(case.nodes, case.nodes[case.vertex_row]), -1)
-        for pair, (node, action) in enumerate(zip(case.pair_nodes, case.pair_action, strict=True)):
-            here = (edges["source"] == node) & (edges["action"] == action)
-            assert case.pair_count[pair] == edges["count"][here].sum()
-            led_to = np.where(edges["terminated"][here], -1, edges["next"][here])
-            assert set(vertex[case.outcome_vertex[case.outcome_pair == pair]]) == set(led_to)
-    pruned = prune(sub, "behaviour")[0]  # its nodes are the leaves, and it keeps all pairs
-    is_read = np.isin(sub.pair_nodes, pruned.nodes) | (np.arange(len(sub.pair_action)) < 10)
-    assert not is_read.all()
-    np.testing.assert_array_equal(pruned.pair_nodes, np.where(is_read, sub.pair_nodes, -1))
+    assert sub.check_valid() == []
+    assert sub.pair_nodes.shape == sub.pair_action.shape
+    np.testing.assert_array_equal(sub.pair_nodes[:10], roots[0])
+    vertex = np.append(np.append(sub.nodes, sub.nodes[sub.vertex_row]), -1)
+    for pair, (node, action) in enumerate(zip(sub.pair_nodes, sub.pair_action, strict=True)):
+        here = (edges["source"] == node) & (edges["action"] == action)
+        assert sub.pair_count[pair] == edges["count"][here].sum()
+        led_to = np.where(edges["terminated"][here], -1, edges["next"][here])
+        assert set(vertex[sub.outcome_vertex[sub.outcome_pair == pair]]) == set(led_to)
     padded = pad(sub)
     np.testing.assert_array_equal(padded.pair_nodes[:10], roots[0])
     assert padded.pair_nodes.shape == padded.pair_action.shape

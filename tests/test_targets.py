@@ -1,7 +1,6 @@
 """Targets of gbcore against the recursion of naive.py, and against cases worked by hand."""
 
-import copy
-import pickle
+import doctest
 from unittest import mock
 
 import numpy as np
@@ -12,10 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive import NaiveGraph, enumerate_kept, subset_probabilities
 
-from gbcore import categorical_targets, prune, q_targets, trajectory_subgraphs
+from gbcore import categorical_targets, q_targets, rows_read, subgraph, trajectory_subgraphs
 from gbcore.categorical import back_up, pad
 from gbcore.kernels import expand
-from gbcore.kernels.expand import MAX_STAMP
 from gbcore.targets import pair_q_values
 
 depths = st.integers(1, 5)
@@ -107,13 +105,19 @@ def test_the_graph_may_change_after_expand():
     assert q_targets(sub, case.leaf_q[rows], case.gamma) == before
 
 
-def test_marks_start_anew_before_their_stamps_run_out():
+def test_rows_of_a_node_are_of_its_own_batch():
+    """Whatever was left of other batches, and however long the lists have to grow."""
     case = Case(2, CORNERS["many outcomes per pair"][1])
-    first = case.expand(case.pairs, 3)  # leaves marks with the lowest stamps
-    case.graph._stamps[0] = MAX_STAMP + 1
-    for column, again in zip(first, case.expand(case.pairs, 3), strict=True):
-        np.testing.assert_array_equal(again, column)
-    assert case.graph._stamps[0] < 1000
+    first = case.expand(case.pairs, 3)
+    for room, left in ((1, -1), (2, 0), (9, 2**31 - 1), (500, 3)):
+        case.graph._room[0], case.graph._row_of[:] = room, left
+        for column, again in zip(first, case.expand(case.pairs, 3), strict=True):
+            np.testing.assert_array_equal(again, column)
+
+
+def test_the_worked_example():
+    assert doctest.testmod(subgraph).failed == 0
+    assert "max(2.5, 1) = 2.5" in subgraph.__doc__
 
 
 def test_inputs_may_be_views_which_are_not_written_to_and_carry_no_gradient():
@@ -497,7 +501,7 @@ def test_a_prior_out_of_range_is_refused():
             with raises_naming(bad, ValueError):
                 call(sub, "greedy")
         with raises_naming(bad, ValueError):
-            prune(sub, "behaviour", prior=bad)
+            rows_read(sub, "behaviour", prior=bad)
 
 
 # --- inside of a subgraph ---
@@ -527,8 +531,8 @@ def test_every_expanded_pair_has_the_target_of_its_depth(case, depth):
                 assert values[p] == pytest.approx(expected, abs=TOLERANCE)
 
 
-def assert_pruning_changes_nothing(case, sub):
-    """Scalar and categorical targets stay, with NaN in all leaves that go unread."""
+def assert_other_rows_are_not_read(case, sub):
+    """Scalar and categorical targets stay, bit for bit, with 0 in all rows that go unread."""
     asked = []
 
     def best_actions(nodes):
@@ -538,95 +542,70 @@ def assert_pruning_changes_nothing(case, sub):
     for name in ("double", "behaviour", "behaviour, double"):
         asked.clear()
         best = best_actions if name == "double" else None
-        pruned, leaf_read = prune(sub, RULES[name][0], best, case.prior)
+        rows, leaf_read = rows_read(sub, RULES[name][0], best, case.prior)
         assert len(set(asked)) == len(asked)  # no state is evaluated twice
-        assert leaf_read.dtype == np.bool_
-        assert leaf_read.shape == pruned.nodes.shape
-        assert len(np.unique(pruned.nodes)) == len(pruned.nodes)
-        assert set(pruned.nodes.tolist()) <= set(sub.nodes.tolist())
+        assert asked == sub.nodes[rows[: len(asked)]].tolist()
+        assert leaf_read.shape == rows.shape == np.unique(rows).shape
         expected = case.q_targets(sub, name), case.categorical_targets(sub, name)
-        whole, unread = (case.leaf_q, case.leaf_pmf), case.rows(pruned)[~leaf_read]
-        case.leaf_q, case.leaf_pmf = (leaf.copy() for leaf in whole)
-        case.leaf_q[unread], case.leaf_pmf[unread] = np.nan, np.nan
-        got = case.q_targets(pruned, name), case.categorical_targets(pruned, name)
-        case.leaf_q, case.leaf_pmf = whole
+        states = case.rows(sub)
+        read, unread = states[rows[leaf_read]], np.setdiff1d(states, states[rows])
+        whole = case.leaf_q, case.leaf_pmf, case.selector_q
+        case.leaf_q, case.leaf_pmf, case.selector_q = (np.zeros_like(leaf) for leaf in whole)
+        case.leaf_q[read], case.leaf_pmf[read] = whole[0][read], whole[1][read]
+        case.selector_q[:] = whole[2]
+        if name == "double":
+            case.selector_q[unread] = 0
+        got = case.q_targets(sub, name), case.categorical_targets(sub, name)
+        case.leaf_q, case.leaf_pmf, case.selector_q = whole
         for one, other in zip(got, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+            np.testing.assert_array_equal(one, other)
 
 
 @settings(max_examples=scaled(100, 20))
 @given(cases(), depths, st.integers(0, 2), st.integers(0, 1000))
-def test_pruning_changes_no_target(case, depth, breadth, seed):
+def test_rows_that_go_unread_change_no_target(case, depth, breadth, seed):
     sub = case.expand(case.pairs, depth, breadth, np.random.default_rng(seed))
-    assert_pruning_changes_nothing(case, sub)
+    assert_other_rows_are_not_read(case, sub)
 
 
-def test_pruning_by_hand():
+def test_rows_read_by_hand():
     """0 -> 1 -> 2 -> 3 by action 0, with a side branch from 1 by action 1 to 4."""
     chain = [(0, 0, 0.0, False, 1), (1, 0, 0.0, False, 2), (2, 0, 0.0, False, 3)]
     case = Case(2, [*chain, (1, 1, 0.0, False, 4), (4, 0, 0.0, False, 5)])
     sub = case.expand([(0, 0)], 3)
+    states = case.rows(sub)
     for online, path, read in (
         ([0, 0, 0, 0, 0, 0], [1, 2, 3], [3]),  # along the chain, to its end
         ([0, 0, 1, 0, 0, 0], [1, 2], [2]),  # action 1 was never seen at 2
         ([0, 1, 0, 0, 0, 0], [1, 4, 5], [5]),  # along the branch
     ):
         best = dict(enumerate(online))
-        pruned, leaf_read = prune(
+        rows, leaf_read = rows_read(
             sub, "double", lambda ids, b=best: np.array([b[case.state_of[int(i)]] for i in ids])
         )
-        assert sorted(case.rows(pruned).tolist()) == path
-        assert case.rows(pruned)[leaf_read].tolist() == read
-    pruned, leaf_read = prune(sub, "behaviour")
-    assert sorted(case.rows(pruned).tolist()) == [3, 5]
+        assert states[rows].tolist() == path
+        assert states[rows[leaf_read]].tolist() == read
+    rows, leaf_read = rows_read(sub, "behaviour")
+    assert sorted(states[rows].tolist()) == [3, 5]
     assert leaf_read.all()
 
 
-def copied_by_pickle(subgraphs):
-    return pickle.loads(pickle.dumps(subgraphs))
-
-
-def test_prune_rejects():
+def test_rows_read_rejects():
     sub = Case(2, CORNERS["two-cycle"][1]).expand([(0, 0)], 2)
     for bad in ("greedy", "policy", "best"):
         with raises_naming(bad, ValueError):
-            prune(sub, bad, lambda nodes: nodes * 0)
+            rows_read(sub, bad, lambda nodes: nodes * 0)
     with raises_naming("best_actions", ValueError):
-        prune(sub, "double")
+        rows_read(sub, "double")
     for wrong in (
         lambda nodes: nodes * 0 - 1,
         lambda nodes: nodes[:0],
         lambda nodes: nodes[:, None],
     ):
         with raises_naming("best", ValueError):
-            prune(sub, "double", wrong)
+            rows_read(sub, "double", wrong)
     with raises_naming("integers for best_actions", TypeError):
-        prune(sub, "double", lambda nodes: nodes * 0.5)
-
-
-@pytest.mark.parametrize("change", [lambda pruned: pruned, pad, copy.copy, copied_by_pickle])
-@pytest.mark.parametrize("made_for", [("double", 0.0), ("behaviour", 0.0), ("behaviour", 2.0)])
-def test_pruned_subgraphs_are_for_one_rule_and_prior(made_for, change):
-    case = Case(2, CORNERS["many outcomes per pair"][1])
-    sub = case.expand(case.pairs, 3)
-    best = case.selector_q[case.rows(sub)].argmax(1)
-    row_of = {node: row for row, node in enumerate(sub.nodes)}
-    rule, prior = made_for
-    pruned, _ = prune(sub, rule, lambda nodes: best[[row_of[n] for n in nodes]], prior)
-    pruned = change(pruned)
-    for other in RULES:
-        for case.prior in (0.0, 2.0):
-            calls = [case.q_targets, case.categorical_targets]
-            if RULES[other][0] in ("double", "behaviour"):
-                calls.append(lambda pruned, other: prune(pruned, RULES[other][0], prior=case.prior))
-            for call in calls[: 2 if (RULES[other][0], case.prior) == made_for else 3]:
-                if (RULES[other][0], case.prior) == made_for:
-                    np.testing.assert_allclose(
-                        call(pruned, other), call(sub, other), rtol=0, atol=1e-12
-                    )
-                else:
-                    with raises_naming(f"Require rule and prior {made_for}", ValueError):
-                        call(pruned, other)
+        rows_read(sub, "double", lambda nodes: nodes * 0.5)
 
 
 # --- trajectories ---
@@ -706,7 +685,7 @@ def test_random_trajectories(ring, depth):
 
     sub = ring.expand(ring.filled, depth)
     assert_targets(ring, sub, targets_of)
-    assert_pruning_changes_nothing(ring, sub)
+    assert_other_rows_are_not_read(ring, sub)
 
 
 STEPS = [

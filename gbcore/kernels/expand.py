@@ -1,140 +1,20 @@
-"""Subgraphs: what one batch of targets reads."""
+"""Expansion: from roots to `Subgraphs`, drawn in `subgraph.py`."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gbcore.jit import jit
+from gbcore.jit import jit, jit_in_place
 from gbcore.kernels.hashing import EMPTY, SEED_STEP, mix
+from gbcore.subgraph import Subgraphs
 
 SQRT_2, LN_2 = 1.4142135623730951, 0.6931471805599453
 
-#
-#   level 0      pair 0 .. B-1: the roots                      G_d
-#                  | outcomes
-#   level 1      vertices -> pairs (one per expanded action)   V_{d-1}, G_{d-1}
-#                  | outcomes
-#   ...          ...
-#   level D-1    vertices -> pairs                             V_1, G_1
-#                  | outcomes
-#   boundary     leaf vertices                                 V_0
-#
-# A vertex is a node at one level (of one source, where breadth is limited). Vertices 0 .. M-1 are
-# the leaves: vertex i is nodes[i], read from the network. Vertices M .. M+V-1 are expanded, level
-# by level. Vertex M+V is the end of the episode, worth 0. Vertices, pairs and outcomes are each
-# sorted by level, the pairs of a vertex are contiguous; level k owns [level_x[k], level_x[k+1]).
 
-
-class Subgraphs(NamedTuple):
-    """The subgraphs of a batch of B roots, unrolled level by level, with M distinct nodes."""
-
-    nodes: NDArray[np.int64]  # [M], node ids whose leaf values are needed
-    root_nodes: NDArray[np.int64]  # [B], node of each root pair
-    root_row: NDArray[np.int64]  # [B], row in nodes of a root pair never seen, -1 for the others
-    vertex_row: NDArray[np.int64]  # [V], row in nodes of an expanded vertex
-    vertex_pairs: NDArray[np.int64]  # [V + 1], pairs of vertex v: vertex_pairs[v] .. [v + 1]
-    pair_action: NDArray[np.int64]  # [P], the first B are the roots'
-    pair_count: NDArray[np.int64]  # [P], c(s, a)
-    outcome_pair: NDArray[np.int64]  # [O]
-    outcome_vertex: NDArray[np.int64]  # [O], in 0 .. M+V
-    outcome_weight: NDArray[np.float64]  # [O], f(T) / c(s, a)
-    outcome_reward: NDArray[np.float64]  # [O]
-    level_vertices: NDArray[np.int64]  # [D + 1]
-    level_pairs: NDArray[np.int64]  # [D + 1]
-    level_outcomes: NDArray[np.int64]  # [D + 1]
-
-    @property
-    def num_roots(self) -> int:
-        """B, the number of roots."""
-        return len(self.root_row)
-
-    @property
-    def pair_vertex(self) -> NDArray[np.int64]:
-        """int64 [P - B], the vertex of every pair that is no root, from 0."""
-        return np.repeat(np.arange(len(self.vertex_row)), np.diff(self.vertex_pairs))
-
-    @property
-    def pair_nodes(self) -> NDArray[np.int64]:
-        """int64 [P], the node of every pair, roots first; -1 where `prune` has left it out."""
-        rows = self.vertex_row[self.pair_vertex]
-        return np.append(self.root_nodes, np.append(self.nodes, -1)[rows])
-
-    def __repr__(self) -> str:
-        return (
-            f"Subgraphs({self.num_roots} roots, {len(self.level_pairs) - 1} levels, "
-            f"{len(self.pair_action)} pairs, {len(self.outcome_pair)} outcomes, "
-            f"{len(self.nodes)} nodes)"
-        )
-
-
-FITS, BAD_PLACE, BAD_ACTION = 0, 1, 2
-
-
-@jit
-def are_within(values, begin, stop, low, high):
-    """Are values int64 from begin to stop >= low and < high?"""
-    size, bad = np.uint64(high - low), 0
-    for i in range(np.uint64(begin), np.uint64(stop)):  # unsigned: no test for a negative index
-        bad += np.uint64(values[i] - low) >= size
-    return bad == 0
-
-
-@jit
-def ascends(values, first, last):
-    """Do values int64 [n] ascend from first to last?"""
-    size = values.shape[0]
-    if size == 0 or values[0] != first or values[size - 1] != last:
-        return False
-    bad = 0
-    for i in range(np.uint64(size - 1)):
-        bad += values[i] > values[i + np.uint64(1)]
-    return bad == 0
-
-
-@jit
-def find_misfit(sub, num_actions, least_row):
-    """Does every index of the subgraphs stay where the drawing above has it? FITS, or what is bad.
-
-    Rows of expanded vertices are at least least_row: -1 where no leaf value of them is read.
-    """
-    num_leaves, num_roots = sub.nodes.shape[0], sub.root_row.shape[0]
-    num_vertices, num_pairs = sub.vertex_row.shape[0], sub.pair_action.shape[0]
-    num_outcomes, num_levels = sub.outcome_pair.shape[0], sub.level_pairs.shape[0] - 1
-    level_vertices, level_pairs = sub.level_vertices, sub.level_pairs
-    level_outcomes, vertex_pairs = sub.level_outcomes, sub.vertex_pairs
-    outcome_vertex, end = sub.outcome_vertex, num_leaves + num_vertices
-    if (
-        num_levels < 1
-        or not level_vertices.shape[0] == level_outcomes.shape[0] == num_levels + 1
-        or vertex_pairs.shape[0] != num_vertices + 1
-        or sub.root_nodes.shape[0] != num_roots
-        or sub.pair_count.shape[0] != num_pairs
-        or not sub.outcome_weight.shape[0] == sub.outcome_reward.shape[0] == num_outcomes
-        or outcome_vertex.shape[0] != num_outcomes
-        or not (level_vertices[1] == 0 and level_pairs[1] == num_roots)
-        or not ascends(level_vertices, 0, num_vertices)
-        or not ascends(level_pairs, 0, num_pairs)
-        or not ascends(level_outcomes, 0, num_outcomes)
-        or not ascends(vertex_pairs, num_roots, num_pairs)
-        or not are_within(sub.vertex_row, 0, num_vertices, least_row, num_leaves)
-        or not are_within(sub.root_row, 0, num_roots, -1, num_leaves)
-        or not are_within(outcome_vertex, 0, num_outcomes, 0, end + 1)
-    ):
-        return BAD_PLACE
-    if not are_within(sub.pair_action, 0, num_pairs, 0, num_actions):
-        return BAD_ACTION
-    fits = True
-    for k in range(num_levels):
-        begin, stop = level_outcomes[k], level_outcomes[k + 1]
-        fits &= are_within(sub.outcome_pair, begin, stop, level_pairs[k], level_pairs[k + 1])
-        fits &= vertex_pairs[level_vertices[k + 1]] == level_pairs[k + 1]
-        above = np.uint64(level_vertices[k + 1])  # vertices whose value is not known yet
-        bad = 0
-        for o in range(np.uint64(begin), np.uint64(stop)):
-            bad += np.uint64(outcome_vertex[o] - num_leaves) < above
-        fits &= bad == 0
-    return FITS if fits else BAD_PLACE
+# --------------------------------------------------------------------------------------------------
+# Sampling
+# --------------------------------------------------------------------------------------------------
 
 
 @jit(error_model="numpy")
@@ -185,249 +65,303 @@ def take_weighted(weights, size, breadth, seed, keys, taken):
 
 
 @jit
-def sample_level(graph, nodes, vertex_row, group_start, breadth, state, limited, taken):
-    """Choose the transitions to keep on one level: of groups with more than breadth of them.
+def sample_level(graph, level_nodes, starts, breadth, state, kept):
+    """Of the transitions of each group of a level, keep at most breadth: bool [n], in their order.
 
-    Transitions of a group are counted through its vertices, group_start int64 [groups + 1]. Out:
-    limited bool [groups], are there too many? and taken bool [groups, room], for these alone.
-    Returns 0, or the size of a group that room is too short for.
+    Group g is level_nodes[starts[g]] .. [starts[g + 1]]. state uint64 [1] is of the random numbers.
     """
-    block_start, degrees, edge_count = graph.block_start, graph.degree, graph.edge_count
-    weights, keys = np.empty(taken.shape[1]), np.empty(taken.shape[1], np.int64)
-    for group in range(limited.shape[0]):
+    block_start, degree, edge_count = graph.block_start, graph.degree, graph.edge_count
+    weights, keys = np.empty(kept.shape[0]), np.empty(kept.shape[0], np.int64)
+    first = 0
+    for group in range(starts.shape[0] - 1):
         size = 0
-        for v in range(group_start[group], group_start[group + 1]):
-            size += degrees[nodes[vertex_row[v]]]
-        limited[group] = size > breadth
-        if limited[group]:
-            if size > taken.shape[1]:
-                return size
-            i = 0
-            for v in range(group_start[group], group_start[group + 1]):
-                node = nodes[vertex_row[v]]
-                for k in range(degrees[node]):
-                    weights[i] = edge_count[block_start[node] + k]
-                    i += 1
-            take_weighted(weights, size, breadth, state[0], keys, taken[group])
+        for node in level_nodes[starts[group] : starts[group + 1]]:
+            for e in range(block_start[node], block_start[node] + degree[node]):
+                weights[size] = edge_count[e]
+                size += 1
+        if size > breadth:
+            take_weighted(weights, size, breadth, state[0], keys, kept[first : first + size])
             state[0] += np.uint64(size) * SEED_STEP
-    return 0
+        first += size
 
 
-@jit
-def number_of(marks, column, stamp, node, values, value, size):
-    """Number of a node under a stamp, and how many have one. A new one gets the next, and its value
-    is appended to values.
+# --------------------------------------------------------------------------------------------------
+# From the graph
+# --------------------------------------------------------------------------------------------------
+
+
+class Lists(NamedTuple):
+    """The columns of `Subgraphs`, longer than what was written, and what is needed to write them.
+
+    Until all rows are known, outcome_vertex holds the row of a leaf, END, or -2 - v of a vertex.
     """
-    if marks[node, column] >> 32 == stamp:
-        return marks[node, column] & 0xFFFFFFFF, size
-    marks[node, column] = (stamp << 32) | size
-    values[size] = value
-    return size, size + 1
+
+    nodes: NDArray[np.int64]
+    vertex_row: NDArray[np.int64]
+    vertex_pairs: NDArray[np.int64]
+    pair_action: NDArray[np.int64]
+    pair_count: NDArray[np.int64]
+    outcome_pair: NDArray[np.int64]
+    outcome_vertex: NDArray[np.int64]
+    outcome_weight: NDArray[np.float64]
+    outcome_reward: NDArray[np.float64]
+    row_vertex: NDArray[np.int64]  # the newest vertex of each row in nodes
+    sizes: NDArray[np.int64]  # [4], how many ROWS, VERTICES, PAIRS, OUTCOMES were written
+    pair_of: NDArray[np.int64]  # [A], the pair of each action of one vertex, or EMPTY
+    row_of: NDArray[np.int32]  # [N], row of a node, if nodes[row] is the node; else anything
 
 
-ROOM_NODES, ROOM_PAIRS, ROOM_OUTCOMES, ROOM_LEVEL = 0, 1, 2, 3
-MAX_STAMP = 2**31 - 2  # a mark keeps its stamp in 31 bits
-MAX_ROOM = 2**28  # of what a batch of subgraphs lists, 10 GB: before the system ends the process
+END = -1
+ROWS, VERTICES, PAIRS, OUTCOMES = 0, 1, 2, 3
 
 
 @jit
-def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, marks, stamps, room):
+def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, room, most):
     """Subgraphs of a batch of roots: paper, Algorithm 1.
 
     With breadth 0 all roots share the levels below their own; otherwise each root is a group of
     its own, in which at most breadth transitions are kept at each level below the root.
 
-    marks int64 [N, 2] holds, for each node, its row and its vertex, each valid under a stamp;
-    stamps int64 [1] is the last one used, up to MAX_STAMP. room int64 [4] is how many rows or
-    vertices, pairs, outcomes, and transitions on one level to make room for; it grows as needed.
+    row_of int32 [N] is scratch. room int64 [1] is how long to make lists at first, and how long
+    they had to be; no more than most.
     """
     num_roots = root_nodes.shape[0]
-    while True:
-        if stamps[0] > MAX_STAMP - depth * max(num_roots, 1) - 1:
-            marks[:] = 0
-            stamps[0] = 0
-        level_vertices = np.zeros(depth + 1, np.int64)
-        level_pairs = np.zeros(depth + 1, np.int64)
-        level_outcomes = np.zeros(depth + 1, np.int64)
-        num_nodes, num_pairs = room[ROOM_NODES], room[ROOM_PAIRS] + num_roots
-        num_outcomes = room[ROOM_OUTCOMES]
-        sub = Subgraphs(
-            np.empty(num_nodes, np.int64),
-            root_nodes,
-            np.full(num_roots, -1, np.int64),
-            np.empty(num_nodes, np.int64),
-            np.empty(num_nodes + 1, np.int64),
-            np.empty(num_pairs, np.int64),
-            np.empty(num_pairs, np.int64),
-            np.empty(num_outcomes, np.int64),
-            np.empty(num_outcomes, np.int64),
-            np.empty(num_outcomes, np.float64),
-            np.empty(num_outcomes, np.float64),
-            level_vertices,
-            level_pairs,
-            level_outcomes,
-        )
-        state = np.full(1, seed, np.uint64)
-        num_rows, num_vertices = fill_subgraphs(
-            graph, root_nodes, root_actions, breadth, state, marks, stamps, room, sub
-        )
-        if num_rows >= 0:
-            break
-        if room.max() > MAX_ROOM:
-            room[:] = 256
-            raise MemoryError("Require a smaller depth, breadth or batch for subgraphs that fit")
-    num_pairs, num_outcomes = level_pairs[depth], level_outcomes[depth]
-    return Subgraphs(
-        sub.nodes[:num_rows],
-        root_nodes.copy(),
-        sub.root_row,
-        sub.vertex_row[:num_vertices],
-        sub.vertex_pairs[: num_vertices + 1],
-        sub.pair_action[:num_pairs],
-        sub.pair_count[:num_pairs],
-        sub.outcome_pair[:num_outcomes],
-        sub.outcome_vertex[:num_outcomes],
-        sub.outcome_weight[:num_outcomes],
-        sub.outcome_reward[:num_outcomes],
-        level_vertices,
-        level_pairs,
-        level_outcomes,
+    levels = np.zeros((3, depth + 1), np.int64)  # of vertices, pairs and outcomes
+    root_row, state = np.full(num_roots, -1, np.int64), np.full(1, seed, np.uint64)
+    starts = np.arange(0, num_roots + 1, max(num_roots, 1) if breadth == 0 else 1)
+    lists = new_lists(max(room[0], num_roots), graph.pair_count.shape[1], row_of)
+    write_roots(graph, lists, root_nodes, root_actions)
+    sizes, level_nodes = lists.sizes, root_nodes
+    for level in range(depth):
+        kept = np.ones(count_transitions(graph.degree, level_nodes), np.bool_)
+        lists = with_room(lists, sizes.max() + kept.shape[0] + num_roots + 1, most)
+        if level > 0 and breadth > 0:
+            sample_level(graph, level_nodes, starts, breadth, state, kept)
+        last, is_inner = sizes[VERTICES], level + 1 < depth
+        if level == 0:
+            expand_level_0(graph, lists, level_nodes, starts, root_row, kept, is_inner)
+        else:
+            expand_level(graph, lists, levels[0, level], level_nodes, starts, kept, is_inner)
+        levels[0, level + 1] = last
+        levels[1:, level + 1] = sizes[PAIRS:]
+        level_nodes = lists.nodes[lists.vertex_row[last : sizes[VERTICES]]]
+    room[0] = lists.nodes.shape[0]
+    return finished(lists, root_nodes.copy(), root_row, levels)
+
+
+@jit
+def new_lists(length, num_actions, row_of):
+    """Empty `Lists`."""
+    return Lists(
+        np.empty(length, np.int64),
+        np.empty(length, np.int64),
+        np.empty(length, np.int64),
+        np.empty(length, np.int64),
+        np.empty(length, np.int64),
+        np.empty(length, np.int64),
+        np.empty(length, np.int64),
+        np.empty(length, np.float64),
+        np.empty(length, np.float64),
+        np.empty(length, np.int64),
+        np.zeros(4, np.int64),
+        np.empty(num_actions, np.int64),
+        row_of,
     )
 
 
 @jit
-def is_short(room, which, wanted, have):
-    """Is there less room than wanted? Then twice as much is asked for."""
-    if wanted > have:
-        room[which] = 2 * wanted
-    return wanted > have
+def lengthened(column, length):
+    """A longer column with the same beginning."""
+    longer = np.empty(length, column.dtype)
+    longer[: column.shape[0]] = column
+    return longer
 
 
 @jit
-def fill_subgraphs(graph, root_nodes, root_actions, breadth, state, marks, stamps, room, sub):
-    """Expand into the arrays of sub. Returns how many rows and vertices there are, or -1 where an
-    array was too short: room then asks for more.
+def with_room(lists, wanted, most):
+    """The lists, or longer ones where they are shorter than wanted. MemoryError for too long."""
+    if wanted <= lists.nodes.shape[0]:
+        return lists
+    if wanted > most:
+        raise MemoryError("Require a smaller depth, breadth or batch for subgraphs that fit")
+    length = 2 * wanted
+    return Lists(
+        lengthened(lists.nodes, length),
+        lengthened(lists.vertex_row, length),
+        lengthened(lists.vertex_pairs, length),
+        lengthened(lists.pair_action, length),
+        lengthened(lists.pair_count, length),
+        lengthened(lists.outcome_pair, length),
+        lengthened(lists.outcome_vertex, length),
+        lengthened(lists.outcome_weight, length),
+        lengthened(lists.outcome_reward, length),
+        lengthened(lists.row_vertex, length),
+        lists.sizes,
+        lists.pair_of,
+        lists.row_of,
+    )
+
+
+@jit_in_place
+def count_transitions(degree, nodes):
+    """The number of transitions of nodes int64 [n]."""
+    number = 0
+    for node in nodes:
+        number += degree[node]
+    return number
+
+
+@jit_in_place
+def write_roots(graph, lists, nodes, actions):
+    """The pairs of level 0."""
+    for i in range(nodes.shape[0]):
+        lists.pair_action[i] = actions[i]
+        lists.pair_count[i] = graph.pair_count[nodes[i], actions[i]]
+    lists.sizes[PAIRS] = nodes.shape[0]
+
+
+@jit_in_place
+def expand_level_0(graph, lists, nodes, starts, root_row, kept, is_inner):
+    """As `expand_level`, of the roots. Out: root_row int64 [B], row of a pair never seen."""
+    begin, place = 0, 0
+    for group in range(starts.shape[0] - 1):
+        end, first = starts[group + 1], lists.sizes[VERTICES]
+        for i in range(begin, end):
+            node = nodes[i]
+            lists.pair_of[:] = EMPTY
+            lists.pair_of[lists.pair_action[i]] = i
+            write_outcomes(graph, lists, node, kept, place, first, is_inner)
+            if lists.pair_count[i] == 0:
+                root_row[i] = row_for(lists, node)
+            place += graph.degree[node]
+        begin, starts[group + 1] = end, lists.sizes[VERTICES]
+
+
+@jit_in_place
+def expand_level(graph, lists, vertex, nodes, starts, kept, is_inner):
+    """Write the pairs and outcomes of a level, and the vertices of the next one if that is_inner.
+
+    vertex: the first one of the level. nodes: of its vertices. starts: of its groups in these; out:
+    of the next level's. kept: of its transitions.
     """
-    # Read from the tuples once: in a loop, each read would count a reference up and down.
-    block_start, degrees = graph.block_start, graph.degree
-    edge_action, edge_next, edge_count = graph.edge_action, graph.edge_next, graph.edge_count
-    edge_reward, edge_terminated = graph.edge_reward, graph.edge_terminated
-    nodes, vertex_row, vertex_pairs = sub.nodes, sub.vertex_row, sub.vertex_pairs
-    pair_action, pair_count = sub.pair_action, sub.pair_count
-    outcome_pair, outcome_vertex = sub.outcome_pair, sub.outcome_vertex
-    outcome_weight, outcome_reward = sub.outcome_weight, sub.outcome_reward
+    begin, place, next_level = 0, 0, lists.sizes[VERTICES]
+    for group in range(starts.shape[0] - 1):
+        end, first = starts[group + 1], lists.sizes[VERTICES]
+        for i in range(begin, end):
+            node = nodes[i]
+            write_pairs(graph, lists, node, vertex + i, kept, place)
+            write_outcomes(graph, lists, node, kept, place, first, is_inner)
+            place += graph.degree[node]
+        begin, starts[group + 1] = end, lists.sizes[VERTICES] - next_level
 
-    num_roots = root_nodes.shape[0]
-    all_counts = graph.pair_count
-    num_actions = all_counts.shape[1]
-    num_groups = 1 if breadth == 0 else num_roots
-    depth = sub.level_pairs.shape[0] - 1
-    # Of each group the first vertex on this level and on the next, in turns. Level 0 has roots.
-    group_start = np.zeros((2, num_groups + 1), np.int64)
-    for group in range(num_groups):
-        group_start[0, group + 1] = num_roots if breadth == 0 else group + 1
-    pair_of_action = np.empty(num_actions, np.int64)
-    action_vertex = np.empty(num_actions, np.int64)  # whose pair that is
-    limited = np.zeros(num_groups, np.bool_)
-    taken = np.empty((num_groups, room[ROOM_LEVEL]), np.bool_)
 
-    stamps[0] += 1
-    row_stamp = stamps[0]
-    num_rows = 0
-    num_vertices = 0
-    num_pairs = num_roots
-    num_outcomes = 0
-    for i in range(num_roots):
-        pair_action[i] = root_actions[i]
-        pair_count[i] = all_counts[root_nodes[i], root_actions[i]]
+@jit_in_place(inline=True)
+def write_pairs(graph, lists, node, vertex, kept, place):
+    """The pairs of a vertex: the actions of which a transition is kept, from kept[place] on."""
+    pair_of, pair = lists.pair_of, lists.sizes[PAIRS]
+    pair_of[:] = EMPTY
+    lists.vertex_pairs[vertex] = pair
+    start = graph.block_start[node]
+    for k in range(graph.degree[node]):
+        action = graph.edge_action[start + k]
+        if kept[place + k] and pair_of[action] == EMPTY:
+            pair_of[action] = pair
+            lists.pair_action[pair] = action
+            lists.pair_count[pair] = graph.pair_count[node, action]
+            pair += 1
+    lists.sizes[PAIRS] = pair
 
-    for level in range(depth):
-        level_end = num_vertices
-        this, following = level % 2, (level + 1) % 2
-        action_vertex[:] = -1
-        if level > 0 and breadth > 0:
-            size = sample_level(
-                graph, nodes, vertex_row, group_start[this], breadth, state, limited, taken
-            )
-            if size > 0:
-                room[ROOM_LEVEL] = 2 * size
-                return -1, -1
-        for group in range(num_groups):
-            group_start[following, group] = num_vertices
-            all_kept = not limited[group]
-            stamps[0] += 1
-            vertex_stamp = stamps[0]
-            offset = 0  # position on the level of the vertex's first transition
-            for v in range(group_start[this, group], group_start[this, group + 1]):
-                node = root_nodes[v] if level == 0 else nodes[vertex_row[v]]
-                start, degree = block_start[node], degrees[node]
-                rows_wanted = max(num_rows + 1, num_vertices) + degree
-                if (
-                    is_short(room, ROOM_NODES, rows_wanted, nodes.shape[0])
-                    or is_short(room, ROOM_OUTCOMES, num_outcomes + degree, outcome_pair.shape[0])
-                    or is_short(room, ROOM_PAIRS, num_pairs + num_actions, pair_action.shape[0])
-                ):
-                    return -1, -1
-                if level == 0:
-                    action_vertex[root_actions[v]] = v
-                    pair_of_action[root_actions[v]] = v
-                else:
-                    vertex_pairs[v] = num_pairs
-                    for k in range(degree):
-                        action = edge_action[start + k]
-                        if action_vertex[action] != v and (all_kept or taken[group, offset + k]):
-                            action_vertex[action] = v
-                            pair_of_action[action] = num_pairs
-                            pair_action[num_pairs] = action
-                            pair_count[num_pairs] = all_counts[node, action]
-                            num_pairs += 1
-                for k in range(degree):
-                    e = np.uint64(start + k)  # unsigned: no test for a negative index
-                    action = edge_action[e]
-                    if action_vertex[action] != v:
-                        continue
-                    pair = pair_of_action[action]
-                    # For now: a row for a leaf, -1 for the end, -2 - v for an expanded vertex.
-                    target = -1
-                    if not edge_terminated[e]:
-                        next_node = edge_next[e]
-                        target, num_rows = number_of(
-                            marks, 0, row_stamp, next_node, nodes, next_node, num_rows
-                        )
-                        kept = all_kept or taken[group, offset + k]
-                        if kept and level + 1 < depth and degrees[next_node] > 0:
-                            vertex, num_vertices = number_of(
-                                marks, 1, vertex_stamp, next_node, vertex_row, target, num_vertices
-                            )
-                            target = -2 - vertex
-                    at = np.uint64(num_outcomes)
-                    outcome_pair[at] = pair
-                    outcome_vertex[at] = target
-                    outcome_weight[at] = edge_count[e] / pair_count[np.uint64(pair)]
-                    outcome_reward[at] = edge_reward[e]
-                    num_outcomes += 1
-                if level == 0 and pair_count[v] == 0:
-                    sub.root_row[v], num_rows = number_of(
-                        marks, 0, row_stamp, node, nodes, node, num_rows
-                    )
-                offset += degree
-        group_start[following, num_groups] = num_vertices
-        sub.level_vertices[level + 1] = level_end
-        sub.level_pairs[level + 1] = num_pairs
-        sub.level_outcomes[level + 1] = num_outcomes
 
-    vertex_pairs[num_vertices] = num_pairs
+@jit_in_place(inline=True)
+def write_outcomes(graph, lists, node, kept, place, first, is_inner):
+    """The outcomes of the pairs of a node. Those kept lead to a vertex, where is_inner; of the
+    vertices of the next level the group has those from `first` on.
+    """
+    start, outcome = graph.block_start[node], lists.sizes[OUTCOMES]
+    for k in range(graph.degree[node]):
+        e = np.uint64(start + k)  # unsigned: no test for a negative index
+        pair = lists.pair_of[graph.edge_action[e]]
+        if pair == EMPTY:
+            continue
+        target = END
+        if not graph.edge_terminated[e]:
+            after = graph.edge_next[e]
+            target = row_for(lists, after)
+            if kept[place + k] and is_inner and graph.degree[after] > 0:
+                target = -2 - vertex_for(lists, target, first)
+        at = np.uint64(outcome)
+        lists.outcome_pair[at] = pair
+        lists.outcome_vertex[at] = target
+        lists.outcome_weight[at] = graph.edge_count[e] / lists.pair_count[np.uint64(pair)]
+        lists.outcome_reward[at] = graph.edge_reward[e]
+        outcome += 1
+    lists.sizes[OUTCOMES] = outcome
+
+
+@jit_in_place(inline=True)
+def row_for(lists, node):
+    """The row of a node in nodes, a new one if it has none."""
+    row, size = np.int64(lists.row_of[node]), lists.sizes[ROWS]
+    if not 0 <= row < size or lists.nodes[row] != node:
+        row = size
+        lists.row_of[node], lists.nodes[row] = row, node
+        lists.row_vertex[row] = EMPTY
+        lists.sizes[ROWS] += 1
+    return row
+
+
+@jit_in_place(inline=True)
+def vertex_for(lists, row, first):
+    """The vertex from `first` on of a row, a new one if it has none."""
+    vertex = lists.row_vertex[row]
+    if vertex < first:
+        vertex = lists.sizes[VERTICES]
+        lists.row_vertex[row], lists.vertex_row[vertex] = vertex, row
+        lists.sizes[VERTICES] += 1
+    return vertex
+
+
+@jit_in_place
+def place_vertices(lists):
+    """Have outcome_vertex say rows of the flat array. A vertex without pairs is a leaf."""
+    num_rows, num_vertices, num_pairs, num_outcomes = lists.sizes
+    lists.vertex_pairs[num_vertices] = num_pairs
     for o in range(num_outcomes):
-        target = outcome_vertex[o]
-        if target == -1:
-            outcome_vertex[o] = num_rows + num_vertices
-        elif target < -1:
+        target = lists.outcome_vertex[o]
+        if target == END:
+            lists.outcome_vertex[o] = num_rows + num_vertices
+        elif target < END:
             v = -2 - target
-            if vertex_pairs[v] == vertex_pairs[v + 1]:  # none of its transitions was kept: a leaf
-                outcome_vertex[o] = vertex_row[v]
-            else:
-                outcome_vertex[o] = num_rows + v
-    return num_rows, num_vertices
+            has_pairs = lists.vertex_pairs[v] < lists.vertex_pairs[v + 1]
+            lists.outcome_vertex[o] = num_rows + v if has_pairs else lists.vertex_row[v]
+
+
+@jit
+def finished(lists, root_nodes, root_row, levels):
+    """`Subgraphs` of the lists. levels int64 [3, D + 1]: of vertices, pairs and outcomes."""
+    place_vertices(lists)
+    num_rows, num_vertices, num_pairs, num_outcomes = lists.sizes
+    return Subgraphs(
+        lists.nodes[:num_rows],
+        root_nodes,
+        root_row,
+        lists.vertex_row[:num_vertices],
+        lists.vertex_pairs[: num_vertices + 1],
+        lists.pair_action[:num_pairs],
+        lists.pair_count[:num_pairs],
+        lists.outcome_pair[:num_outcomes],
+        lists.outcome_vertex[:num_outcomes],
+        lists.outcome_weight[:num_outcomes],
+        lists.outcome_reward[:num_outcomes],
+        levels[0].copy(),
+        levels[1].copy(),
+        levels[2].copy(),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# From a trajectory
+# --------------------------------------------------------------------------------------------------
 
 
 class Trajectory(NamedTuple):
@@ -442,97 +376,56 @@ class Trajectory(NamedTuple):
 
 
 @jit
-def row_in(keys, rows, node, nodes, num_rows):
-    """Row of a node in nodes, and how many rows there are, by a hash table of the batch's nodes."""
-    mask = keys.shape[0] - 1
-    slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
-    while keys[slot] != node:
-        if keys[slot] == EMPTY:
-            keys[slot] = node
-            rows[slot] = num_rows
-            nodes[num_rows] = node
-            return num_rows, num_rows + 1
-        slot = (slot + 1) & mask
-    return rows[slot], num_rows
-
-
-@jit
 def follow_trajectories(replay, starts, depth):
     """Subgraphs that are chains: at most depth rows of the ring from each start.
 
     Returns the last row met that holds a negative action or next node, or else -1, and the
     subgraphs, which mean nothing in the first case.
     """
-    bad_row = -1
-    num_roots = starts.shape[0]
-    size = num_roots * depth
-    length = replay.node.shape[0]
-    capacity = 16
-    while capacity < 2 * size:
-        capacity *= 2
-    keys = np.full(capacity, EMPTY, np.int64)
-    rows = np.empty(capacity, np.int64)
-
-    nodes = np.empty(size, np.int64)
-    vertex_row = np.empty(size, np.int64)
-    vertex_pairs = np.empty(size + 1, np.int64)
-    pair_action = np.empty(size, np.int64)
-    outcome_vertex = np.empty(size, np.int64)
-    outcome_reward = np.empty(size, np.float64)
-    level_vertices = np.zeros(depth + 1, np.int64)
-    level_pairs = np.zeros(depth + 1, np.int64)
-
-    current = starts.copy()  # ring row of each chain that goes on
-    num_chains = num_roots
-    num_rows = 0
-    num_vertices = 0
-    num_pairs = 0
+    num_roots, bad_row, num_slots = starts.shape[0], EMPTY, 16
+    while num_slots < 2 * num_roots * depth:
+        num_slots *= 2
+    lists = new_lists(num_roots * depth + 1, 0, np.full(num_slots, EMPTY, np.int32))
+    levels, sizes = np.zeros((3, depth + 1), np.int64), lists.sizes
+    current, num_chains = starts.copy(), num_roots  # ring row of each chain that goes on
     for level in range(depth):
-        level_end = num_vertices
-        chains_left = 0
-        for i in range(num_chains):
-            t = current[i]
+        levels[0, level + 1], pair = sizes[VERTICES], sizes[PAIRS]
+        num_left = 0
+        for t in current[:num_chains]:
             if replay.action[t] < 0 or replay.next_node[t] < 0:
                 bad_row = t
                 continue
             if level > 0:
-                vertex_pairs[num_pairs - num_roots] = num_pairs
-            pair_action[num_pairs] = replay.action[t]
-            outcome_reward[num_pairs] = replay.reward[t]
-            target = -1  # the same code as in fill_subgraphs, until M is known
+                lists.vertex_pairs[pair - num_roots] = pair
+            lists.pair_action[pair], lists.pair_count[pair] = replay.action[t], 1
+            lists.outcome_reward[pair], lists.outcome_weight[pair] = replay.reward[t], 1.0
+            lists.outcome_pair[pair], target = pair, END
             if not replay.terminated[t]:
-                target, num_rows = row_in(keys, rows, replay.next_node[t], nodes, num_rows)
+                target = row_by_hash(lists, replay.next_node[t])
                 if level + 1 < depth and not replay.cut[t]:
-                    vertex_row[num_vertices] = target
-                    target = -2 - num_vertices
-                    num_vertices += 1
-                    current[chains_left] = (t + 1) % length
-                    chains_left += 1
-            outcome_vertex[num_pairs] = target
-            num_pairs += 1
-        num_chains = chains_left
-        level_vertices[level + 1] = level_end
-        level_pairs[level + 1] = num_pairs
+                    lists.vertex_row[sizes[VERTICES]] = target
+                    target = -2 - sizes[VERTICES]
+                    sizes[VERTICES] += 1
+                    current[num_left] = (t + 1) % replay.node.shape[0]
+                    num_left += 1
+            lists.outcome_vertex[pair] = target
+            pair += 1
+        num_chains, sizes[PAIRS], sizes[OUTCOMES] = num_left, pair, pair
+        levels[1:, level + 1] = pair
+    root_row = np.full(num_roots, -1, np.int64)
+    return bad_row, finished(lists, replay.node[starts], root_row, levels)
 
-    vertex_pairs[num_vertices] = num_pairs
-    for o in range(num_pairs):
-        target = outcome_vertex[o]
-        if target < 0:
-            outcome_vertex[o] = num_rows + (num_vertices if target == -1 else -2 - target)
-    sub = Subgraphs(
-        nodes[:num_rows],
-        replay.node[starts],
-        np.full(num_roots, -1, np.int64),
-        vertex_row[:num_vertices],
-        vertex_pairs[: num_vertices + 1],
-        pair_action[:num_pairs],
-        np.ones(num_pairs, np.int64),
-        np.arange(num_pairs),
-        outcome_vertex[:num_pairs],
-        np.ones(num_pairs, np.float64),
-        outcome_reward[:num_pairs],
-        level_vertices,
-        level_pairs,
-        level_pairs,
-    )
-    return bad_row, sub
+
+@jit_in_place
+def row_by_hash(lists, node):
+    """As `row_for`, for ids without a bound: row_of is a hash table of rows, at first EMPTY."""
+    mask = lists.row_of.shape[0] - 1
+    slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
+    while lists.row_of[slot] != EMPTY:
+        if lists.nodes[lists.row_of[slot]] == node:
+            return np.int64(lists.row_of[slot])
+        slot = (slot + 1) & mask
+    row = lists.sizes[ROWS]
+    lists.row_of[slot], lists.nodes[row] = row, node
+    lists.sizes[ROWS] += 1
+    return row

@@ -25,10 +25,10 @@ from gbcore.categorical import (
     unpack,
 )
 from gbcore.graph import TransitionGraph
-from gbcore.kernels.expand import Subgraphs
 from gbcore.replay import Batch
 from gbcore.run.flags import warn
-from gbcore.targets import prune
+from gbcore.subgraph import Subgraphs
+from gbcore.targets import rows_read
 
 Evaluate = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -78,13 +78,12 @@ class OnCPU:
 
 
 class PathStates:
-    """The states that the targets of a batch read: M of them, of which L are read as leaves."""
+    """The states that the targets of a batch read: R of M, of which L are read as leaves."""
 
     def __init__(
         self, graph: TransitionGraph, subgraphs: Subgraphs, rule: str, prior: float
     ) -> None:
-        self._graph, self._rule, self._prior = graph, rule, prior
-        self._subgraphs: Subgraphs = subgraphs
+        self._graph, self._subgraphs, self._rule, self._prior = graph, subgraphs, rule, prior
         self._leaves = np.empty(0, np.int64)  # rows of the nodes, known once selected
         self.num_evaluated: int = 0
 
@@ -96,21 +95,23 @@ class PathStates:
                 features [n, F] and values [n, A].
 
         Returns:
-            features of the leaves [L, F], values of all states [M, A].
+            features of the leaves [L, F], values of all states [M, A], 0 where they are not read.
         """
-        found = []  # of the nodes asked for, in that order
+        found, nodes = [], self._subgraphs.nodes
 
         def choose(nodes):
             self.num_evaluated += len(nodes)
             found.append(evaluate(torch.from_numpy(self._graph.observations_of(nodes))))
             return best_actions(found[-1][1]).numpy()
 
-        self._subgraphs, leaf_read = prune(self._subgraphs, self._rule, choose, self._prior)
-        if not found:  # nothing is chosen: by behaviour, or since all that follows has ended
-            choose(self._subgraphs.nodes)
-        self._leaves = np.flatnonzero(leaf_read)
-        features, selector_q = map(torch.cat, zip(*found, strict=True))
-        return features[torch.from_numpy(self._leaves)], selector_q
+        rows, leaf_read = rows_read(self._subgraphs, self._rule, choose, self._prior)
+        if not found or self.num_evaluated < len(rows):  # by behaviour, nothing is chosen
+            choose(nodes[rows[self.num_evaluated :]])
+        self._leaves = rows[leaf_read]
+        features, values = map(torch.cat, zip(*found, strict=True))
+        selector_q = values.new_zeros(len(nodes), values.shape[1])
+        selector_q[torch.from_numpy(rows)] = values
+        return features[torch.from_numpy(leaf_read)], selector_q
 
     def leaf_obs(self) -> torch.Tensor:
         """Observations of the leaves [L, *obs_shape], once actions are selected."""
