@@ -11,7 +11,7 @@ from gbcore.replay import Batch, PrioritizedReplay, Replay
 from gbcore.subgraph import Subgraphs
 from gbcore.sum_tree import SumTree
 from gbcore.targets import pair_q_values, q_targets, rows_read
-from gbcore.values import GraphValues
+from gbcore.values import GraphValues, solve
 
 if TYPE_CHECKING:
     from gbcore.categorical import categorical_targets
@@ -36,6 +36,7 @@ __all__ = [
     "pair_q_values",
     "q_targets",
     "rows_read",
+    "solve",
     "trajectory_subgraphs",
 ]
 

@@ -1,6 +1,6 @@
 """GraphValues: the nested backup of `targets.py` over the whole graph, at no depth cut off.
 
-find_tried: the same over tried actions alone.
+solve: the same over tried actions alone, without a network.
 """
 
 from collections.abc import Callable
@@ -403,6 +403,42 @@ def find_tried(
         choice[far] = before[far]
         settle(graph, rule, value, choice, nodes)
         sweeps.choose_last(arrays, value, rule, nodes, chosen)
+
+
+def solve(
+    graph: TransitionGraph, gamma: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Values and best actions where only tried actions count, exact but for rounding.
+
+    With c(s, a) the count of a pair and f(T) those of its transitions:
+
+        Q(s, a) = sum_T f(T) (r + gamma (1 - done) V(s')) / c(s, a)
+        V(s)    = max of Q(s, a) over the tried actions; where there are none,
+                  the least that the rewards seen allow: min(r, 0) / (1 - gamma)
+
+    Args:
+        graph: the TransitionGraph, with at least one transition.
+        gamma: the discount, in [0, 1).
+
+    Returns:
+        V float64 [num_ids]; the best action of each node int64 [num_ids], -1 where there is none;
+        how often that was tried int64 [num_ids]. Rows of freed ids mean nothing.
+
+    Raises:
+        ValueError: for a discount out of range or a graph without transitions.
+    """
+    if not 0 <= gamma < 1:
+        raise ValueError(f"Require 0 <= gamma < 1, got {gamma}")
+    rewards = graph.edges()["reward"]
+    if not len(rewards):
+        raise ValueError("Require a graph with transitions, got none")
+    n = graph.num_ids
+    least = max(float(rewards.min(initial=0.0)) / (1 - gamma), -1e300)
+    values, choice = np.full(n, least), np.full(n, EMPTY, np.int32)
+    unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
+    actions = find_tried(graph, unread, gamma, 0.0, values, choice)
+    counts = np.where(actions < 0, 0, graph.arrays.pair_count[np.arange(n), actions])
+    return values, actions, counts
 
 
 def rule_of(

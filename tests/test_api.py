@@ -10,7 +10,7 @@ from conftest import jitted
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-MODULES = ("gbcore", "gbcore.offline", "gbcore.sb3", "gbcore.run")
+MODULES = ("gbcore", "gbcore.sb3", "gbcore.run")
 HEAD = """# gbcore's public names
 
 **A graph, a replay that feeds it, and targets over it: `TransitionGraph`, `Replay`, `q_targets`.**

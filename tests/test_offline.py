@@ -1,4 +1,4 @@
-"""gbcore.offline and examples/offline.py: logged transitions, solved by the actions tried."""
+"""gbcore.solve and examples/offline.py: logged transitions, solved by the actions tried."""
 
 import json
 import sys
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from minigrid.core.mission import MissionSpace
 
 from examples import offline
-from gbcore import TransitionGraph
-from gbcore.offline import COLUMNS, follow, read_transitions, solve_tried
-from gbcore.offline import graph_of as graph_of_columns
+from examples.offline import COLUMNS, follow, read_transitions
+from examples.offline import graph_of as graph_of_columns
+from gbcore import TransitionGraph, solve
 
 
 def graph_of(rows, num_actions=2):
@@ -38,7 +38,7 @@ CROSSING = [
 
 def test_the_stitched_path_is_shorter_than_any_seen():
     graph, nodes = graph_of(CROSSING)
-    values, actions, counts = solve_tried(graph, 0.5)
+    values, actions, counts = solve(graph, 0.5)
     assert [values[nodes[s]] for s in (0, 1, 3, 2, 9, 5)] == [0.5, 0.25, 0.5, 1, 0, 0]
     assert [actions[nodes[s]] for s in (0, 2, 9, 5)] == [1, 0, -1, -1]
     assert (counts[nodes[0]], counts[nodes[9]]) == (1, 0)
@@ -50,7 +50,7 @@ def test_the_stitched_path_is_shorter_than_any_seen():
 def test_where_nothing_was_tried_is_no_refuge_from_costs():
     rows = [(0, 0, -1.0, 1, False), (0, 1, -1.0, 2, False), (1, 0, -5.0, 3, True)]
     graph, nodes = graph_of(rows)
-    values, actions, _ = solve_tried(graph, 0.9)
+    values, actions, _ = solve(graph, 0.9)
     assert values[nodes[2]] == pytest.approx(-5 / 0.1)
     assert values[nodes[0]] == pytest.approx(-1 + 0.9 * -5)
     assert actions[nodes[0]] == 0
@@ -61,7 +61,7 @@ def test_where_nothing_was_tried_is_no_refuge_from_costs():
                           st.integers(0, 4), st.booleans()), min_size=1, max_size=30))  # fmt: skip
 def test_values_are_the_fixed_point_and_following_them_gets_them(rows):
     graph, nodes = graph_of(rows)
-    values, actions, counts = solve_tried(graph, 0.5)
+    values, actions, counts = solve(graph, 0.5)
     least = min(min(row[2] for row in rows), 0) / 0.5
 
     def backed_up(s, action):
@@ -94,9 +94,9 @@ def test_values_are_the_fixed_point_and_following_them_gets_them(rows):
 def test_a_graph_without_transitions_and_a_discount_of_one_are_refused():
     graph = TransitionGraph(2, (1,))
     with pytest.raises(ValueError, match="Require a graph with transitions"):
-        solve_tried(graph, 0.5)
+        solve(graph, 0.5)
     with pytest.raises(ValueError, match="Require 0 <= gamma < 1, got 1"):
-        solve_tried(graph, 1)
+        solve(graph, 1)
 
 
 def columns_of(rows):

@@ -10,9 +10,8 @@ from conftest import cases, raises_naming, scaled
 from hypothesis import given, settings
 
 import gbcore
-from gbcore import GraphValues, LeafTable, Replay, TransitionGraph
+from gbcore import GraphValues, LeafTable, Replay, TransitionGraph, solve
 from gbcore.kernels import sweeps
-from gbcore.offline import solve_tried
 
 
 def table_of(case, leaf_q):
@@ -268,7 +267,7 @@ def test_a_reward_is_seen_from_however_far(length, gamma):
         graph.add(node, 1, float(s == length - 1), nodes[min(s + 1, length - 1)], s == length - 1)
     policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
     assert (policy(np.arange(length)[:, None]) == 1).all()
-    assert (solve_tried(graph, gamma)[1][nodes] == 1).all()
+    assert (solve(graph, gamma)[1][nodes] == 1).all()
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.999, 0.9999])
@@ -289,7 +288,7 @@ def test_an_evaluation_waits_at_0_rather_than_take_a_penalty(ring, gamma):
     table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
     policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
     assert (policy(states[::7, None]) == 0).all()
-    values, actions, _ = solve_tried(graph, gamma)
+    values, actions, _ = solve(graph, gamma)
     assert (actions[:n] == 0).all()
     np.testing.assert_allclose(values[:n], 0, atol=1e-300)
 
@@ -306,7 +305,7 @@ def test_exact_values_are_those_of_linear_equations(seed):
     columns = (rng.integers(n, size=m), rng.integers(num_actions, size=m), rewards,
                rng.integers(n, size=m), rng.random(m) < 0.05)  # fmt: skip
     graph.add(*columns)
-    values, actions, _ = solve_tried(graph, gamma)
+    values, actions, _ = solve(graph, gamma)
     # The policy's own value, by dense equations, and no action is better.
     q = np.full((n, num_actions), -np.inf)
     weights, reward = np.zeros((n, num_actions, n)), np.zeros((n, num_actions))
