@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from gbcore.episode_graph import EpisodeGraph, is_held_out
 from gbcore.first_tries import FirstTries
 from gbcore.frontier import FrontierEpisodes, FrontierPlanner
-from gbcore.graph import TransitionGraph, trajectory_subgraphs
+from gbcore.graph import TransitionGraph
 from gbcore.leaf_table import LeafTable
-from gbcore.replay import Batch, PrioritizedReplay, Replay
+from gbcore.replay import Batch, PrioritizedReplay, Replay, trajectory_subgraphs
 from gbcore.subgraph import Subgraphs
 from gbcore.sum_tree import SumTree
 from gbcore.targets import pair_q_values, q_targets, rows_read

@@ -1,20 +1,12 @@
 """Arrays that grow with what they describe, and checks of arrays that come from outside."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
-
-
-class Holder:
-    """What writes into arrays of its own: `copy.deepcopy` and pickle copy them."""
-
-    def __copy__(self) -> NoReturn:  # two that shared their arrays would break both
-        name = type(self).__name__
-        raise TypeError(f"Require copy.deepcopy of a {name}: its copy.copy would share its arrays")
 
 
 def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:

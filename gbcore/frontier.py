@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Holder, check_array, copy_rows, grown
+from gbcore.arrays import check_array, copy_rows, grown
 from gbcore.first_tries import FirstTries
 from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import sweeps
@@ -25,7 +25,7 @@ CHUNK = 1_000  # states whose kinds are told at a time
 Kinds = Callable[[NDArray[Any]], NDArray[Any]]  # observations [n, *obs_shape] -> integers [n]
 
 
-class FrontierPlanner(Holder):
+class FrontierPlanner:
     """Values of a graph's states whose only reward is to try something for the first time.
 
     With c(s, a) the count of a pair, f(T) those of its transitions, and V(s) = max_a Q(s, a):
@@ -301,7 +301,7 @@ class FrontierPlanner(Holder):
             yield from zip(part.tolist(), kinds.astype(np.uint64).tolist(), strict=True)
 
 
-class FrontierEpisodes(Holder):
+class FrontierEpisodes:
     """Lets a share of the episodes act on a FrontierPlanner; the other ones are left alone.
 
     The share of the next episode is

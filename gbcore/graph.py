@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gbcore.arrays import (
-    Holder,
     all_grown,
     as_indices,
-    check_array,
     copy_rows,
     grown,
     is_many,
@@ -40,7 +38,7 @@ from gbcore.kernels.expand import Trajectory
 from gbcore.kernels.hashing import EMPTY
 from gbcore.subgraph import Subgraphs
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAX_DEPTH = 2**16  # of an expansion
 MAX_LISTED = 2**28  # of what a batch of subgraphs lists, 20 GB: before the system ends the process
 UNKNOWN = -1  # a generation that no id has
@@ -56,7 +54,7 @@ EDGE_ARRAYS = dict.fromkeys(
 )  # fmt: skip
 
 
-class TransitionGraph(Holder):
+class TransitionGraph:
     """All transitions seen, T = (s, a, r, done, s'), with a count f(T) each.
 
     Nodes are observations, matched by their bytes: -0.0 is another state than 0.0. Edges are
@@ -129,8 +127,8 @@ class TransitionGraph(Holder):
             if len(self.obs_shape) < 2:
                 raise ValueError(f"Require a stack of frames, got obs_shape {self.obs_shape}")
             self._frames = Interner(self.obs_shape[1:], self.obs_dtype, capacity)
-            self._frame_uses = np.zeros(self._frames.capacity, np.int64)
-            content = self.obs_shape[:1], np.dtype(np.int64)
+            self._frame_uses = np.zeros(self._frames.capacity, np.int32)
+            content = self.obs_shape[:1], np.dtype(np.int32)
         if key_shape is None:  # the content is the key
             self._keys = Interner(*content, capacity)
         else:
@@ -198,8 +196,8 @@ class TransitionGraph(Holder):
         return len(self._arrays.degree)
 
     @property
-    def generations(self) -> NDArray[np.int64]:
-        """How often each id was freed: int64 [num_ids], a view, to be read only.
+    def generations(self) -> NDArray[np.int32]:
+        """How often each id was freed: int32 [num_ids], a view, to be read only.
 
         Ids are given out again; an id and its generation together name one state for ever. Keep the
         generation with whatever is cached by id. `load` and `restore` start from 0.
@@ -247,7 +245,7 @@ class TransitionGraph(Holder):
         obs, key = self._check_obs(obs, key)
         with self.lock:
             if self._frames is not None and self.key_shape is None:
-                key = self._frames.add_all(obs)
+                key = self._frame_ids(obs[None])[0]
             node = int(self._keys.add(key))  # without JIT it is a NumPy integer
             if self._make_room().in_degree[node] == FREED:
                 self._enter(node)
@@ -295,14 +293,14 @@ class TransitionGraph(Holder):
 
     def _frame_ids(self, obs):
         ids = self._frames.add_all(obs.reshape(-1, *self.obs_shape[1:]))
-        return ids.reshape(len(obs), self.obs_shape[0])
+        return ids.reshape(len(obs), self.obs_shape[0]).astype(np.int32)
 
     def find(self, obs: ArrayLike, key: ArrayLike | None = None) -> int:
         """Id of an observation, or with key_shape of its key; or -1. Raises as `node`."""
         obs, key = self._check_obs(obs, key)
         with self.lock:
             if self._frames is not None and self.key_shape is None:
-                key = np.array([self._frames.find(frame) for frame in obs], np.int64)
+                key = np.array([self._frames.find(frame) for frame in obs], np.int32)
                 if key.min() < 0:
                     return -1
             return int(self._keys.find(key))
@@ -350,8 +348,8 @@ class TransitionGraph(Holder):
         return self._stored_frames().arrays
 
     @property
-    def frame_generations(self) -> NDArray[np.int64]:
-        """As `generations`, of frame ids: int64 [num_frame_ids] (frame_stack only)."""
+    def frame_generations(self) -> NDArray[np.int32]:
+        """As `generations`, of frame ids: int32 [num_frame_ids] (frame_stack only)."""
         generations = self._stored_frames().table.generations[: self.num_frame_ids]
         generations.flags.writeable = False
         return generations
@@ -359,7 +357,7 @@ class TransitionGraph(Holder):
     def frame_ids_of(self, nodes: ArrayLike) -> NDArray[np.int64]:
         """int64 [n, stack], rows of `frames` of node ids int64 [n] (frame_stack only)."""
         self._stored_frames()
-        return self._contents_of(nodes)
+        return self._contents_of(nodes).astype(np.int64)
 
     def _stored_frames(self):
         if self._frames is None:
@@ -394,11 +392,14 @@ class TransitionGraph(Holder):
 
     def require_nodes(self, nodes: NDArray[np.int64]) -> None:
         """As `require_node`, for each of int64 [n]."""
-        if len(nodes) and not 0 <= nodes.min() <= nodes.max() < self.num_ids:
-            raise KeyError(f"Require ids of nodes, got {nodes.min()} to {nodes.max()}")
-        freed = self._arrays.in_degree[nodes] == FREED
-        if freed.any():
-            raise KeyError(f"Require ids of nodes, got {nodes[freed][0]}, which was freed")
+        are_nodes = self._are_nodes(nodes)
+        if not are_nodes.all():
+            raise KeyError(f"Require ids of nodes, got {nodes[~are_nodes][0]}")
+
+    def _are_nodes(self, ids):
+        in_degree = self._arrays.in_degree
+        is_id = (ids >= 0) & (ids < len(in_degree))
+        return is_id & (in_degree[np.where(is_id, ids, 0)] != FREED)
 
     # ----------------------------------------------------------------------------------------------
     # Edges
@@ -519,19 +520,14 @@ class TransitionGraph(Holder):
         for name, column in zip(Trajectory._fields[:5], checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
-        bad = np.append(np.flatnonzero(terminated != columns[4]), len(node))[0]
-        self._require_rows((*checked[:4], columns[4]), bad)
-        return checked
-
-    def _require_rows(self, columns, bad):
-        # The first row that is wrong, at the latest `bad`, raises as `add`.
-        in_degree = self._arrays.in_degree
-        row = min(bad, edges.find_bad_transition(in_degree, self.num_actions, *columns[:4]))
-        if row < len(columns[0]):
+        wrong = ~(self._are_nodes(node) & self._are_nodes(next_node) & np.isfinite(reward))
+        wrong |= (action < 0) | (action >= self.num_actions) | (terminated != columns[4])
+        for row in np.flatnonzero(wrong)[:1]:
             try:
-                self._check_transition(*(column[row] for column in columns))
+                self._check_transition(*(column[row] for column in (*checked[:4], columns[4])))
             except (KeyError, ValueError) as error:
                 raise type(error)(f"Row {row}: {error.args[0]}") from None
+        return checked
 
     def edges(self) -> dict[str, NDArray[Any]]:
         """All distinct transitions: a dict of arrays [num_edges].
@@ -601,8 +597,9 @@ class TransitionGraph(Holder):
         if nodes.shape != actions.shape:
             raise ValueError(f"Require one action per node, got {actions.shape} for {nodes.shape}")
         with self.lock:
-            zeros = np.zeros(len(nodes))
-            self._require_rows((nodes, actions, zeros, nodes, zeros), len(nodes))
+            self.require_nodes(nodes)
+            if len(actions) and not 0 <= actions.min() <= actions.max() < self.num_actions:
+                raise ValueError(f"Require 0 <= action < {self.num_actions}, got {actions}")
             seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
             return expand.expand_roots(
                 self._arrays, nodes, actions, depth, min(breadth, MAX_TRANSITIONS), seed,
@@ -671,8 +668,8 @@ class TransitionGraph(Holder):
     def load(cls, path: str | os.PathLike[str]) -> "TransitionGraph":
         """A graph that `save` wrote: same ids, same edges, same further behaviour.
 
-        No code in the file is run, and its contents are checked: a damaged file raises an error
-        here, and does not break a kernel later.
+        No code in the file is run, and what it holds is compared with its checksums. Whether it
+        fits together, `check_valid` tells.
 
         Raises:
             OSError: for a file that cannot be read.
@@ -692,30 +689,39 @@ class TransitionGraph(Holder):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Arrays by name, which `from_state` and `restore` take back; views where they can be."""
-        arrays, used = self._arrays, self._arrays.totals[TOTAL_USED]
         saved = {
             "format_version": np.array(FORMAT_VERSION),
             "num_actions": np.array(self.num_actions),
             "obs_shape": np.array(self.obs_shape, np.int64),
             "obs_dtype": np.array(self.obs_dtype.str),
-            "edge_room": np.array(len(arrays.edge_next)),  # decides whether a block can shrink
-            "free_blocks": arrays.free_blocks,
-            "totals": arrays.totals.copy(),
+            "edge_room": np.array(len(self._arrays.edge_next)),  # decides whether a block shrinks
             "log": self._logged(),
         }
-        saved["totals"][TOTAL_FORGOTTEN] = self.num_logged - len(saved["log"])
-        saved |= {name: getattr(arrays, name)[: self.num_ids] for name in NODE_ARRAYS}
-        saved |= {name: getattr(arrays, name)[:used] for name in EDGE_ARRAYS}
-        saved |= self._keys.state("keys_")
-        if self._frames is not None:
-            saved |= self._frames.state("frames_")
-            saved["frame_uses"] = self._frame_uses[: self._frames.num_ids]
-        if self._contents is not None:
-            saved["contents"] = self._contents[: self.num_ids]
         if self.key_shape is not None and self.key_dtype is not None:
             saved["key_shape"] = np.array(self.key_shape, np.int64)
             saved["key_dtype"] = np.array(self.key_dtype.str)
+        columns = self._columns(int(self._arrays.totals[TOTAL_USED]))
+        saved |= {name: array[:rows] for name, (array, rows) in columns.items()}
+        saved["totals"] = self._arrays.totals.copy()
+        saved["totals"][TOTAL_FORGOTTEN] = self.num_logged - len(saved["log"])
         return saved
+
+    def _columns(self, used):
+        """What is saved of the arrays, of which so many edge positions are used: name -> array and
+        number of rows.
+        """
+        arrays, interners = self._arrays, [("keys_", self._keys)]
+        rows = dict.fromkeys(NODE_ARRAYS, self.num_ids) | dict.fromkeys(EDGE_ARRAYS, used)
+        rows |= {name: len(getattr(arrays, name)) for name in ("free_blocks", "totals")}
+        columns = {name: (getattr(arrays, name), number) for name, number in rows.items()}
+        if self._contents is not None:
+            columns["contents"] = self._contents, self.num_ids
+        if self._frames is not None:
+            columns["frame_uses"] = self._frame_uses, self._frames.num_ids
+            interners.append(("frames_", self._frames))
+        for prefix, interner in interners:
+            columns |= {f"{prefix}{n}": column for n, column in interner.columns().items()}
+        return columns
 
     def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
         """Become the graph that `state` is of, with at least the room for nodes that there is.
@@ -725,8 +731,8 @@ class TransitionGraph(Holder):
 
         Raises:
             KeyError: for an array that is missing.
-            ValueError: for a graph of other actions, observations or keys, or one that is damaged.
-                Then nothing has changed.
+            ValueError: for a graph of other actions, observations or keys, or arrays of another
+                size or dtype. Then nothing has changed.
         """
         graph = self.from_state(saved, self._keys.capacity)
         for name in KIND:
@@ -745,50 +751,29 @@ class TransitionGraph(Holder):
 
         Raises:
             KeyError: for an array that is missing.
-            ValueError: for another format version, or arrays that contradict each other.
+            ValueError: for another format version, or arrays of another size or dtype.
             MemoryError: for more room than there is.
         """
-        version, used = saved["format_version"], np.size(saved["edge_next"])
-        if not np.array_equal(version, FORMAT_VERSION):
+        if not np.array_equal(version := saved["format_version"], FORMAT_VERSION):
             raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
-        for name in ("num_actions", "edge_room"):
-            check_array(name, saved[name], np.int64, ())
-        room = int(saved["edge_room"])
-        if not max(used, 1) <= room:  # room is doubled, which 0 never ends
-            raise ValueError(f"Require room for {used} edges, got {room}")
+        has_frames, has_keys = "frame_uses" in saved, "key_shape" in saved
+        kinds = [np.dtype(str(saved[f"{name}_dtype"])) for name in ("obs", "key")[: 1 + has_keys]]
         graph = cls(
-            int(saved["num_actions"]),
-            *_shape_and_dtype(saved, "obs"),
-            "frame_uses" in saved,
-            max(capacity, np.size(saved["degree"])),
-            *(_shape_and_dtype(saved, "key") if "key_shape" in saved else ()),
-        )
-        graph._keys.restore(saved, "keys_")
+            int(saved["num_actions"]), saved["obs_shape"], kinds[0], has_frames,
+            max(capacity, len(saved["degree"])),
+            *((saved["key_shape"], kinds[1]) if has_keys else ()),
+        )  # fmt: skip
+        graph._keys.make_room(len(saved["keys_links"]))
         if graph._frames is not None:
-            graph._frames.restore(saved, "frames_")
+            graph._frames.make_room(len(saved["frames_links"]))
             graph._frame_uses = grown(graph._frame_uses, graph._frames.capacity)
-            copy_rows("frame_uses", saved, graph._frame_uses, graph._frames.num_ids)
-        if graph._contents is not None:
-            copy_rows("contents", saved, graph._contents, graph.num_ids)
-        graph._resize_edges(room)
-        arrays = graph._arrays
-        for name in NODE_ARRAYS:
-            copy_rows(name, saved, getattr(arrays, name), graph.num_ids)
-        for name in EDGE_ARRAYS:
-            copy_rows(name, saved, getattr(arrays, name), used)
-        copy_rows("free_blocks", saved, arrays.free_blocks, len(arrays.free_blocks))
-        copy_rows("totals", saved, arrays.totals, len(arrays.totals))
-        check_array("log", log := saved["log"], np.int32, (np.size(saved["log"]),))
-        is_whole = len(log) == graph.num_logged - arrays.totals[TOTAL_FORGOTTEN]
-        if not is_whole or (np.maximum(log, ~log) >= graph.num_ids).any():
-            raise ValueError(f"Require a log of {graph.num_logged} ids, but for what it forgot")
-        graph._enter_log(log)
-        if arrays.totals[TOTAL_USED] != used:
-            raise ValueError(f"Require {used} edge positions, got {arrays.totals[TOTAL_USED]}")
-        problems = graph._check_arrays()
-        if problems:
-            raise ValueError(problems[0])
-        graph._hash_edges(max(len(arrays.edge_slots), slots_for(graph.num_edges)))
+        graph._resize_edges(int(saved["edge_room"]))
+        for name, (array, rows) in graph._columns(len(saved["edge_next"])).items():
+            copy_rows(name, saved, array, rows)
+        for interner in filter(None, (graph._keys, graph._frames)):
+            interner.hash_all()
+        graph._enter_log(saved["log"])
+        graph._hash_edges(max(len(graph._arrays.edge_slots), slots_for(graph.num_edges)))
         return graph
 
     def check_valid(self) -> list[str]:
@@ -797,90 +782,87 @@ class TransitionGraph(Holder):
             problems = [f"nodes: {problem}" for problem in self._keys.check_valid()]
             if self._frames is not None:
                 problems += [f"frames: {problem}" for problem in self._frames.check_valid()]
-            problems = problems or self._check_arrays()
-            if problems:
-                return problems
-            arrays, listed = self._arrays, self.edges()
-            if np.count_nonzero(arrays.edge_slots != EMPTY) != self.num_edges:
-                problems.append("the edge slots do not hold each edge exactly once")
-            columns = ("source", "action", "reward", "next", "terminated")
-            for edge in zip(*(listed[name].tolist() for name in columns), strict=True):
-                if edges.find_edge_slot(arrays, *edge) == EMPTY:
-                    problems.append(f"edge {edge} is not found by its hash")
-            return problems
+            problems += self._check_blocks()
+            return problems or self._check_edges() + self._check_frames()
 
-    def _check_arrays(self):
-        """What is broken, hashes apart. Reads nothing out of bounds, whatever the arrays hold."""
-        arrays, problems = self._arrays, []
-        alive = np.zeros(len(arrays.degree), np.bool_)
-        alive[: self.num_ids] = self._keys.table.links[: self.num_ids] == hashing.LIVE
-        live = np.flatnonzero(alive)
-
-        def require(holds, what):
-            for i in np.flatnonzero(~holds)[:3]:
-                problems.append(f"node {i}: {what}")
-
-        names = ("block_log2", "block_start", "degree")
-        log2, start, degree = (getattr(arrays, name).astype(np.int64) for name in names)
-        has_size = (log2 >= EMPTY) & (log2 < len(arrays.free_blocks))
-        require(has_size & (degree >= 0), "a block without a size, or degree < 0")
-        require((arrays.in_degree != FREED) == alive, "in use by one array, free by another")
-        require(alive | (degree == 0), "free, but has edges")
-        if problems:
-            return problems
+    def _check_blocks(self):
+        """Do the blocks of nodes, and those that are free, fill the used positions?"""
+        arrays, n, problems = self._arrays, self.num_ids, []
+        alive = self._keys.table.links[:n] == hashing.LIVE
+        log2, degree = arrays.block_log2[:n].astype(np.int64), arrays.degree[:n]
         room = np.where(log2 == EMPTY, 0, 1 << np.maximum(log2, 0))
-        is_placed = ((degree > 0) == (room > 0)) & ((start == EMPTY) == (room == 0))
-        require(is_placed & (degree <= room), "its edges are not those that its block holds")
-        if problems:
-            return problems
-
+        for holds, problem in (
+            ((arrays.in_degree[:n] != FREED) == alive, "in use by one array, free by another"),
+            (alive | (degree == 0), "free, but has edges"),
+            ((degree > 0) == (room > 0), "a block without edges, or edges without a block"),
+            ((degree >= 0) & (degree <= room), "more edges than its block has room for"),
+        ):
+            problems += [f"node {node}: {problem}" for node in np.flatnonzero(~holds)[:3]]
+        begins, sizes = arrays.block_start[:n][room > 0].tolist(), room[room > 0].tolist()
         used = int(arrays.totals[TOTAL_USED])
-        starts, sizes = start[room > 0].tolist(), room[room > 0].tolist()
         for size, first in enumerate(arrays.free_blocks.tolist()):
-            while first != EMPTY:
-                if not 0 <= first <= used - (1 << size) or len(starts) > used:
-                    return [f"free block {first} of {1 << size}: outside, or free twice"]
-                starts.append(first)
+            while first != EMPTY and len(begins) <= used:
+                begins.append(first)
                 sizes.append(1 << size)
                 first = int(arrays.edge_next[first])
-        order = np.argsort(starts, kind="stable")
-        starts = np.append(np.array(starts, np.int64)[order], used)
+        order = np.argsort(begins, kind="stable")
         ends = np.append(0, np.cumsum(np.array(sizes, np.int64)[order]))
-        gaps = np.flatnonzero(starts != ends)
-        if len(gaps):
-            return [f"edge position {ends[gaps[0]]}: in two blocks, in none, or outside"]
-
-        listed = self.edges()
-        source, target, action = listed["source"], listed["next"], listed["action"]
-        if not np.array_equal(source, np.repeat(np.arange(self.num_ids), degree[: self.num_ids])):
-            return ["an edge has another source than the node whose block it is in"]
-        if not ((target >= 0) & (target < self.num_ids)).all() or not alive[target].all():
-            return ["an edge leads to an id that is no node"]
-        if not ((action >= 0) & (action < self.num_actions)).all():
-            return ["an edge has an action out of range"]
-        if listed["count"].sum(dtype=np.float64) > MAX_TRANSITIONS:  # int64 would wrap around
-            return [f"more than {MAX_TRANSITIONS} transitions"]
-        if not ((listed["count"] >= 1) & np.isfinite(listed["reward"])).all():
-            problems.append("an edge has a count < 1, or a reward that is NaN or infinite")
-        in_degree = np.bincount(target, minlength=len(alive))
-        require((in_degree == arrays.in_degree) | ~alive, "in_degree is not that of its edges")
-        pair_count = np.zeros_like(arrays.pair_count)
-        np.add.at(pair_count, (source, action), listed["count"])
-        require((pair_count == arrays.pair_count).all(axis=1), "c(s, a) is not the sum of f(T)")
-        totals = [len(source), listed["count"].sum(), np.count_nonzero(arrays.degree), used]
-        if edges.count_linked(arrays, position := self._positions()) < len(position):
-            problems.append("the edges that go on to a node are not in its list")
-        if arrays.totals[:4].tolist() != [int(n) for n in totals]:
-            problems.append(f"totals {arrays.totals[:4].tolist()}, expected {totals}")
-        if self._frames is not None:
-            frames = self._contents_of(live)
-            in_use = self._frames.table.links[: self._frames.num_ids] == hashing.LIVE
-            if not ((frames >= 0) & (frames < len(in_use))).all() or not in_use[frames].all():
-                return [*problems, "a node has a frame that is not stored"]
-            uses = np.bincount(frames.ravel(), minlength=len(self._frame_uses))
-            if (uses != self._frame_uses).any():
-                problems.append("frame uses are not those of the nodes")
+        if not np.array_equal(np.append(np.array(begins, np.int64)[order], used), ends):
+            problems.append("an edge position is in two blocks, in none, or outside")
         return problems
+
+    def _check_edges(self):
+        """Are the edges as the rest of the arrays has them?"""
+        arrays, n, listed, position = self._arrays, self.num_ids, self.edges(), self._positions()
+        source, action, target = listed["source"], listed["action"], listed["next"]
+        problems, alive = [], np.append(arrays.in_degree[:n] != FREED, False)
+        if not alive[np.clip(target, -1, n)].all() or not (action < self.num_actions).all():
+            return ["an edge leads to no node, or has an action out of range"]
+        pair_count = np.zeros((n, self.num_actions), np.int64)
+        np.add.at(pair_count, (source, action), listed["count"])
+        totals = [len(source), pair_count.sum(), np.count_nonzero(arrays.degree)]
+        goes_on = position[~listed["terminated"]]
+        node, before = arrays.edge_next[goes_on], arrays.in_before[goes_on]
+        is_first = before == EMPTY
+        linked = np.where(is_first, arrays.in_first[node], arrays.in_next[before]) == goes_on
+        num_first = np.count_nonzero(arrays.in_first[:n] != EMPTY)
+        for holds, problem in (
+            (source == np.repeat(np.arange(n), arrays.degree[:n]), "an edge in another's block"),
+            (np.isfinite(listed["reward"]), "a reward that is NaN or infinite"),
+            (listed["count"] >= 1, "an edge with a count < 1"),
+            (pair_count == arrays.pair_count[:n], "c(s, a) is not the sum of f(T)"),
+            (
+                (np.bincount(target, minlength=n) == arrays.in_degree[:n]) | ~alive[:n],
+                "in_degree is not the number of edges that lead to a node",
+            ),
+            (np.array(totals) == arrays.totals[:3], f"totals are not {totals}"),
+            (
+                linked & (is_first | (arrays.edge_next[before] == node)),
+                "an edge that goes on to a node is not in its list",
+            ),
+            (num_first == np.count_nonzero(is_first), "a list begins with no edge"),
+            (
+                np.count_nonzero(arrays.edge_slots != EMPTY) == self.num_edges,
+                "the edge slots do not hold each edge exactly once",
+            ),
+        ):
+            problems += [] if np.all(holds) else [problem]
+        names = ("source", "action", "reward", "next", "terminated")
+        for edge in zip(*(listed[name].tolist() for name in names), strict=True):
+            if edges.find_edge_slot(arrays, *edge) == EMPTY:
+                problems.append(f"edge {edge} is not found by its hash")
+        return problems
+
+    def _check_frames(self):
+        """Is each frame used as often as its count has it?"""
+        if self._frames is None:
+            return []
+        frames = self._contents_of(np.flatnonzero(self._arrays.in_degree[: self.num_ids] != FREED))
+        uses = np.zeros_like(self._frame_uses)
+        in_range = (frames >= 0) & (frames < len(uses))
+        np.add.at(uses, frames[in_range], 1)
+        holds = in_range.all() and (uses == self._frame_uses).all()
+        return [] if holds else ["frame uses are not those of the nodes"]
 
 
 def _checked(name, values, shape, dtype, many):
@@ -895,26 +877,17 @@ def _checked(name, values, shape, dtype, many):
     return values
 
 
-def _shape_and_dtype(saved, name):
-    shape, dtype = saved[f"{name}_shape"], str(saved[f"{name}_dtype"])
-    check_array(f"{name}_shape", shape, np.int64, (np.size(shape),))
-    try:
-        return shape, np.dtype(dtype)
-    except TypeError as error:
-        raise ValueError(f"Require the name of a dtype in {name}_dtype, got {dtype}") from error
-
-
 def _absent(transition):
     names = "node {}, action {}, reward {}, next {}, terminated {}"
     return f"Require a transition of the graph, got ({names.format(*transition)})"
 
 
 class KnownNodes:
-    """Of which nodes something is kept by id. An id that is freed since is known no more."""
+    """Nodes marked as known, by id. One that is freed is known no more."""
 
     def __init__(self, graph: TransitionGraph) -> None:
         self._graph = graph
-        self._generation = np.full(graph.capacity, UNKNOWN, np.int64)  # of the id, once added
+        self._generation = np.full(graph.capacity, UNKNOWN, np.int32)  # of the id, once added
 
     def has(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Are ids int64 [n] known? bool [n]. KeyError for what never was an id."""
@@ -941,63 +914,3 @@ class KnownNodes:
     def _with_room(self):
         self._generation = grown(self._generation, self._graph.capacity, UNKNOWN)
         return self._generation
-
-
-def trajectory_subgraphs(
-    starts: ArrayLike,
-    depth: SupportsIndex,
-    node: ArrayLike,
-    action: ArrayLike,
-    reward: ArrayLike,
-    next_node: ArrayLike,
-    terminated: ArrayLike,
-    cut: ArrayLike,
-) -> Subgraphs:
-    """Subgraphs that are the trajectories the samples lie on: `tree`, `n-step` and `one-step`.
-
-    A chain ends after depth rows, at a terminated row (nothing to bootstrap from), or at a cut row
-    (bootstrap from its next node).
-
-    Args:
-        starts: int [B], rows of the replay.
-        depth: rows to follow at most, at least 1.
-        node, action, reward, next_node, terminated: the replay's arrays [N] in time order, a ring.
-            Rewards are not looked at, and node is read at the starts alone, for `pair_nodes`.
-        cut: bool [N], row t + 1 does not continue row t: a truncation, an episode left, and always
-            the newest row.
-
-    Raises:
-        ValueError: for depth < 1 or arrays of different length.
-        IndexError: for a start that is no row, or a row followed that holds a negative action or
-            next node.
-    """
-    depth = operator.index(depth)
-    if depth < 1:
-        raise ValueError(f"Require depth >= 1, got {depth}")
-    starts = as_indices("starts", starts)
-    replay = Trajectory(
-        as_indices("node", node),
-        as_indices("action", action),
-        np.ascontiguousarray(reward, np.float64),
-        as_indices("next_node", next_node),
-        np.ascontiguousarray(terminated, np.bool_),
-        np.ascontiguousarray(cut, np.bool_),
-    )
-    length = len(replay.node)
-    for name, column in zip(Trajectory._fields, replay, strict=True):
-        if column.shape != (length,):
-            raise ValueError(f"Require {name} of shape ({length},), got {column.shape}")
-    bad = np.flatnonzero((starts < 0) | (starts >= length))
-    if len(bad):
-        raise IndexError(f"Require 0 <= start < {length}, got {starts[bad[0]]}")
-    if depth > length and (replay.cut | replay.terminated).any():
-        depth = length  # no chain is longer than the ring
-    if depth > max(length, MAX_DEPTH):
-        raise ValueError(f"Require a row that is cut, as the newest is, for depth {depth}")
-    bad_row, subgraphs = expand.follow_trajectories(replay, starts, depth)
-    if bad_row >= 0:
-        raise IndexError(
-            "Require ids and actions >= 0, "
-            f"got row {bad_row}: action {replay.action[bad_row]}, next {replay.next_node[bad_row]}"
-        )
-    return subgraphs

@@ -2,22 +2,23 @@
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gbcore.arrays import Holder, copy_rows, grown
+from gbcore.arrays import grown
 from gbcore.kernels import hashing
 from gbcore.kernels.hashing import EMPTY, TABLE_FREE, TABLE_IDS, TABLE_SIZE, Table
 
 
-class Interner(Holder):
+class Interner:
     """Gives equal arrays the same small integer, and freed integers out again.
 
     Matching is exact: a hash finds the candidates, their bytes decide. Ids are dense: the next new
-    array gets the last freed id, or else the number of ids given out so far.
+    array gets the last freed id, or else the number of ids given out so far. Arrays of bool take a
+    bit for each element.
 
     Args:
         shape: shape of every array.
@@ -33,7 +34,10 @@ class Interner(Holder):
     ) -> None:
         self.shape: tuple[int, ...] = tuple(map(operator.index, shape))
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self._num_bytes = self.dtype.itemsize * math.prod(self.shape)
+        self._is_packed, self._size = self.dtype == np.bool_, math.prod(self.shape)
+        self._num_bytes = (
+            -(-self._size // 8) if self._is_packed else self.dtype.itemsize * self._size
+        )
         if min((self._num_bytes, *self.shape)) < 1 or self.dtype.hasobject:
             raise ValueError(f"Require arrays of fixed size > 0, got {self.shape} of {self.dtype}")
         # The key is padded to whole 64-bit words: hashing and comparing go word by word.
@@ -41,11 +45,11 @@ class Interner(Holder):
         self._key_array = self._view_of_key()
         capacity = max(int(capacity), 16)
         self.table: Table = Table(
-            slots=np.full(slots_for(capacity), EMPTY, np.int64),
+            slots=np.full(slots_for(capacity), EMPTY, np.int32),
             hashes=np.empty(capacity, np.uint64),
             rows=np.empty((capacity, len(self._key)), np.uint64),
-            links=np.empty(capacity, np.int64),
-            generations=np.empty(capacity, np.int64),
+            links=np.empty(capacity, np.int32),
+            generations=np.empty(capacity, np.int32),
             totals=np.array([0, 0, EMPTY], np.int64),
         )
 
@@ -95,8 +99,8 @@ class Interner(Holder):
 
     def add_all(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
         """Ids int64 [n] of arrays [n, *shape] of the dtype, as `add` in order."""
-        flat = np.ascontiguousarray(arrays).reshape(len(arrays), math.prod(self.shape))
-        flat = flat.view(np.uint8)
+        flat = np.ascontiguousarray(arrays).reshape(len(arrays), self._size)
+        flat = np.packbits(flat, axis=1) if self._is_packed else flat.view(np.uint8)
         if self._num_bytes % 8 == 0:  # writeable, so that there is one compiled kernel
             keys = np.require(flat.view(np.uint64), requirements=["ALIGNED", "WRITEABLE"])
         else:
@@ -114,83 +118,65 @@ class Interner(Holder):
 
     def _decoded(self, rows):
         rows = rows.view(np.uint8)[:, : self._num_bytes]
+        if self._is_packed:
+            bits = np.unpackbits(rows, axis=1, count=self._size)
+            return bits.view(np.bool_).reshape(-1, *self.shape)
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
 
     def _key_of(self, array):
         if self._key_array.base is not self._key:  # a copy of a view is no view of the copy
             self._key_array = self._view_of_key()
-        self._key_array[...] = array
+        self._key_array[...] = np.packbits(array) if self._is_packed else array
         return self._key
 
     def _view_of_key(self):
-        return self._key.view(np.uint8)[: self._num_bytes].view(self.dtype).reshape(self.shape)
+        key = self._key.view(np.uint8)[: self._num_bytes]
+        return key if self._is_packed else key.view(self.dtype).reshape(self.shape)
 
     def _grow(self):  # returns the table: what was read of it before is void
         old = self.table
         capacity = 2 * self.capacity
-        slots = np.full(slots_for(capacity), EMPTY, np.int64)
+        slots = np.full(slots_for(capacity), EMPTY, np.int32)
         self.table = Table(slots, *(grown(array, capacity) for array in old[1:-1]), old.totals)
         hashing.rebuild_slots(self.table)
         return self.table
 
-    def state(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """What `restore` needs, as a dict of views."""
-        table, n = self.table, self.num_ids
-        return {
-            f"{prefix}rows": table.rows[:n],
-            f"{prefix}links": table.links[:n],
-            f"{prefix}totals": table.totals,
-        }
-
-    def restore(self, saved: Mapping[str, NDArray[Any]], prefix: str) -> None:
-        """Replace the contents by what `state` returned. Hashes are made anew.
-
-        Raises:
-            ValueError: for arrays that contradict each other or belong to other keys.
-        """
-        n = np.size(saved[f"{prefix}links"])
-        while self.capacity < n:
+    def make_room(self, num_ids: int) -> None:
+        """Have room for so many ids."""
+        while self.capacity < num_ids:
             self._grow()
-        table = self.table
-        copy_rows(f"{prefix}rows", saved, table.rows, n)
-        copy_rows(f"{prefix}links", saved, table.links, n)
-        copy_rows(f"{prefix}totals", saved, table.totals, 3)
-        size, num_ids, free = table.totals.tolist()
-        if num_ids != n:
-            raise ValueError(f"Require {n} ids in {prefix}totals, got {num_ids}")
-        links = table.links[:n]
-        if size != np.count_nonzero(links == hashing.LIVE) or not _frees_each_once(links, free):
-            raise ValueError(f"Require each id of {prefix}links in use or free, not both")
-        table.generations[:n] = 0
-        table.slots[:] = EMPTY
-        hashing.rebuild_slots(table)
+        self.table.totals[TABLE_IDS] = max(num_ids, self.num_ids)
+
+    def columns(self) -> dict[str, tuple[NDArray[Any], int]]:
+        """What is to be saved: name -> array and number of rows. `hash_all` after they are read."""
+        table, n = self.table, self.num_ids
+        return {"rows": (table.rows, n), "links": (table.links, n), "totals": (table.totals, 3)}
+
+    def hash_all(self) -> None:
+        """Make anew what follows from rows, links and totals."""
+        self.table.generations[: self.num_ids] = 0
+        self.table.slots[:] = EMPTY
+        hashing.rebuild_slots(self.table)
 
     def check_valid(self) -> list[str]:
         """What is broken, one sentence each; empty if nothing is."""
-        table, problems = self.table, []
-        live = np.flatnonzero(table.links[: self.num_ids] == hashing.LIVE)
-        if len(live) != len(self):
-            problems.append(f"{len(self)} ids in use by the total, {len(live)} by the links")
-        held = table.slots[table.slots != EMPTY]
+        table, links, problems = self.table, self.table.links[: self.num_ids], []
+        live = np.flatnonzero(links == hashing.LIVE)
+        held, free = table.slots[table.slots != EMPTY], int(table.totals[TABLE_FREE])
         if sorted(held.tolist()) != live.tolist():
             problems.append("the hash slots do not hold each id in use exactly once")
+        freed = set()
+        while 0 <= free < len(links) and free not in freed:
+            freed.add(free)
+            free = int(links[free])
+        if free != EMPTY or len(freed) + len(live) != len(links) or len(live) != len(self):
+            problems.append("an id is neither in use nor free, or both")
         for i in live:
             if hashing.hash_words(table.rows[i]) != table.hashes[i]:
                 problems.append(f"id {i}: its hash is not that of its key")
             elif hashing.lookup_key(table, table.rows[i]) != i:
                 problems.append(f"id {i} is not found by its key")
-        if not _frees_each_once(table.links[: self.num_ids], table.totals[TABLE_FREE]):
-            problems.append("the free list does not hold each freed id exactly once")
         return problems
-
-
-def _frees_each_once(links, free):
-    """Does the list that starts at free hold every id that is not in use, once?"""
-    seen = set()
-    while free != EMPTY and free not in seen and 0 <= free < len(links):
-        seen.add(int(free))
-        free = links[free]
-    return free == EMPTY and len(seen) == np.count_nonzero(links != hashing.LIVE)
 
 
 def slots_for(capacity: int) -> int:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Holder, as_indices, copy_rows, grown
+from gbcore.arrays import as_indices, copy_rows, grown
 from gbcore.graph import KnownNodes, TransitionGraph
 
 CHUNK = 32  # states per evaluation, unless the caller asks for another number
 
 
-class LeafTable(Holder):
+class LeafTable:
     """Leaf values of a graph's nodes, evaluated when first needed and kept until forgotten.
 
     The last bits that a network gives a state depend on the size of its batch, since that decides

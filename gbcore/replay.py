@@ -7,8 +7,10 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Holder, check_array, copy_rows
-from gbcore.graph import TransitionGraph, trajectory_subgraphs
+from gbcore.arrays import as_indices, check_array, copy_rows
+from gbcore.graph import MAX_DEPTH, TransitionGraph
+from gbcore.kernels import expand
+from gbcore.kernels.expand import Trajectory
 from gbcore.subgraph import Subgraphs
 from gbcore.sum_tree import SumTree
 
@@ -22,7 +24,7 @@ class Batch(NamedTuple):
     weights: NDArray[np.float32] | None = None  # [B], importance-sampling weights
 
 
-class Replay(Holder):
+class Replay:
     """The last `capacity` transitions. The graph holds the same ones, and forgets with the ring.
 
     Rows are in time order, `position` is where the next one goes:
@@ -284,3 +286,63 @@ class PrioritizedReplay(Replay):
         rest = np.zeros(self.capacity - self.size)
         self.priorities.set(np.arange(self.capacity), np.concatenate([priorities, rest]))
         self.max_priority = most
+
+
+def trajectory_subgraphs(
+    starts: ArrayLike,
+    depth: SupportsIndex,
+    node: ArrayLike,
+    action: ArrayLike,
+    reward: ArrayLike,
+    next_node: ArrayLike,
+    terminated: ArrayLike,
+    cut: ArrayLike,
+) -> Subgraphs:
+    """Subgraphs that are the trajectories the samples lie on: `tree`, `n-step` and `one-step`.
+
+    A chain ends after depth rows, at a terminated row (nothing to bootstrap from), or at a cut row
+    (bootstrap from its next node).
+
+    Args:
+        starts: int [B], rows of the replay.
+        depth: rows to follow at most, at least 1.
+        node, action, reward, next_node, terminated: the replay's arrays [N] in time order, a ring.
+            Rewards are not looked at, and node is read at the starts alone, for `pair_nodes`.
+        cut: bool [N], row t + 1 does not continue row t: a truncation, an episode left, and always
+            the newest row.
+
+    Raises:
+        ValueError: for depth < 1 or arrays of different length.
+        IndexError: for a start that is no row, or a row followed that holds a negative action or
+            next node.
+    """
+    depth = operator.index(depth)
+    if depth < 1:
+        raise ValueError(f"Require depth >= 1, got {depth}")
+    starts = as_indices("starts", starts)
+    replay = Trajectory(
+        as_indices("node", node),
+        as_indices("action", action),
+        np.ascontiguousarray(reward, np.float64),
+        as_indices("next_node", next_node),
+        np.ascontiguousarray(terminated, np.bool_),
+        np.ascontiguousarray(cut, np.bool_),
+    )
+    length = len(replay.node)
+    for name, column in zip(Trajectory._fields, replay, strict=True):
+        if column.shape != (length,):
+            raise ValueError(f"Require {name} of shape ({length},), got {column.shape}")
+    bad = np.flatnonzero((starts < 0) | (starts >= length))
+    if len(bad):
+        raise IndexError(f"Require 0 <= start < {length}, got {starts[bad[0]]}")
+    if depth > length and (replay.cut | replay.terminated).any():
+        depth = length  # no chain is longer than the ring
+    if depth > max(length, MAX_DEPTH):
+        raise ValueError(f"Require a row that is cut, as the newest is, for depth {depth}")
+    bad_row, subgraphs = expand.follow_trajectories(replay, starts, depth)
+    if bad_row >= 0:
+        raise IndexError(
+            "Require ids and actions >= 0, "
+            f"got row {bad_row}: action {replay.action[bad_row]}, next {replay.next_node[bad_row]}"
+        )
+    return subgraphs

@@ -6,11 +6,11 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Holder, as_indices
+from gbcore.arrays import as_indices
 from gbcore.kernels import sums
 
 
-class SumTree(Holder):
+class SumTree:
     """Priorities under a binary tree of sums (Schaul et al. 2016, Appendix B.2.1).
 
     Sums are float64 and made anew from their two children at every change, so that no error adds

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import Holder, as_indices, check_array, grown
+from gbcore.arrays import as_indices, check_array, grown
 from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import edges, sweeps
 from gbcore.kernels.edges import FREED
@@ -27,7 +27,7 @@ Actions = NDArray[np.int64]
 Network = Callable[[NDArray[Any]], Actions]  # observations [n, *obs_shape] -> actions [n]
 
 
-class GraphValues(Holder):
+class GraphValues:
     """Values of all states of a graph: the limit of the rule "greedy" as the depth grows.
 
     With q the leaf values, c(s, a) the count of a pair and f(T) those of its transitions:

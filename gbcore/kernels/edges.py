@@ -142,44 +142,6 @@ def link_edge(graph, e):
     graph.in_first[graph.edge_next[e]] = e
 
 
-@jit
-def count_linked(graph, positions):
-    """How many of the edges at int64 [n] are where they should be in a list, or end the episode."""
-    size, linked, heads = graph.in_next.shape[0], 0, 0
-    is_edge = np.zeros(size, np.bool_)
-    is_edge[positions] = True
-    for e in positions:
-        if graph.edge_terminated[e]:
-            linked += 1
-            continue
-        node, before, after = graph.edge_next[e], graph.in_before[e], graph.in_next[e]
-        if not (EMPTY <= before < size and EMPTY <= after < size):
-            return 0
-        if before == EMPTY:
-            fits = graph.in_first[node] == e
-        else:
-            fits = (
-                is_edge[before] and graph.in_next[before] == e and graph.edge_next[before] == node
-            )
-        if after != EMPTY:
-            fits &= is_edge[after] and graph.in_before[after] == e
-            fits &= not graph.edge_terminated[after]
-        if not fits:
-            return 0
-        heads += before == EMPTY
-    for node in range(graph.in_first.shape[0]):
-        e = graph.in_first[node]
-        heads -= e != EMPTY
-        if not EMPTY <= e < size or (
-            e != EMPTY and (not is_edge[e] or graph.in_before[e] != EMPTY)
-        ):
-            return 0
-        while e != EMPTY:
-            linked += 1
-            e = graph.in_next[e]
-    return linked if heads == 0 else 0
-
-
 @jit_in_place
 def unlink_edge(graph, e):
     """Take the edge at a position out of its list."""
@@ -413,18 +375,6 @@ def remove_transition(graph, table, node, action, reward, next_node, terminated,
             freed[num_freed] = i
             num_freed += 1
     return num_freed
-
-
-@jit_in_place
-def find_bad_transition(in_degree, num_actions, node, action, reward, next_node):
-    """First row of arrays [n] with an id of no node, no action, or a reward not finite; or n."""
-    for i in range(node.shape[0]):
-        for j in (node[i], next_node[i]):
-            if j < 0 or j >= in_degree.shape[0] or in_degree[j] == FREED:
-                return i
-        if not 0 <= action[i] < num_actions or not np.isfinite(reward[i]):
-            return i
-    return node.shape[0]
 
 
 @jit

@@ -28,11 +28,11 @@ TABLE_SIZE, TABLE_IDS, TABLE_FREE = 0, 1, 2
 class Table(NamedTuple):
     """The arrays of an `Interner`."""
 
-    slots: NDArray[np.int64]  # [S], S a power of two
+    slots: NDArray[np.int32]  # [S], S a power of two
     hashes: NDArray[np.uint64]  # [N]
     rows: NDArray[np.uint64]  # [N, W]
-    links: NDArray[np.int64]  # [N]
-    generations: NDArray[np.int64]  # [N]
+    links: NDArray[np.int32]  # [N]
+    generations: NDArray[np.int32]  # [N]
     totals: NDArray[np.int64]  # [3]
 
 
@@ -61,9 +61,9 @@ def find_key(table, key, h):
     mask = table.slots.shape[0] - 1
     slot = np.int64(h & np.uint64(mask))
     while True:
-        i = table.slots[slot]
+        i = np.int64(table.slots[slot])
         if i == EMPTY:
-            return np.int64(EMPTY)
+            return i
         if table.hashes[i] == h:
             difference = np.uint64(0)  # all words: vector instructions, and hardly ever in vain
             for w in range(key.shape[0]):
