@@ -38,7 +38,7 @@ class LeafTable:
             it is asked in evaluation mode. Without it, `forget_all` has to be called.
 
     Attributes:
-        num_forgotten: how often all values were forgotten.
+        num_forgotten: how often values were forgotten, or evaluated anew.
 
     Where the network is asked, ids of no node raise KeyError, values of another shape ValueError.
     """
@@ -100,6 +100,7 @@ class LeafTable:
         with self.graph.lock:
             self._weights = weights_of(self.network)
             self._keep(as_indices("nodes", nodes), chunk)
+            self.num_forgotten += 1
 
     def evaluated(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
         """float32 [n, A] of node ids int64 [n], by the network as it is now; none is kept."""

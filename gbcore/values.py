@@ -4,7 +4,7 @@ solve: the same over tried actions alone, without a network.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,7 +78,7 @@ class GraphValues:
         self._forgotten = -1  # the leaves' num_forgotten, of these values
         self._smallest = np.inf  # size of a reward, zeros apart
         self._renewed = 0  # the id that `renew` goes on from
-        self._tried = np.zeros(0), np.zeros(0, np.int32)  # see `find_tried`
+        self._tried = Tried()
         with graph.lock:
             self._settle()
 
@@ -185,20 +185,24 @@ class GraphValues:
         """
         with self.graph.lock:
             nodes, n = self._nodes(), self.graph.num_ids
-            unknown = nodes[~self.leaves.knows(nodes)]
-            q = self.leaves.q
+            unknown, q = nodes[~self.leaves.knows(nodes)], self.leaves.q
             if len(unknown):  # came since the last update
                 q = q.copy()
                 q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), CHUNK))
-            q = without_inf(q)
-            value, choice = self._tried
-            value, choice = grown(value, n)[:n], grown(choice, n, EMPTY)[:n]
-            if np.isnan(q[:n]).any():  # no choice of before may lead there
-                choice[:] = EMPTY
-            ends = self.graph.arrays.degree[:n] == 0
-            value[ends] = np.fmax.reduce(q[:n][ends], axis=1)
-            chosen = find_tried(self.graph, q, self.gamma, self.prior, value, choice)
-            self._tried = value, choice
+            q, tried, changed = without_inf(q), self._tried, nodes
+            is_number = not np.isnan(q[:n]).any()  # no choice of before may lead to NaN
+            if is_number and tried.forgotten == self.leaves.num_forgotten:
+                changed = self.graph.changed(tried.followed)
+            if len(changed) > len(nodes) // 4:
+                tried, changed = Tried() if not is_number else tried, None
+            tried = tried.with_room(n)
+            ends = nodes if changed is None else changed
+            ends = ends[self.graph.arrays.degree[ends] == 0]
+            tried.value[ends] = np.fmax.reduce(q[ends], axis=1)
+            find_tried(self.graph, q, self.gamma, self.prior, tried, changed)
+            now = min(self.graph.num_logged, self._followed), self.leaves.num_forgotten
+            self._tried = tried._replace(followed=now[0], forgotten=now[1])
+            chosen = tried.chosen.copy()
             seen = KnownNodes(self.graph)
             seen.add(nodes)
 
@@ -337,14 +341,31 @@ def without_inf(leaf_q: NDArray[np.float32]) -> NDArray[np.float32]:
     return leaf_q if np.isfinite(leaf_q).all() else np.nan_to_num(leaf_q, nan=np.nan)
 
 
+class Tried(NamedTuple):
+    """What `find_tried` found, by node id."""
+
+    value: NDArray[np.float64] = np.empty(0)
+    choice: NDArray[np.int32] = np.empty(0, np.int32)  # see `settle`
+    chosen: NDArray[np.int32] = np.empty(0, np.int32)  # the best action, or EMPTY
+    followed: int = -1  # the graph's num_logged
+    forgotten: int = -1  # the leaves' num_forgotten
+
+    def with_room(self, num_ids: int) -> "Tried":
+        """The same with so many ids; of new ones nothing is known."""
+        value, choice, chosen = self[:3]
+        choice, chosen = grown(choice, num_ids, EMPTY), grown(chosen, num_ids, EMPTY)
+        return self._replace(value=grown(value, num_ids), choice=choice, chosen=chosen)
+
+
 def settle(
     graph: TransitionGraph,
     rule: Rule,
     value: NDArray[np.float64],
     choice: NDArray[np.int32],
     nodes: NDArray[np.int64],
+    changed: NDArray[np.int64] | None = None,
 ) -> None:
-    """V(s) of int64 [n] nodes in which something was tried, exact but for rounding.
+    """V(s) of nodes in which something was tried, exact but for rounding.
 
     Policy iteration, in the time that it takes to read the graph a few times, whatever rewards and
     discount are.
@@ -353,15 +374,27 @@ def settle(
         value: float64 [num_ids]. In: V(s) of all other nodes. Out: of all.
         choice: int32 [num_ids]. In: an action to begin with; -1 where none is known, and of all
             other nodes. Out: a best action.
+        nodes: int64 [n], those whose value is sought.
+        changed: int64 [m] of them or others, where value and choice were right but for what follows
+            from these. Only that is read.
     """
-    arrays, n = graph.arrays, graph.num_ids
+    arrays, n = graph.arrays, len(value)
     queue, new = new_queue(n), nodes[choice[nodes] == EMPTY]
     sweeps.choose_first(arrays, value, rule, choice, new, queue)
-    is_left = True
-    while is_left:
-        sweeps.evaluate(arrays, value, rule, choice)
-        turns = np.zeros(n, np.int8)
-        is_left = sweeps.improve(arrays, value, rule, choice, nodes, queue, turns)
+    turns = np.zeros(n, np.int8)
+    if changed is None:
+        turns[nodes] = sweeps.TURNS
+    else:
+        near = sweeps.with_leaning(arrays, choice, changed, False)
+        sweeps.follow(arrays, value, rule, choice, near, queue, turns)
+    while (turns == sweeps.TURNS).any():
+        left = sweeps.with_leaning(arrays, choice, np.flatnonzero(turns == sweeps.TURNS), True)
+        of_left = np.full(n, EMPTY, np.int32)
+        of_left[left] = choice[left]
+        sweeps.evaluate(arrays, value, rule, of_left)
+        left = sweeps.with_leaning(arrays, choice, left, False)
+        turns[:] = 0
+        sweeps.improve(arrays, value, rule, choice, left, queue, turns)
 
 
 def find_tried(
@@ -369,38 +402,45 @@ def find_tried(
     leaf_q: NDArray[np.float32],
     gamma: float,
     prior: float,
-    value: NDArray[np.float64],
-    choice: NDArray[np.int32],
-) -> Actions:
-    """The best action int64 [num_ids] where only tried ones count, -1 where there are none.
+    tried: Tried,
+    changed: NDArray[np.int64] | None = None,
+) -> None:
+    """The best action of each node where only tried ones count, -1 where there are none.
 
     Of equal actions the one counts that was tried most often.
 
     Args:
         leaf_q: float32 [num_ids or more, A], read with a prior alone.
-        value: float64 [num_ids]. In: V(s) of states in which nothing was tried. Out: of all.
-        choice: int32 [num_ids], as of `settle`, of an earlier call or -1.
+        tried: arrays [num_ids]. In: the value of states in which nothing was tried; a choice of an
+            earlier call or -1. Out: all.
+        changed: int64 [n], the nodes in which anything changed since the earlier call; or None, and
+            all is sought anew.
     """
-    arrays, n = graph.arrays, graph.num_ids
-    chosen, tried = np.full(n, EMPTY, np.int64), arrays.degree[:n] > 0
-    nodes = np.flatnonzero(tried)[::-1]  # value flows from a state to those that came before it
-    known = tried & (choice >= 0)
-    known[known] = arrays.pair_count[np.flatnonzero(known), choice[known]] > 0
-    choice[~known] = EMPTY
+    arrays, (value, choice, chosen, *_) = graph.arrays, tried
+    before = value.copy()
+    has_tried = arrays.degree[: len(value)] > 0
+    nodes = np.flatnonzero(has_tried)[::-1]  # value flows from a state to those before it
+    looked_at = np.arange(len(value)) if changed is None else changed
+    is_known = has_tried[looked_at] & (choice[looked_at] >= 0)
+    is_known &= arrays.pair_count[looked_at, choice[looked_at]] > 0
+    choice[looked_at[~is_known]] = chosen[looked_at] = EMPTY
     rule = rule_of(leaf_q, gamma, prior, tried_only=True)
-    settle(graph, rule, value, choice, nodes)
-    sweeps.choose_last(arrays, value, rule, nodes, chosen)
+    settle(graph, rule, value, choice, nodes, changed)
+    if changed is not None:
+        looked_at = np.append(changed, np.flatnonzero(value != before))
+        looked_at = sweeps.with_leaning(arrays, choice, looked_at, False)
+    sweeps.choose_last(arrays, value, rule, looked_at[has_tried[looked_at]], chosen)
     while True:  # what is so far that float64 gives it 0 is sought again, in a smaller unit
         far = nodes[np.abs(value[nodes]) < TINY]
         is_new = rule.unit == 1.0 or len(far) < len(nodes)
         if not (len(far) and is_new and sweeps.leads_out(arrays, value, far)):
-            return chosen
+            return
         # A unit that is too large hides no sign.
         nodes, rule = far, rule._replace(unit=min(rule.unit * UNIT, 1e300))
         with np.errstate(over="ignore"):
-            value, before = np.clip(value * UNIT, -1e300, 1e300), choice
-        choice = np.full(n, EMPTY, np.int32)
-        choice[far] = before[far]
+            value, known = np.clip(value * UNIT, -1e300, 1e300), choice
+        choice = np.full(len(value), EMPTY, np.int32)
+        choice[far] = known[far]
         settle(graph, rule, value, choice, nodes)
         sweeps.choose_last(arrays, value, rule, nodes, chosen)
 
@@ -432,11 +472,11 @@ def solve(
     rewards = graph.edges()["reward"]
     if not len(rewards):
         raise ValueError("Require a graph with transitions, got none")
-    n = graph.num_ids
-    least = max(float(rewards.min(initial=0.0)) / (1 - gamma), -1e300)
-    values, choice = np.full(n, least), np.full(n, EMPTY, np.int32)
+    n, tried = graph.num_ids, Tried().with_room(graph.num_ids)
+    tried.value[:] = max(float(rewards.min(initial=0.0)) / (1 - gamma), -1e300)
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
-    actions = find_tried(graph, unread, gamma, 0.0, values, choice)
+    find_tried(graph, unread, gamma, 0.0, tried)
+    values, actions = tried.value, tried.chosen.astype(np.int64)
     counts = np.where(actions < 0, 0, graph.arrays.pair_count[np.arange(n), actions])
     return values, actions, counts
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import gbcore
 from gbcore import GraphValues, LeafTable, Replay, TransitionGraph, solve
 from gbcore.kernels import sweeps
+from gbcore.values import Tried
 
 
 def table_of(case, leaf_q):
@@ -336,6 +337,33 @@ def test_an_evaluation_is_the_same_whatever_others_were_before():
         if k % 5 == 4:
             alone = GraphValues(graph, table, 0.99, 0.5).seen_policy(lambda o: np.full(len(o), -7))
             assert np.array_equal(policy(obs), alone(obs))
+
+
+@pytest.mark.parametrize("cost", [0.0, -0.1])
+def test_an_evaluation_that_follows_changes_finds_what_a_fresh_one_finds(cost):
+    """With ways round, ends that get a way on, ways that go, and ids that are given out again."""
+    rng, rows, n = np.random.default_rng(0), [], 150
+    graph = TransitionGraph(3, (1,), np.int64)
+    values = GraphValues(graph, LeafTable(graph, lambda obs: np.sin(obs * [1, 2, 3])), 0.99, 0.5)
+    for step in range(scaled(60, 20)):
+        for _ in range(300 if step == 0 else int(rng.integers(1, 9))):
+            s, s2 = (graph.node([int(k)]) for k in rng.integers(n, size=2))
+            rows.append(
+                (s, int(rng.integers(3)), cost + (rng.random() < 0.05), s2, rng.random() < 0.1)
+            )
+            graph.add(*rows[-1])
+        while len(rows) > 300:
+            graph.remove(*rows.pop(int(rng.integers(len(rows)))))
+        values.update()
+        if step % 7 == 6:
+            values.leaves.forget_all()
+        values.seen_policy(None)
+        found, values._tried = values._tried, Tried()
+        values.seen_policy(None)
+        alive = graph.arrays.in_degree[: graph.num_ids] != -1
+        np.testing.assert_allclose(found.value[alive], values._tried.value[alive], 1e-9, 1e-12)
+        np.testing.assert_array_equal(found.chosen[alive], values._tried.chosen[alive])
+        values._tried = found
 
 
 def test_an_update_leaves_no_node_out():

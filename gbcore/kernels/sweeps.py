@@ -263,6 +263,8 @@ def choose_first(graph, value, rule, choice, nodes, queue):
 def size_of_terms(graph, value, rule, node, action):
     """The sum of the sizes of what Q(s, a) adds up: its rounding is EXACT of that at most."""
     start, size = graph.block_start[node], 0.0
+    if graph.pair_count[node, action] == 0:
+        return rule.unit * abs(rule.leaf_q[node, action])
     if rule.prior > 0.0:
         size = rule.prior * rule.unit * abs(rule.leaf_q[node, action])
     for e in range(start, start + graph.degree[node]):
@@ -275,12 +277,10 @@ def size_of_terms(graph, value, rule, node, action):
 
 @jit_in_place
 def improve(graph, value, rule, choice, nodes, queue, turns):
-    """Back up int64 [n] nodes, and then whatever leads to one that rose. Returns whether a node was
-    left at its last turn: then values may rise further.
+    """Back up int64 [n] nodes, and then whatever leads to one that rose.
 
-    turns int8 [N], zeros, is scratch.
+    Out: turns int8 [N], zeros at first; a node with TURNS is left, and may rise further.
     """
-    is_left = False
     push_all(queue, nodes)
     while queue.ends[1] > 0:
         node = pop(queue)
@@ -295,13 +295,58 @@ def improve(graph, value, rule, choice, nodes, queue, turns):
         e = graph.in_first[node]
         while e != EMPTY:
             source = graph.edge_source[e]
-            if choice[source] != EMPTY:
-                if turns[source] < TURNS:
-                    push(queue, source)
-                else:
-                    is_left = True
+            if choice[source] != EMPTY and turns[source] < TURNS:
+                push(queue, source)
             e = graph.in_next[e]
-    return is_left
+
+
+@jit_in_place
+def follow(graph, value, rule, choice, nodes, queue, turns):
+    """As `improve`, from values that may fall, too, since transitions changed."""
+    push_all(queue, nodes)
+    while queue.ends[1] > 0:
+        node = pop(queue)
+        if choice[node] == EMPTY:
+            continue
+        old, before = value[node], choice[node]
+        best, new = back_up(graph, value, rule, node)
+        choice[node] = before if rule.q[before] == new else best
+        rounding = EXACT * (size_of_terms(graph, value, rule, node, best) + abs(old))
+        if not abs(new - old) > rounding:
+            continue
+        value[node] = new
+        if turns[node] < TURNS:
+            turns[node] += 1
+            e = graph.in_first[node]
+            while e != EMPTY:
+                push(queue, graph.edge_source[e])
+                e = graph.in_next[e]
+
+
+@jit
+def with_leaning(graph, choice, nodes, by_choice):
+    """Nodes int64 [n], and those that have a choice and lead to one: by a single transition, or, if
+    by_choice, by any number of those that they choose. int64 [m], each once.
+    """
+    inside, found = np.zeros(choice.shape[0], np.bool_), np.empty(choice.shape[0], np.int64)
+    size = 0
+    for node in nodes:
+        if not inside[node]:
+            inside[node], found[size] = True, node
+            size += 1
+    i, end = 0, size
+    while i < end:
+        e = graph.in_first[found[i]]
+        while e != EMPTY:
+            source = graph.edge_source[e]
+            leads = choice[source] == graph.edge_action[e] if by_choice else choice[source] >= 0
+            if leads and not inside[source]:
+                inside[source], found[size] = True, source
+                size += 1
+            e = graph.in_next[e]
+        i += 1
+        end = size if by_choice else end
+    return found[:size]
 
 
 @jit_in_place
