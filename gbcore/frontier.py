@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import check_array, copy_rows, grown
+from gbcore.arrays import copy_rows, grown
 from gbcore.first_tries import FirstTries
 from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import sweeps
@@ -105,17 +105,16 @@ class FrontierPlanner:
         budget = UNLIMITED if budget is None else min(operator.index(budget), UNLIMITED)
         if budget < 1:
             raise ValueError(f"Require budget >= 1, got {budget}")
-        with self.graph.lock:
-            plan = self._make_room()
-            if self.kinds_of is not None:
-                self._appraise(self.graph.changed(self._followed, came=True)[::-1])
-            changed = self._changed()
-            num_read = sweeps.make_plan(
-                self.graph.arrays, plan, changed, self._log, self.prior,
-                -np.log1p(self.tolerance) / self._log, budget, *self._scratch,
-            )  # fmt: skip
-            self._followed = self.graph.num_logged
-            return num_read
+        plan = self._make_room()
+        if self.kinds_of is not None:
+            self._appraise(self.graph.changed(self._followed, came=True)[::-1])
+        changed = self._changed()
+        num_read = sweeps.make_plan(
+            self.graph.arrays, plan, changed, self._log, self.prior,
+            -np.log1p(self.tolerance) / self._log, budget, *self._scratch,
+        )  # fmt: skip
+        self._followed = self.graph.num_logged
+        return num_read
 
     def set_worths(self, nodes: ArrayLike, worths: ArrayLike) -> None:
         """From now on, w(s, a) of states int64 [n]: float [n, A], or [n, 1] alike for all actions.
@@ -127,19 +126,18 @@ class FrontierPlanner:
             ValueError: for worths of another shape, or out of (0, 1].
         """
         nodes, worths = np.asarray(nodes, np.int64), np.asarray(worths, np.float64)
-        with self.graph.lock:
-            self.graph.require_nodes(nodes)
-            plan, columns = self._make_room(), worths.shape[-1]
-            if worths.shape != (len(nodes), columns) or columns not in (1, self.graph.num_actions):
-                raise ValueError(f"Require worths [n, A] or [n, 1], got shape {worths.shape}")
-            if self.kinds_of is not None or not ((worths > 0) & (worths <= 1)).all():
-                raise ValueError("Require worths in (0, 1], and a planner without kinds")
-            if len(plan.costs) < len(plan.steps) or columns > plan.costs.shape[1]:
-                costs = np.zeros((len(plan.steps), max(columns, plan.costs.shape[1])))
-                costs[: len(plan.costs)] = plan.costs
-                plan = self._plan = plan._replace(costs=costs)
-            plan.costs[nodes] = np.log(worths) / self._log
-            sweeps.push_all(plan.falls, nodes)
+        self.graph.require_nodes(nodes)
+        plan, columns = self._make_room(), worths.shape[-1]
+        if worths.shape != (len(nodes), columns) or columns not in (1, self.graph.num_actions):
+            raise ValueError(f"Require worths [n, A] or [n, 1], got shape {worths.shape}")
+        if self.kinds_of is not None or not ((worths > 0) & (worths <= 1)).all():
+            raise ValueError("Require worths in (0, 1], and a planner without kinds")
+        if len(plan.costs) < len(plan.steps) or columns > plan.costs.shape[1]:
+            costs = np.zeros((len(plan.steps), max(columns, plan.costs.shape[1])))
+            costs[: len(plan.costs)] = plan.costs
+            plan = self._plan = plan._replace(costs=costs)
+        plan.costs[nodes] = np.log(worths) / self._log
+        sweeps.push_all(plan.falls, nodes)
 
     @property
     def num_waiting(self) -> int:
@@ -159,9 +157,8 @@ class FrontierPlanner:
         """log V(s) / log discount by node id, float64 [num_ids]: how far, in steps, what was never
         tried is; inf where none can be reached; 0 for ids not in use.
         """
-        with self.graph.lock:
-            steps = self._make_room().steps[: self.graph.num_ids]
-            return np.where(self.graph.arrays.in_degree[: len(steps)] == FREED, 0.0, steps)
+        steps = self._make_room().steps[: self.graph.num_ids]
+        return np.where(self.graph.arrays.in_degree[: len(steps)] == FREED, 0.0, steps)
 
     @property
     def values(self) -> NDArray[np.float64]:
@@ -173,13 +170,12 @@ class FrontierPlanner:
         return self.discount ** self._action_steps(node)
 
     def _action_steps(self, node):
-        with self.graph.lock:
-            self.graph.require_node(node)
-            sweeps.read_steps(
-                self.graph.arrays, self._make_room(), operator.index(node), self._log, self.prior,
-                False, *self._scratch,
-            )  # fmt: skip
-            return self._scratch[0].copy()
+        self.graph.require_node(node)
+        sweeps.read_steps(
+            self.graph.arrays, self._make_room(), operator.index(node), self._log, self.prior,
+            False, *self._scratch,
+        )  # fmt: skip
+        return self._scratch[0].copy()
 
     def is_reachable(self, node: SupportsIndex) -> bool:
         """Can something untried be reached from a node? Raises KeyError for another id."""
@@ -204,8 +200,7 @@ class FrontierPlanner:
 
     def num_untried(self) -> int:
         """Number of pairs never tried, of all states but those that only end episodes."""
-        with self.graph.lock:
-            return int(sweeps.count_untried(self.graph.arrays, self.graph.num_ids))
+        return int(sweeps.count_untried(self.graph.arrays, self.graph.num_ids))
 
     # ----------------------------------------------------------------------------------------------
     # Storage
@@ -213,46 +208,40 @@ class FrontierPlanner:
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back, with the same further behaviour; some are views."""
-        with self.graph.lock:
-            plan, n = self._make_room(), self.graph.num_ids
-            saved = {
-                "steps": plan.steps[:n],
-                "costs": plan.costs[:n],
-                "falls": sweeps.list_waiting(plan.falls),
-                "rises": sweeps.list_waiting(plan.rises),
-                "followed": self._followed,
-            }
-            if self.kinds_of is not None:
-                saved["appraised"] = self._appraised.state()
-                saved["kinds"] = np.array(list(self._kinds.items()), np.uint64).reshape(-1, 2)
-            return saved
+        plan, n = self._make_room(), self.graph.num_ids
+        saved = {
+            "steps": plan.steps[:n],
+            "costs": plan.costs[:n],
+            "falls": sweeps.list_waiting(plan.falls),
+            "rises": sweeps.list_waiting(plan.rises),
+            "followed": self._followed,
+        }
+        if self.kinds_of is not None:
+            saved["appraised"] = self._appraised.state()
+            saved["kinds"] = np.array(list(self._kinds.items()), np.uint64).reshape(-1, 2)
+        return saved
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
         Raises:
             KeyError: for an array that is missing.
-            ValueError: for arrays that do not belong to the graph. Then nothing has changed.
+            ValueError: for values of another number of ids.
         """
-        n, room = self.graph.num_ids, self.graph.capacity
-        check_array("steps", saved["steps"], np.float64, (n,))
-        columns = saved["costs"].shape[-1]
+        n, room, columns = self.graph.num_ids, self.graph.capacity, saved["costs"].shape[-1]
         rows = 1 if len(saved["costs"]) == 1 and self.kinds_of is None else n
-        check_array("costs", saved["costs"], np.float64, (rows, columns))
+        plan = self._plan = Plan(
+            np.zeros(room),
+            np.zeros((1 if rows == 1 else room, columns)),
+            queue_of(saved["falls"], self.graph),
+            queue_of(saved["rises"], self.graph),
+        )
+        copy_rows("steps", saved, plan.steps, n)
+        copy_rows("costs", saved, plan.costs, rows)
+        self._followed = int(saved["followed"])
         if self.kinds_of is not None:
-            check_array("appraised", saved["appraised"], np.bool_, (n,))
-            check_array("kinds", saved["kinds"], np.uint64, (np.size(saved["kinds"]) // 2, 2))
-        with self.graph.lock:
-            plan = Plan(
-                grown(saved["steps"].copy(), room),
-                saved["costs"].copy() if rows == 1 else grown(saved["costs"].copy(), room),
-                queue_of(saved["falls"], self.graph),
-                queue_of(saved["rises"], self.graph),
-            )
-            self._plan, self._followed = plan, int(saved["followed"])
-            if self.kinds_of is not None:
-                self._appraised.restore(saved["appraised"])
-                self._kinds = dict(saved["kinds"].tolist())
+            self._appraised.restore(saved["appraised"])
+            self._kinds = dict(saved["kinds"].tolist())
 
     def check_valid(self) -> list[str]:
         """What is broken, one sentence each; empty where every state that does not wait, if none

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from gbcore.arrays import (
     all_grown,
     as_indices,
+    check_array,
     copy_rows,
     grown,
     is_many,
@@ -69,9 +70,10 @@ class TransitionGraph:
     One or many: `node` and `find` take one observation, `nodes` takes [n]. What takes ids (`add`,
     `remove`, `expand`) takes one or [n]: integers, lists and arrays.
 
-    Threads wait for each other: every method holds `lock`, and so does whatever was made with the
-    graph, as a `Replay`. Several calls that belong together, as `node` and `add`, or a sample and
-    its subgraphs, are safe from another thread's `remove` within `with graph.lock:`.
+    Threads wait for each other: every method holds `lock`, and so does every method of a `Replay`.
+    Whatever else is made with the graph takes one thread at a time. Several calls that belong
+    together, as `node` and `add`, or a sample and its subgraphs, are safe from another thread's
+    `remove` within `with graph.lock:`.
 
     `copy.deepcopy` and pickle give a graph of its own. Copied together, a graph and what was made
     with it still belong together.
@@ -903,7 +905,8 @@ class KnownNodes:
         return self.has(np.arange(self._graph.num_ids))
 
     def restore(self, known: NDArray[np.bool_]) -> None:
-        """Those of bool [num_ids] are known, and no others."""
+        """Those of bool [num_ids] are known, and no others. ValueError for other arrays."""
+        check_array("what is known", known, np.bool_, (self._graph.num_ids,))
         self.clear()
         self.add(np.flatnonzero(known))
 

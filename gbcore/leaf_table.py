@@ -27,8 +27,8 @@ class LeafTable:
     A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
     freed since names another state, whose value is then unknown.
 
-    Threads wait for each other, and for an evaluation, as those of the graph. `copy.deepcopy`
-    copies the graph, too, and keeps `evaluate`; pickle asks for one that can be pickled.
+    One thread at a time, as whatever writes to the graph. `copy.deepcopy` copies the graph, too,
+    and keeps `evaluate`; pickle asks for one that can be pickled.
 
     Args:
         graph: the TransitionGraph.
@@ -73,34 +73,30 @@ class LeafTable:
     @property
     def known(self) -> NDArray[np.bool_]:
         """Has the id a value? bool [num_ids]"""
-        with self.graph.lock:
-            return self.knows(np.arange(self.graph.num_ids))
+        return self.knows(np.arange(self.graph.num_ids))
 
     def knows(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Have node ids int64 [n] a value? bool [n]. KeyError for what never was an id."""
-        with self.graph.lock:
-            if self._weights != (now := weights_of(self.network)):
-                self.forget_all()
-                self._weights = now
-            self.q = grown(self.q, self.graph.capacity)
-            return self._known.has(nodes)
+        if self._weights != (now := weights_of(self.network)):
+            self.forget_all()
+            self._weights = now
+        self.q = grown(self.q, self.graph.capacity)
+        return self._known.has(nodes)
 
     def values(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
         """float32 [n, A] of distinct node ids int64 [n], evaluated `chunk` at a time."""
         nodes = as_indices("nodes", nodes)
-        with self.graph.lock:
-            self.graph.require_nodes(nodes)
-            missing = nodes[~self.knows(nodes)]
-            if len(missing):
-                self._keep(missing, chunk)
-            return self.q[nodes]
+        self.graph.require_nodes(nodes)
+        missing = nodes[~self.knows(nodes)]
+        if len(missing):
+            self._keep(missing, chunk)
+        return self.q[nodes]
 
     def renew(self, nodes: ArrayLike, chunk: int = CHUNK) -> None:
         """Evaluate distinct node ids int64 [n] anew, `chunk` at a time. Others stay as they are."""
-        with self.graph.lock:
-            self._weights = weights_of(self.network)
-            self._keep(as_indices("nodes", nodes), chunk)
-            self.num_forgotten += 1
+        self._weights = weights_of(self.network)
+        self._keep(as_indices("nodes", nodes), chunk)
+        self.num_forgotten += 1
 
     def evaluated(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
         """float32 [n, A] of node ids int64 [n], by the network as it is now; none is kept."""
@@ -109,7 +105,7 @@ class LeafTable:
         nodes = as_indices("nodes", nodes)
         found = np.empty((len(nodes), self.graph.num_actions), np.float32)
         padded = np.append(nodes, np.repeat(nodes[-1:], -len(nodes) % chunk))
-        with self.graph.lock, in_evaluation(self.network):
+        with in_evaluation(self.network):
             self.graph.require_nodes(nodes)
             for start in range(0, len(nodes), chunk):
                 q = self.evaluate(self.graph.observations_of(padded[start : start + chunk]))
@@ -120,9 +116,8 @@ class LeafTable:
 
     def forget_all(self) -> None:
         """The network has changed."""
-        with self.graph.lock:
-            self._known.clear()
-            self.num_forgotten += 1
+        self._known.clear()
+        self.num_forgotten += 1
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back: q float32 [num_ids, A], a view, and known bool [num_ids]."""
@@ -137,15 +132,11 @@ class LeafTable:
             KeyError: for an array that is missing.
             ValueError: for values of another number of ids or actions.
         """
-        rows, n = saved["rows"], self.graph.num_ids
-        known = np.zeros(n, np.bool_)
-        copy_rows("known", rows, known, n)
-        with self.graph.lock:
-            self.q = grown(self.q, self.graph.capacity)
-            copy_rows("q", rows, self.q, n)
-            self._known.restore(known)
-            self._weights = weights_of(self.network)
-            self.num_evaluated = int(saved["num_evaluated"])
+        self.q = grown(self.q, self.graph.capacity)
+        copy_rows("q", saved["rows"], self.q, self.graph.num_ids)
+        self._known.restore(saved["rows"]["known"])
+        self._weights = weights_of(self.network)
+        self.num_evaluated = int(saved["num_evaluated"])
 
     def _keep(self, nodes, chunk):
         found = self.evaluated(nodes, chunk)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import as_indices, check_array, grown
+from gbcore.arrays import as_indices, copy_rows, grown
 from gbcore.graph import KnownNodes, TransitionGraph
 from gbcore.kernels import edges, sweeps
 from gbcore.kernels.edges import FREED
@@ -79,8 +79,7 @@ class GraphValues:
         self._smallest = np.inf  # size of a reward, zeros apart
         self._renewed = 0  # the id that `renew` goes on from
         self._tried = Tried()
-        with graph.lock:
-            self._settle()
+        self._settle()
 
     def __repr__(self) -> str:
         return f"GraphValues({self.graph.num_nodes:,} nodes, {self._queue.ends[1]:,} wait)"
@@ -90,20 +89,19 @@ class GraphValues:
 
         Where leaf values were forgotten, all are evaluated anew, and all values solved for.
         """
-        with self.graph.lock:
-            changed = self.graph.changed(self._followed)
-            self.leaves.knows(changed)  # which looks whether the network is the same
-            if self._forgotten != self.leaves.num_forgotten:
-                self._settle()
-                return
-            self._enter(changed)
-            arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
-            self._smallest = floor = sweeps.smallest_reward(arrays, changed, self._smallest)
-            if floor == np.inf:  # no reward is known: what the network gives stands in
-                sizes = np.abs(self._value[: self.graph.num_ids])
-                floor = float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
-            sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, floor, budget)
-            self._followed = self.graph.num_logged
+        changed = self.graph.changed(self._followed)
+        self.leaves.knows(changed)  # which looks whether the network is the same
+        if self._forgotten != self.leaves.num_forgotten:
+            self._settle()
+            return
+        self._enter(changed)
+        arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
+        self._smallest = floor = sweeps.smallest_reward(arrays, changed, self._smallest)
+        if floor == np.inf:  # no reward is known: what the network gives stands in
+            sizes = np.abs(self._value[: self.graph.num_ids])
+            floor = float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
+        sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, floor, budget)
+        self._followed = self.graph.num_logged
 
     def renew(self) -> None:
         """The network has changed: evaluate leaf values anew, and solve for all values.
@@ -111,13 +109,12 @@ class GraphValues:
         Of more than RENEWED nodes the leaf values of so many are evaluated, in turn: each copy of a
         network then costs the same, however large the graph.
         """
-        with self.graph.lock:
-            n = self.graph.num_ids
-            turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
-            turn = turn[self.graph.arrays.in_degree[turn] != FREED]
-            self.leaves.renew(turn, CHUNK)
-            self._settle()
-            self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
+        n = self.graph.num_ids
+        turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
+        turn = turn[self.graph.arrays.in_degree[turn] != FREED]
+        self.leaves.renew(turn, CHUNK)
+        self._settle()
+        self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
 
     def values(self, nodes: ArrayLike) -> NDArray[np.float64]:
         """V(s) of node ids int64 [n], as of the last update: float64 [n].
@@ -126,9 +123,8 @@ class GraphValues:
             KeyError: for what is no id of a node.
             ValueError: for a node that came after it.
         """
-        with self.graph.lock:
-            self._require_followed(nodes := as_indices("nodes", nodes), came=True)
-            return self._value[nodes]
+        self._require_followed(nodes := as_indices("nodes", nodes), came=True)
+        return self._value[nodes]
 
     def targets(self, nodes: ArrayLike, actions: ArrayLike) -> NDArray[np.float32]:
         """Q(s, a) of pairs [B], the prior left out, as at the roots of `q_targets`: float32 [B].
@@ -136,19 +132,16 @@ class GraphValues:
         Raises as `values`, and ValueError for a node whose transitions changed since the update,
         another number of actions, or one out of range.
         """
-        with self.graph.lock:
-            nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
-            self._require_followed(nodes, came=False)
-            if nodes.shape != actions.shape:
-                raise ValueError(
-                    f"Require an action per node, got {actions.shape} for {nodes.shape}"
-                )
-            if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
-                raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
-            targets = np.empty(len(nodes), np.float32)
-            rule = rule_of(self.leaves.q, self.gamma)
-            sweeps.read_pairs(self.graph.arrays, self._value, rule, nodes, actions, targets)
-            return targets
+        nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
+        self._require_followed(nodes, came=False)
+        if nodes.shape != actions.shape:
+            raise ValueError(f"Require an action per node, got {actions.shape} for {nodes.shape}")
+        if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
+            raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
+        targets = np.empty(len(nodes), np.float32)
+        rule = rule_of(self.leaves.q, self.gamma)
+        sweeps.read_pairs(self.graph.arrays, self._value, rule, nodes, actions, targets)
+        return targets
 
     def actions(self, nodes: ArrayLike) -> Actions:
         """argmax_a Q(s, a) of what `graph.find` returned: int64 [n].
@@ -156,10 +149,9 @@ class GraphValues:
         -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
         transitions changed, since the last update.
         """
-        with self.graph.lock:
-            nodes = as_indices("nodes", nodes)
-            self.graph.require_nodes(nodes[nodes != -1])
-            return self._choose(nodes)
+        nodes = as_indices("nodes", nodes)
+        self.graph.require_nodes(nodes[nodes != -1])
+        return self._choose(nodes)
 
     def act(
         self, obs: NDArray[Any], otherwise: Network, keys: NDArray[Any] | None = None
@@ -170,8 +162,7 @@ class GraphValues:
             otherwise: asked for the actions of observations of which `actions` knows none.
             keys: of the states [n, *key_shape], where the graph has keys.
         """
-        with self.graph.lock:
-            return _complete(self._choose(self._find(obs, keys)), obs, otherwise)
+        return _complete(self._choose(self._find(obs, keys)), obs, otherwise)
 
     def seen_policy(self, otherwise: Network) -> Callable[..., Actions]:
         """The policy that is greedy among what was really seen: function of (obs, keys=None).
@@ -183,41 +174,37 @@ class GraphValues:
         The policy stays as it is when graph or network change. `otherwise` is asked where nothing
         was tried.
         """
-        with self.graph.lock:
-            nodes, n = self._nodes(), self.graph.num_ids
-            unknown, q = nodes[~self.leaves.knows(nodes)], self.leaves.q
-            if len(unknown):  # came since the last update
-                q = q.copy()
-                q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), CHUNK))
-            q, tried, changed = without_inf(q), self._tried, nodes
-            is_number = not np.isnan(q[:n]).any()  # no choice of before may lead to NaN
-            if is_number and tried.forgotten == self.leaves.num_forgotten:
-                changed = self.graph.changed(tried.followed)
-            if len(changed) > len(nodes) // 4:
-                tried, changed = Tried() if not is_number else tried, None
-            tried = tried.with_room(n)
-            ends = nodes if changed is None else changed
-            ends = ends[self.graph.arrays.degree[ends] == 0]
-            tried.value[ends] = np.fmax.reduce(q[ends], axis=1)
-            find_tried(self.graph, q, self.gamma, self.prior, tried, changed)
-            now = min(self.graph.num_logged, self._followed), self.leaves.num_forgotten
-            self._tried = tried._replace(followed=now[0], forgotten=now[1])
-            chosen = tried.chosen.copy()
-            seen = KnownNodes(self.graph)
-            seen.add(nodes)
+        nodes, n = self._nodes(), self.graph.num_ids
+        unknown, q = nodes[~self.leaves.knows(nodes)], self.leaves.q
+        if len(unknown):  # came since the last update
+            q = q.copy()
+            q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), CHUNK))
+        q, tried, changed = without_inf(q), self._tried, nodes
+        is_number = not np.isnan(q[:n]).any()  # no choice of before may lead to NaN
+        if is_number and tried.forgotten == self.leaves.num_forgotten:
+            changed = self.graph.changed(tried.followed)
+        if len(changed) > len(nodes) // 4:
+            tried, changed = Tried() if not is_number else tried, None
+        tried = tried.with_room(n)
+        ends = nodes if changed is None else changed
+        ends = ends[self.graph.arrays.degree[ends] == 0]
+        tried.value[ends] = np.fmax.reduce(q[ends], axis=1)
+        find_tried(self.graph, q, self.gamma, self.prior, tried, changed)
+        now = min(self.graph.num_logged, self._followed), self.leaves.num_forgotten
+        self._tried = tried._replace(followed=now[0], forgotten=now[1])
+        chosen = tried.chosen.copy()
+        seen = KnownNodes(self.graph)
+        seen.add(nodes)
 
-            def policy(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> Actions:
-                with self.graph.lock:
-                    found = self._find(obs, keys)
-                    known = found[found >= 0]
-                    actions = np.full(len(found), -1, np.int64)
-                    actions[found >= 0] = [
-                        chosen[node] if is_seen else -1
-                        for node, is_seen in zip(known, seen.has(known), strict=True)
-                    ]
-                    return _complete(actions, obs, otherwise)
+        def policy(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> Actions:
+            found = self._find(obs, keys)
+            known = np.flatnonzero(found >= 0)
+            known = known[seen.has(found[known])]
+            actions = np.full(len(found), EMPTY, np.int64)
+            actions[known] = chosen[found[known]]
+            return _complete(actions, obs, otherwise)
 
-            return policy
+        return policy
 
     def _find(self, obs, keys):
         keys = [None] * len(obs) if keys is None else keys
@@ -242,35 +229,28 @@ class GraphValues:
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back, with the same further behaviour; some are views."""
-        with self.graph.lock:
-            self._make_room()
-            return {
-                "rows": {"value": self._value[: self.graph.num_ids]},
-                "waiting": sweeps.list_waiting(self._queue),
-                "followed": self._followed,
-                "smallest": self._smallest,
-                "renewed": self._renewed,
-            }
+        self._make_room()
+        return {
+            "rows": {"value": self._value[: self.graph.num_ids]},
+            "waiting": sweeps.list_waiting(self._queue),
+            "followed": self._followed,
+            "smallest": self._smallest,
+            "renewed": self._renewed,
+        }
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what `state` returned, of this graph or of one restored from its state.
 
         Raises:
             KeyError: for what is missing.
-            ValueError: for arrays that do not belong to the graph. Then nothing has changed.
+            ValueError: for values of another number of ids.
         """
-        with self.graph.lock:
-            n = self.graph.num_ids
-            value, waiting = saved["rows"]["value"], saved["waiting"]
-            check_array("value", value, np.float64, (n,))
-            queue = queue_of(waiting, self.graph)
-            followed, renewed = (int(saved[name]) for name in ("followed", "renewed"))
-            smallest = float(saved["smallest"])
-            self._make_room()
-            self._value[:n] = value
-            self._queue, self._smallest = queue, smallest
-            self._followed, self._renewed = followed, renewed % max(n, 1)
-            self._forgotten = self.leaves.num_forgotten
+        self._make_room()
+        copy_rows("value", saved["rows"], self._value, n := self.graph.num_ids)
+        self._queue = queue_of(saved["waiting"], self.graph)
+        self._followed, self._smallest = int(saved["followed"]), float(saved["smallest"])
+        self._renewed, self._tried = int(saved["renewed"]) % max(n, 1), Tried()
+        self._forgotten = self.leaves.num_forgotten
 
     def _nodes(self):
         """All nodes."""
@@ -495,13 +475,7 @@ def new_queue(length: int) -> Queue:
 
 
 def queue_of(nodes: NDArray[np.int64], graph: TransitionGraph) -> Queue:
-    """A queue with room for all ids of a graph, in which int64 [n] nodes wait.
-
-    Raises ValueError for what are no ids.
-    """
-    check_array("waiting", nodes, np.int64, (np.size(nodes),))
-    if len(nodes) and not 0 <= nodes.min() <= nodes.max() < graph.num_ids:
-        raise ValueError("Require waiting nodes of the graph")
+    """A queue with room for all ids of a graph, in which int64 [n] nodes wait."""
     queue = new_queue(graph.capacity)
     sweeps.push_all(queue, nodes)
     return queue

@@ -256,8 +256,6 @@ def in_threads(*functions):
 @jitted
 def test_threads_find_what_they_added_and_expand_what_is_there():
     graph = TransitionGraph(2, (2,), np.int64, capacity=16)
-    tree, leaves = SumTree(64), LeafTable(graph, lambda obs: obs.astype(np.float32))
-    planner = FrontierPlanner(graph)
 
     def work(first):
         rng = np.random.default_rng(first)
@@ -272,11 +270,6 @@ def test_threads_find_what_they_added_and_expand_what_is_there():
             assert len(set(sub.nodes.tolist())) == len(sub.nodes)
             own = graph.observations_of(sub.nodes)[:, 0]
             assert ((own >= first) & (own < first + 400)).all(), "a state of the other thread"
-            np.testing.assert_array_equal(leaves.values(sub.nodes)[:, 0], own)
-            tree.set(rng.integers(64, size=4), rng.random(4))
-            tree.sample(4, rng)
-            planner.plan(20)
-            planner.act(nodes[a], rng)
             if i % 3 == 0:
                 graph.add(nodes[a], 1, 1.0, nodes[a], False)  # else both might be freed
                 graph.remove(nodes[a], 0, 1.0, nodes[b], False)
@@ -284,9 +277,7 @@ def test_threads_find_what_they_added_and_expand_what_is_there():
                 nodes[b] = graph.find(obs[b])
 
     in_threads(lambda: work(0), lambda: work(10_000))
-    planner.plan()
-    assert graph.check_valid() == planner.check_valid() == []
-    np.testing.assert_allclose(tree.total, tree.priorities.sum())
+    assert graph.check_valid() == []
 
 
 @jitted

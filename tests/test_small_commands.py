@@ -160,6 +160,8 @@ def test_commands_outlive_their_output(folder):
 def test_targets_are_timed(capsys):
     timings.targets(transitions=200, batches=20)
     assert capsys.readouterr().out.count("\n| ") == 5  # and the header
+    timings.curve(1_000, 1_000)
+    assert "\n| 1,000 | " in capsys.readouterr().out
 
 
 def test_values_that_persist_reach_beyond_the_depth():
