@@ -20,7 +20,7 @@ MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
 EPISODES = 20  # left alone, over which success is taken
 BUDGET = 2_000  # edges read per `plan`, of which an episode's first step makes two
-CHUNK = 1_000  # states whose kinds are told at a time
+KINDS_AT_ONCE = 1_000  # states whose kinds are told at a time
 
 Kinds = Callable[[NDArray[Any]], NDArray[Any]]  # observations [n, *obs_shape] -> integers [n]
 
@@ -171,7 +171,7 @@ class FrontierPlanner:
 
     def _action_steps(self, node):
         self.graph.require_node(node)
-        sweeps.read_steps(
+        sweeps.back_up_steps(
             self.graph.arrays, self._make_room(), operator.index(node), self._log, self.prior,
             False, *self._scratch,
         )  # fmt: skip
@@ -280,8 +280,8 @@ class FrontierPlanner:
 
     def _kinds_of(self, nodes):
         """Pairs of a node and its kind, of ids int64 [n]."""
-        for first in range(0, len(nodes), CHUNK):
-            part = nodes[first : first + CHUNK]
+        for first in range(0, len(nodes), KINDS_AT_ONCE):
+            part = nodes[first : first + KINDS_AT_ONCE]
             kinds = np.asarray(self.kinds_of(self.graph.observations_of(part)))
             if kinds.shape != part.shape or kinds.dtype.kind not in "iu":
                 raise ValueError(

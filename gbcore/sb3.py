@@ -31,7 +31,7 @@ from gbcore.targets import q_targets
 from gbcore.values import GraphValues
 
 Key = Callable[[NDArray[Any]], NDArray[Any]]
-CHUNK = 1_000  # rows that a graph is rebuilt from at a time
+ROWS_AT_ONCE = 1_000  # rows that a graph is rebuilt from at a time
 
 
 class GraphReplayBuffer(ReplayBuffer):
@@ -90,7 +90,7 @@ class GraphReplayBuffer(ReplayBuffer):
         self.key = key
         self.graph = graph = self._empty_graph()
         order = np.roll(np.arange(self.size()), -self.pos if self.full else 0)
-        for rows in filter(len, np.array_split(order, len(order) // CHUNK + 1)):
+        for rows in filter(len, np.array_split(order, len(order) // ROWS_AT_ONCE + 1)):
             seen = np.stack([self.observations[rows], self.next_observations[rows]], axis=1)
             seen = seen.reshape(-1, *self.obs_shape)  # in order of time, as ids are given
             nodes = graph.nodes(seen, self.keys_of(seen)).reshape(len(rows), 2, self.n_envs)
@@ -372,7 +372,7 @@ class GraphDQN(DQN):
             self._follow_replay()
             graph, actions = self.replay_buffer.graph, dict(loaded)
             policy, acted_in = self._seen_policy(), np.unique(graph.edges()["source"])
-            for nodes in np.array_split(acted_in, len(acted_in) // CHUNK + 1):
+            for nodes in np.array_split(acted_in, len(acted_in) // ROWS_AT_ONCE + 1):
                 obs = graph.observations_of(nodes)
                 found = policy(obs, self.replay_buffer.keys_of(obs))
                 actions |= dict(zip(self._names_of(obs), found.tolist(), strict=True))

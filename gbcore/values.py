@@ -17,11 +17,11 @@ from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Queue, Rule
 from gbcore.leaf_table import LeafTable
 
-CHUNK = 128  # states per evaluation, at most
+EVALUATED_AT_ONCE = 128  # states per evaluation, at most
 BUDGET = 3_000  # edges that an update reads, its own changes apart
 RENEWED = 30_000  # nodes whose leaf values a `renew` evaluates, in turn; of fewer all
 TOLERANCE = 1e-7  # change of a value, of itself or of the smallest reward, that waits for `renew`
-TINY, UNIT = 1e-280, 1e280  # values below are solved again, counted in a smaller unit
+TINY, MAGNIFIED = 1e-280, 1e280  # values below TINY are solved again, so much larger
 
 Actions = NDArray[np.int64]
 Network = Callable[[NDArray[Any]], Actions]  # observations [n, *obs_shape] -> actions [n]
@@ -96,11 +96,11 @@ class GraphValues:
             return
         self._enter(changed)
         arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
-        self._smallest = floor = sweeps.smallest_reward(arrays, changed, self._smallest)
-        if floor == np.inf:  # no reward is known: what the network gives stands in
+        self._smallest = smallest = sweeps.smallest_reward(arrays, changed, self._smallest)
+        if smallest == np.inf:  # no reward is known: what the network gives stands in
             sizes = np.abs(self._value[: self.graph.num_ids])
-            floor = float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
-        sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, floor, budget)
+            smallest = float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
+        sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, smallest, budget)
         self._followed = self.graph.num_logged
 
     def renew(self) -> None:
@@ -112,7 +112,7 @@ class GraphValues:
         n = self.graph.num_ids
         turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)
         turn = turn[self.graph.arrays.in_degree[turn] != FREED]
-        self.leaves.renew(turn, CHUNK)
+        self.leaves.renew(turn, EVALUATED_AT_ONCE)
         self._settle()
         self._renewed = int((self._renewed + RENEWED) % n) if n > RENEWED else 0
 
@@ -140,7 +140,7 @@ class GraphValues:
             raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
         targets = np.empty(len(nodes), np.float32)
         rule = rule_of(self.leaves.q, self.gamma)
-        sweeps.read_pairs(self.graph.arrays, self._value, rule, nodes, actions, targets)
+        sweeps.back_up_pairs(self.graph.arrays, self._value, rule, nodes, actions, targets)
         return targets
 
     def actions(self, nodes: ArrayLike) -> Actions:
@@ -178,7 +178,7 @@ class GraphValues:
         unknown, q = nodes[~self.leaves.knows(nodes)], self.leaves.q
         if len(unknown):  # came since the last update
             q = q.copy()
-            q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), CHUNK))
+            q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), EVALUATED_AT_ONCE))
         q, tried, changed = without_inf(q), self._tried, nodes
         is_number = not np.isnan(q[:n]).any()  # no choice of before may lead to NaN
         if is_number and tried.forgotten == self.leaves.num_forgotten:
@@ -262,7 +262,7 @@ class GraphValues:
         # A network may give NaN.
         new = nodes[~(self.leaves.knows(nodes) & np.isfinite(self._value[nodes]))]
         if len(new):
-            leaf_q = self.leaves.values(new, min(len(new), CHUNK))
+            leaf_q = self.leaves.values(new, min(len(new), EVALUATED_AT_ONCE))
             value = np.fmax.reduce(leaf_q, axis=1)
             is_read = np.isnan(value) & (self.graph.arrays.degree[new] > 0)
             self._value[new] = np.where(is_read, 0.0, value)  # one that leads to itself forgets 0
@@ -410,15 +410,15 @@ def find_tried(
         looked_at = np.append(changed, np.flatnonzero(value != before))
         looked_at = sweeps.with_leaning(arrays, choice, looked_at, False)
     sweeps.choose_last(arrays, value, rule, looked_at[has_tried[looked_at]], chosen)
-    while True:  # what is so far that float64 gives it 0 is sought again, in a smaller unit
+    while True:  # what is so far that float64 gives it 0 is sought again, magnified
         far = nodes[np.abs(value[nodes]) < TINY]
-        is_new = rule.unit == 1.0 or len(far) < len(nodes)
+        is_new = rule.scale == 1.0 or len(far) < len(nodes)
         if not (len(far) and is_new and sweeps.leads_out(arrays, value, far)):
             return
-        # A unit that is too large hides no sign.
-        nodes, rule = far, rule._replace(unit=min(rule.unit * UNIT, 1e300))
+        # A scale that is too large hides no sign.
+        nodes, rule = far, rule._replace(scale=min(rule.scale * MAGNIFIED, 1e300))
         with np.errstate(over="ignore"):
-            value, known = np.clip(value * UNIT, -1e300, 1e300), choice
+            value, known = np.clip(value * MAGNIFIED, -1e300, 1e300), choice
         choice = np.full(len(value), EMPTY, np.int32)
         choice[far] = known[far]
         settle(graph, rule, value, choice, nodes)

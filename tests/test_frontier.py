@@ -433,11 +433,7 @@ def test_rates_are_of_the_last_steps():
 DAMAGE = [
     ("steps", lambda a: a[1:]),
     ("costs", lambda a: a[1:]),
-    ("falls", lambda a: np.array([10**6])),
-    ("rises", lambda a: np.array([-1])),
     ("appraised", lambda a: a[1:]),
-    ("kinds", lambda a: a.ravel()),
-    ("kinds", lambda a: a[0, 0]),
 ]
 
 

@@ -89,25 +89,25 @@ class Rule(NamedTuple):
     leaf_q: NDArray[np.float32]  # [N, A]
     gamma: float
     prior: float
-    unit: float  # 1 / what rewards and leaf values count in
+    scale: float  # of rewards and leaf values, so that none vanishes
     tried_only: bool  # V(s) is the maximum over tried actions
     q: NDArray[np.float64]  # [A], scratch
     own: NDArray[np.float64]  # [A], scratch
 
 
 @jit_in_place(inline=True)
-def read_actions(graph, value, rule, node):
+def back_up_actions(graph, value, rule, node):
     """Q(s, a) of a node without its transitions to itself, into rule.q [A], and the weights that
     these give V(s), into rule.own [A].
     """
-    gamma, prior, unit, q, own = rule.gamma, rule.prior, rule.unit, rule.q, rule.own
+    gamma, prior, scale, q, own = rule.gamma, rule.prior, rule.scale, rule.q, rule.own
     for a in range(q.shape[0]):
         q[a] = own[a] = 0.0
     start = graph.block_start[node]
     for e in range(start, start + graph.degree[node]):
         a, after = graph.edge_action[e], graph.edge_next[e]
         weight = graph.edge_count[e] / (graph.pair_count[node, a] + prior)
-        reward = unit * graph.edge_reward[e]
+        reward = scale * graph.edge_reward[e]
         if graph.edge_terminated[e] or gamma == 0.0:
             q[a] += weight * reward  # a weighted sum overflows later than the sum
         elif after == node:
@@ -118,9 +118,9 @@ def read_actions(graph, value, rule, node):
     for a in range(q.shape[0]):
         count = graph.pair_count[node, a]
         if count == 0:
-            q[a] = unit * rule.leaf_q[node, a]
+            q[a] = scale * rule.leaf_q[node, a]
         elif prior > 0.0:
-            q[a] += prior / (count + prior) * unit * rule.leaf_q[node, a]
+            q[a] += prior / (count + prior) * scale * rule.leaf_q[node, a]
 
 
 @jit_in_place(inline=True)
@@ -132,7 +132,7 @@ def is_more(new, old):
 @jit_in_place(inline=True)
 def back_up(graph, value, rule, node):
     """The first best action of a node, or EMPTY, and V(s)."""
-    read_actions(graph, value, rule, node)
+    back_up_actions(graph, value, rule, node)
     q, best, most = rule.q, EMPTY, UNKNOWN
     for a in range(q.shape[0]):
         q[a] /= 1.0 - rule.own[a]
@@ -144,10 +144,10 @@ def back_up(graph, value, rule, node):
 
 
 @jit_in_place
-def read_pairs(graph, value, rule, nodes, actions, targets):
+def back_up_pairs(graph, value, rule, nodes, actions, targets):
     """Q(s, a) of pairs [B], into targets [B]."""
     for i in range(nodes.shape[0]):
-        read_actions(graph, value, rule, nodes[i])
+        back_up_actions(graph, value, rule, nodes[i])
         a = actions[i]
         own = rule.own[a]
         targets[i] = rule.q[a] + own * value[nodes[i]] if own > 0.0 else rule.q[a]
@@ -161,7 +161,7 @@ def choose_actions(graph, value, rule, nodes, actions):
         node = nodes[i]
         actions[i] = EMPTY
         if node != EMPTY and graph.degree[node] > 0:
-            read_actions(graph, value, rule, node)
+            back_up_actions(graph, value, rule, node)
             best = 0
             for a in range(q.shape[0]):
                 q[a] += own[a] * value[node] if own[a] > 0.0 else 0.0
@@ -186,11 +186,11 @@ def smallest_reward(graph, nodes, least):
 
 
 @jit_in_place
-def sweep(graph, value, rule, queue, first, tolerance, floor, budget):
+def sweep(graph, value, rule, queue, first, tolerance, smallest, budget):
     """Back up the nodes int64 [n] of `first`, then those that wait, and then what leads to one that
     changed, reading about `budget` edges. The rest waits. Returns how many were read.
 
-    A change of a value is followed if it is more than tolerance times its size or `floor`.
+    A change of a value is followed if it is more than tolerance times its size or `smallest`.
     """
     work, i = 0, 0
     while i < first.shape[0] or (queue.ends[1] > 0 and work < budget):
@@ -204,7 +204,7 @@ def sweep(graph, value, rule, queue, first, tolerance, floor, budget):
         work += 1 + graph.degree[node]
         old = value[node]
         _, new = back_up(graph, value, rule, node)
-        if abs(new - old) > tolerance * max(abs(old), floor) or (old != old) != (new != new):
+        if abs(new - old) > tolerance * max(abs(old), smallest) or (old != old) != (new != new):
             value[node] = new
             e = graph.in_first[node]
             while e != EMPTY:
@@ -264,12 +264,12 @@ def size_of_terms(graph, value, rule, node, action):
     """The sum of the sizes of what Q(s, a) adds up: its rounding is EXACT of that at most."""
     start, size = graph.block_start[node], 0.0
     if graph.pair_count[node, action] == 0:
-        return rule.unit * abs(rule.leaf_q[node, action])
+        return rule.scale * abs(rule.leaf_q[node, action])
     if rule.prior > 0.0:
-        size = rule.prior * rule.unit * abs(rule.leaf_q[node, action])
+        size = rule.prior * rule.scale * abs(rule.leaf_q[node, action])
     for e in range(start, start + graph.degree[node]):
         if graph.edge_action[e] == action:
-            size += graph.edge_count[e] * rule.unit * abs(graph.edge_reward[e])
+            size += graph.edge_count[e] * rule.scale * abs(graph.edge_reward[e])
             if not graph.edge_terminated[e]:
                 size += graph.edge_count[e] * rule.gamma * abs(value[graph.edge_next[e]])
     return size / (graph.pair_count[node, action] + rule.prior)
@@ -461,7 +461,7 @@ def evaluate_from(graph, value, rule, choice, search, root):
             for i in range(begin, num_left):
                 found[left[i]] = DONE
             if num_left == begin + 1:
-                read_actions(graph, value, rule, node)
+                back_up_actions(graph, value, rule, node)
                 value[node] = rule.q[choice[node]] / (1.0 - rule.own[choice[node]])
             else:
                 solve_component(graph, value, rule, choice, search, begin, num_left)
@@ -506,12 +506,12 @@ def solve_component(graph, value, rule, choice, search, begin, end):
         count = graph.pair_count[node, a] + rule.prior
         total, own, start = 0.0, 0.0, graph.block_start[node]
         if rule.prior > 0.0:
-            total = rule.prior / count * rule.unit * rule.leaf_q[node, a]
+            total = rule.prior / count * rule.scale * rule.leaf_q[node, a]
         for e in range(start, start + graph.degree[node]):
             if graph.edge_action[e] != a:
                 continue
             after, weight = graph.edge_next[e], graph.edge_count[e] / count
-            total += weight * rule.unit * graph.edge_reward[e]
+            total += weight * rule.scale * graph.edge_reward[e]
             if graph.edge_terminated[e]:
                 continue
             place = search.place[after]
@@ -655,7 +655,7 @@ class Plan(NamedTuple):
 
 
 @jit_in_place(inline=True)
-def read_steps(graph, plan, node, log_discount, prior, solved, q, total, own):
+def back_up_steps(graph, plan, node, log_discount, prior, solved, q, total, own):
     """log Q(s, a) / log discount of a node, into q float64 [A]; V(s) is solved for, or as it is.
 
     total and own, float64 [A], are scratch.
@@ -704,7 +704,7 @@ def make_plan(graph, plan, changed, log_discount, prior, slack, budget, q, total
         if graph.in_degree[node] == FREED:
             continue
         old, new = steps[node], np.inf
-        read_steps(graph, plan, node, log_discount, prior, True, q, total, own)
+        back_up_steps(graph, plan, node, log_discount, prior, True, q, total, own)
         for a in range(q.shape[0]):
             new = min(new, q[a])
         work += 1 + graph.degree[node]
