@@ -6,12 +6,10 @@ from gbcore.episode_graph import EpisodeGraph, is_held_out
 from gbcore.first_tries import FirstTries
 from gbcore.frontier import FrontierEpisodes, FrontierPlanner
 from gbcore.graph import TransitionGraph
-from gbcore.leaf_table import LeafTable
-from gbcore.replay import Batch, PrioritizedReplay, Replay, trajectory_subgraphs
+from gbcore.replay import Batch, PrioritizedReplay, Replay, SumTree, trajectory_subgraphs
 from gbcore.subgraph import Subgraphs
-from gbcore.sum_tree import SumTree
 from gbcore.targets import pair_q_values, q_targets, rows_read
-from gbcore.values import GraphValues, solve
+from gbcore.values import GraphValues, LeafTable, solve
 
 if TYPE_CHECKING:
     from gbcore.categorical import categorical_targets

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gbcore.frontier import UNLIMITED
 from gbcore.graph import TransitionGraph
-from gbcore.leaf_table import LeafTable
-from gbcore.values import GraphValues
+from gbcore.values import GraphValues, LeafTable
 
 
 class EpisodeGraph:

@@ -26,9 +26,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_n
 
 from gbcore.episode_graph import EpisodeGraph, is_held_out
 from gbcore.graph import MAX_DEPTH, TransitionGraph
-from gbcore.leaf_table import LeafTable, in_evaluation
 from gbcore.targets import q_targets
-from gbcore.values import GraphValues
+from gbcore.values import GraphValues, LeafTable, in_evaluation
 
 Key = Callable[[NDArray[Any]], NDArray[Any]]
 ROWS_AT_ONCE = 1_000  # rows that a graph is rebuilt from at a time

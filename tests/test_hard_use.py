@@ -410,8 +410,8 @@ import warnings
 import numpy as np
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    from gbcore import sum_tree
-    tree = sum_tree.SumTree(4)
+    from gbcore import replay
+    tree = replay.SumTree(4)
     tree.set([1], [2.0])
     assert tree.find(1.0) == 1
 print([str(one.message) for one in caught if "gbcore" in str(one.message) or "Numba" in str(one)])

@@ -9,7 +9,7 @@ import torch
 from conftest import scaled
 
 from gbcore import LeafTable, TransitionGraph
-from gbcore.leaf_table import CHUNK
+from gbcore.values import CHUNK
 
 
 def value_of(obs):

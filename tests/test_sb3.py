@@ -23,8 +23,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from examples import mazes, sb3_dqn  # noqa: F401
 from gbcore import GraphValues
-from gbcore.leaf_table import weights_of
 from gbcore.sb3 import GraphDQN, GraphReplayBuffer, Levels, OwnGraph
+from gbcore.values import weights_of
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 SMALL = {"buffer_size": 80, "learning_starts": 20, "target_update_interval": 40, "batch_size": 8}
