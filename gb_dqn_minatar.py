@@ -12,8 +12,8 @@ them. What is not learning (flags of a run, its folder, resume) is in gbcore/run
 """
 
 import copy
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -45,44 +45,40 @@ class Args(gb.RunFlags):
     episode_seed: Literal["fresh", "fixed"] = "fresh"
     """fixed: re-seed the game, but not its sticky actions, at every reset"""
     total_timesteps: gb.Count = 100_000  # environment steps
-    learning_rate: gb.Scale = 6.5e-5  # step size of Adam
-    adam_eps: gb.Scale = 1.5e-4  # epsilon of Adam
-    buffer_size: gb.Amount = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
-    gamma: gb.Share = 0.99  # the discount
+    learning_rate: gb.PositiveFloat = 6.5e-5  # step size of Adam
+    adam_eps: gb.PositiveFloat = 1.5e-4  # epsilon of Adam
+    buffer_size: gb.NonNegative = 0
+    """transitions kept in the replay and the graph; 0 = total_timesteps"""
+    gamma: gb.Fraction = 0.99  # the discount
     target_network_frequency: gb.Count = 8_000
     """steps between two copies of the online network into the target network"""
     batch_size: gb.Count = 32  # transitions per update
-    learning_starts: gb.Amount = 1_600  # steps before the first update
+    learning_starts: gb.NonNegative = 1_600  # steps before the first update
     train_frequency: gb.Count = 4  # steps between updates
     updates_per_train: gb.Count = 1  # updates at a time, each of its own batch
-    start_e: gb.Share = 1.0  # epsilon until learning starts
-    end_e: gb.Share = 0.02  # epsilon once learning starts
+    start_e: gb.Fraction = 1.0  # epsilon until learning starts
+    end_e: gb.Fraction = 0.02  # epsilon once learning starts
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
-    frontier_share: gb.Share = 0.5
+    frontier_share: gb.Fraction = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
     whole-graph: as graph, with no limit of depth, and the agent acts on its values"""
     depth: gb.Depth = 5  # nested backups per target, one-step always 1
-    breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all
-    prior: Annotated[float, (0, 1e9)] = 0.0
+    breadth: gb.NonNegative = 20  # transitions followed per level of a graph backup; 0 = all
+    prior: gb.Prior = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
     act_on: Literal["graph", "network"] | None = None
     """what is greedy: by default the network, with whole-graph its values"""
     eval_episodes: gb.Count = 3  # episodes of each evaluation
-    eval_frequency: gb.Amount = 1_000  # steps between evaluations; 0 = only after training
-    eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
+    eval_frequency: gb.NonNegative = 1_000  # steps between evaluations; 0 = only after training
+    eval_epsilon: gb.Fraction = 0.001  # share of random actions in evaluation
 
-    DEFAULTS: ClassVar = {"act_on": ("network", "graph")}  # the second is whole-graph's
-    IDLE: ClassVar = {  # flags -> where they do nothing
-        "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
-        "depth": ("backup=one-step|whole-graph",),
-        "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
-        "frontier_share": ("exploration=epsilon-greedy",),
-        "start_e": ("learning_starts=0",),
-    }
+    def __post_init__(self):
+        super().__post_init__()
+        self.default(act_on="graph" if self.backup == "whole-graph" else "network")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -123,7 +119,6 @@ def make_network(args, obs_shape, num_actions):
 class Learner(gb.LearnerState):
     """Online and target network, and the update that all six backups share."""
 
-    SAVED = ("num_updates", "leaves", "graph_values")
     num_evaluated = property(lambda self: self.leaves.num_evaluated)  # states, for targets
 
     def __init__(self, args, graph, replay, device):
@@ -202,26 +197,29 @@ class Learner(gb.LearnerState):
 # --------------------------------------------------------------------------------------------------
 
 
-class Game:
+class Game(gb.Replayed):
     """A MinAtar game: sticky actions, difficulty ramping, all 6 actions, at most MAX_STEPS steps.
 
     Observations are bool [10, 10, C]. A time limit is a truncation: the one of 5,000 steps, and the
-    one of freeway (2,500 frames), which MinAtar reports as the end of the game.
+    one of freeway (2,500 frames), which MinAtar reports as the end of the game. Each episode draws
+    a seed from rng; with episode_seed that is the game's, and the sticky actions' alone is drawn.
     """
 
     def __init__(self, name, rng, episode_seed=None):
         self.env = Environment(name, sticky_action_prob=0.1, difficulty_ramping=True)
-        # Of two legacy generators the outer one repeats actions, the inner one is the game's.
-        self.env.random = np.random.RandomState(rng.integers(2**32))
-        self.env.env.random = np.random.RandomState(rng.integers(2**32))
-        self.episode_seed = episode_seed
+        self.rng, self.episode_seed = rng, episode_seed
         self.num_actions = self.env.num_actions()
 
     def reset(self):
-        if self.episode_seed is not None:
-            self.env.env.random = np.random.RandomState(self.episode_seed)
-        self.actions, self._last_action = [], self.env.last_action  # of this episode
-        self._random_states = [of.random.get_state(legacy=False) for of in (self.env, self.env.env)]
+        return self._begin(int(self.rng.integers(2**31)))
+
+    def _begin(self, seed):
+        self.seed, self.actions = seed, []
+        # Of two legacy generators the outer one repeats actions, the inner one is the game's.
+        game = [seed, 1] if self.episode_seed is None else self.episode_seed
+        self.env.random = np.random.RandomState([seed, 0])
+        self.env.env.random = np.random.RandomState(game)
+        self.env.last_action = 0
         self.env.reset()
         self.obs = self.env.state()
         return self.obs
@@ -235,24 +233,6 @@ class Game:
         truncated = not terminated and (timed_out or len(self.actions) >= MAX_STEPS)
         self.obs = self.env.state()
         return self.obs, float(reward), terminated, truncated
-
-    def state(self):
-        """What `restore` takes back: how this episode began, and its actions."""
-        begin = {"outer": self._random_states[0], "inner": self._random_states[1]}
-        return {"begin": begin, "last_action": self._last_action, "actions": list(self.actions)}
-
-    def restore(self, state):
-        """Play an episode again, up to where `state` was called."""
-        if state["last_action"] not in range(self.num_actions):
-            raise ValueError("Require the game's own last action")
-        for of, begin in ((self.env, "outer"), (self.env.env, "inner")):
-            if state["begin"][begin]["state"]["pos"] not in range(625):  # NumPy would read there
-                raise ValueError("Require a random state within its 624 words")
-            of.random.set_state(state["begin"][begin])
-        self.env.last_action = state["last_action"]
-        self.reset()
-        for action in state["actions"]:
-            self.step(action)
 
     def render(self):
         """uint8 [320, 320, 3]: black, or the colour of the last channel that is set."""
@@ -280,7 +260,7 @@ def task_of(env_id):
 
 
 def make_env(args, env_id, rng, render=False):
-    """A game whose random states are drawn from rng; it can always be rendered."""
+    """A game whose seeds are drawn from rng; it can always be rendered."""
     return Game(env_id, rng, args.seed if args.episode_seed == "fixed" else None)
 
 
@@ -289,12 +269,6 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
     rng = np.random.default_rng(seed)
     envs = [make_env(args, env_id, rng) for _ in range(num_episodes)]
     return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
-
-
-def log_evaluation(args, run, learner):
-    """Play and log an evaluation of the run as it is."""
-    seed, policy = [args.seed, run.step], learner.policy()
-    run.log_evaluation(evaluate(args, run.task, policy, seed, args.eval_episodes, run.stop))
 
 
 def record_video(args, env_id, policy, seed, path):
@@ -309,13 +283,17 @@ def record_video(args, env_id, policy, seed, path):
 # --------------------------------------------------------------------------------------------------
 
 
-def train(args, run, env, learner, rng):
+def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
-    graph, replay, frontier = learner.graph, learner.replay, run.frontier
+    graph, replay = learner.graph, learner.replay
     obs, node = env.obs, graph.node(env.obs)
-    for step in run.steps():
-        if run.evaluation_is_due():
-            log_evaluation(args, run, learner)
+    while True:
+        if logger.evaluation_is_due():
+            how = learner.policy(), [args.seed, logger.step], args.eval_episodes, stop
+            logger.log_evaluation(evaluate(args, env_id, *how))
+        if stop.asked or logger.step == args.total_timesteps:
+            break
+        step = logger.begin_step()
 
         # Act: in a frontier episode on the way to what was never tried, else epsilon-greedy.
         epsilon = args.start_e if step <= args.learning_starts else args.end_e
@@ -327,24 +305,35 @@ def train(args, run, env, learner, rng):
         obs, reward, terminated, truncated = env.step(action)
         next_node = graph.node(obs)
         replay.add(node, action, reward, next_node, terminated)
-        run.count(reward)
         node = next_node
         if terminated or truncated:
-            run.end_episode()
+            replay.end_episode()
+            if frontier is not None:
+                frontier.end_episode()
             obs = env.reset()
             node = graph.node(obs)
 
         # Learn.
-        run.charts["charts/epsilon"] = epsilon
+        logger.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             for _ in range(args.updates_per_train):
                 batch = replay.sample(args.batch_size, rng)
                 loss, q_values = learner.update(batch, rng)
-            run.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
+            logger.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
         if step % args.target_network_frequency == 0:
             learner.update_target()
 
+        # Log and save.
+        logger.end_step(reward, terminated or truncated)
+        if logger.is_due(args.log_frequency):
+            logger.log(learner, **(frontier.metrics() if frontier else {}))
+        if logger.is_due(args.checkpoint_frequency):
+            checkpoint.save()
+    if stop.asked:
+        checkpoint.save()
 
+
+@gb.one_line_errors
 def main():
     args = gb.parse_flags(Args, __file__)
     env_id = task_of(args.env_id)
@@ -356,18 +345,28 @@ def main():
     replay = Replay(graph, capacity)
     learner = Learner(args, graph, replay, device)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
+    frontier = None
     if args.exploration == "frontier":
-        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
-    run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("minatar",))
-    with run:
-        train(args, run, env, learner, rng)
-        if run.evaluation_is_due():
-            log_evaluation(args, run, learner)
-        run.finish(evaluate, score_of=lambda of: np.mean(of[-max(1, round(len(of) / 10)) :]))
-        if args.capture_video:
-            run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])
+        parts["frontier"] = frontier = FrontierEpisodes(graph, args.frontier_share)
+    logger = gb.Logger(args, __file__, env_id, packages=("minatar",))
+    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
+    if args.resume:
+        checkpoint.load()
+    with logger, gb.StopSignal() as stop:
+        train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
+        if stop.asked:
+            logger.finish(learner)  # the program ends
+        how = replace(args, eval_epsilon=1.0), env_id, gb.any_action, [args.seed, logger.step]
+        at_random = evaluate(*how, args.eval_episodes, stop)
+        logger.finish(
+            learner,
+            score=gb.last_tenth(logger.evaluations),
+            random_actions=at_random and float(np.mean(at_random[0])),
+        )
+    if args.capture_video:
+        seed = [args.seed, args.total_timesteps, 1]
+        record_video(args, env_id, learner.policy(), seed, logger.path / "episode.mp4")
 
 
 if __name__ == "__main__":
-    with gb.errors_in_one_line():
-        main()
+    main()

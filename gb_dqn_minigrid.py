@@ -14,29 +14,19 @@ gbcore/run.
 
 import copy
 import functools
-import re
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
-import gymnasium
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
-from minigrid.minigrid_env import MiniGridEnv
 
 import gbcore.run as gb
-from gbcore import (
-    EpisodeGraph,
-    FrontierEpisodes,
-    GraphValues,
-    LeafTable,
-    Replay,
-    TransitionGraph,
-    is_held_out,
-)
+from gbcore import EpisodeGraph, FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph
 from gbcore.first_tries import cell_contents
+from gbcore.run.minigrid import Task, task_of
 from gbcore.targets import pair_q_values
 
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
@@ -53,38 +43,39 @@ BACKUPS = {
 @dataclass
 class Args(gb.RunFlags):
     env_id: str = "DoorKey-6x6"  # the task, as in DoorKey-6x6 or MiniGrid-DoorKey-6x6-v0
-    num_levels: gb.Amount = 1
+    num_levels: gb.NonNegative = 1
     """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
     1, evaluations play levels that training never meets"""
     view: Literal["grid", "partial"] = "grid"
     """what the network sees: the whole grid, or the last four 7x7 views of the agent"""
     total_timesteps: gb.Count = 100_000  # environment steps
-    learning_rate: gb.Scale = 1e-3  # step size of Adam
-    adam_eps: gb.Scale = 1.5e-4  # epsilon of Adam
-    buffer_size: gb.Amount = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
-    gamma: gb.Share = 0.95  # the discount
+    learning_rate: gb.PositiveFloat = 1e-3  # step size of Adam
+    adam_eps: gb.PositiveFloat = 1.5e-4  # epsilon of Adam
+    buffer_size: gb.NonNegative = 0
+    """transitions kept in the replay and the graph; 0 = total_timesteps"""
+    gamma: gb.Fraction = 0.95  # the discount
     target_network_frequency: gb.Count | None = None
     """steps between copies into the target network: 8,000, whole-graph 2,000, levels that change
     1,000"""
     batch_size: gb.Count | None = None  # transitions per update: 32, where levels change 128
-    learning_starts: gb.Amount | None = None
+    learning_starts: gb.NonNegative | None = None
     """random steps before the first update; by default 5,000, with whole-graph 0"""
     train_frequency: gb.Count | None = None
     """steps between updates: 1, with whole-graph 4, where levels change 2"""
     updates_per_train: gb.Count = 1  # updates at a time, each of its own batch
-    start_e: gb.Share = 1.0  # epsilon until learning starts
-    end_e: gb.Share = 0.02  # epsilon once learning starts
+    start_e: gb.Fraction = 1.0  # epsilon until learning starts
+    end_e: gb.Fraction = 0.02  # epsilon once learning starts
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
-    frontier_share: gb.Share | None = None
+    frontier_share: gb.Fraction | None = None
     """largest share of frontier episodes, by default 0.5, with whole-graph 0.9"""
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
     whole-graph: as graph, with no limit of depth, and the agent acts on its values"""
     depth: gb.Depth = 5  # nested backups per target, one-step always 1
-    breadth: gb.Amount = 50  # transitions followed per level of a graph backup; 0 = all
-    prior: Annotated[float, (0, 1e9)] = 0.0
+    breadth: gb.NonNegative = 50  # transitions followed per level of a graph backup; 0 = all
+    prior: gb.Prior = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
     act_on: Literal["graph", "network"] | None = None
     """what is greedy: by default the network, with whole-graph its values"""
@@ -92,38 +83,22 @@ class Args(gb.RunFlags):
     """the same in evaluations, by default as --act-on; where levels change, or the view is partial,
     graph is that of the evaluation's own episode"""
     eval_episodes: gb.Count | None = None  # of each evaluation: 3, where levels change 20
-    eval_frequency: gb.Amount | None = None
+    eval_frequency: gb.NonNegative | None = None
     """steps between evaluations, 0 = only after training: 1,000, where levels change 5,000"""
-    eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
-
-    DEFAULTS: ClassVar = {  # where none is given: of the paper's backups, of whole-graph
-        "target_network_frequency": (8_000, 2_000),
-        "learning_starts": (5_000, 0),
-        "train_frequency": (1, 4),
-        "frontier_share": (0.5, 0.9),
-        "act_on": ("network", "graph"),
-    }
-    OF_LEVELS: ClassVar = {  # where none is given: of one level, of levels that change
-        "target_network_frequency": (None, 1_000),
-        "train_frequency": (None, 2),
-        "batch_size": (32, 128),
-        "eval_episodes": (3, 20),
-        "eval_frequency": (1_000, 5_000),
-    }
-    IDLE: ClassVar = {  # flags -> where they do nothing
-        "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
-        "depth": ("backup=one-step|whole-graph",),
-        "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
-        "frontier_share": ("exploration=epsilon-greedy",),
-        "start_e": ("learning_starts=0",),
-    }
+    eval_epsilon: gb.Fraction = 0.001  # share of random actions in evaluation
 
     def __post_init__(self):
-        for name, pair in self.OF_LEVELS.items():
-            if getattr(self, name) is None:
-                setattr(self, name, pair[self.num_levels != 1])
         super().__post_init__()
-        self.eval_act_on = self.eval_act_on or self.act_on
+        if self.num_levels != 1:
+            self.default(train_frequency=2, target_network_frequency=1_000, batch_size=128)
+            self.default(eval_episodes=20, eval_frequency=5_000)
+        if self.backup == "whole-graph":  # the graph knows before the network does
+            self.default(learning_starts=0, train_frequency=4, target_network_frequency=2_000)
+            self.default(frontier_share=0.9, act_on="graph")
+        self.default(learning_starts=5_000, train_frequency=1, target_network_frequency=8_000)
+        self.default(frontier_share=0.5, act_on="network")
+        self.default(batch_size=32, eval_episodes=3, eval_frequency=1_000)
+        self.default(eval_act_on=self.act_on)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,7 +170,6 @@ def make_network(args, obs_shape, num_actions):
 class Learner(gb.LearnerState):
     """Online and target network, and the update that all six backups share."""
 
-    SAVED = ("num_updates", "leaves", "graph_values")
     num_evaluated = property(lambda self: self.leaves.num_evaluated)  # states, for targets
 
     def __init__(self, args, graph, replay, device):
@@ -281,132 +255,11 @@ class Learner(gb.LearnerState):
 # --------------------------------------------------------------------------------------------------
 
 
-EMPTY = OBJECT_TO_IDX["empty"], 0, 0
-
-
-class Task:
-    """A MiniGrid task, whose levels are drawn by their seeds: all chance is theirs.
-
-    A grid is uint8 [W, H, 3]: object, colour and state of each cell. It is what is observed, or, by
-    view, the state's key, and the last four 7x7 views of the agent are observed: [7, 7, 12], the
-    newest last. A time limit (the task's own) is a truncation.
-
-    A fifth of all worlds, a world being the first grid without the agent, is held out: training
-    draws again when it meets one. Where a task has too few worlds to tell, a fifth of all seeds.
-
-    Args:
-        args: num_levels, view and seed: of the only level, or of what the levels are.
-        rng: np.random.Generator that draws an episode's level.
-        held_out: play held-out levels, in place of those of training?
-    """
-
-    def __init__(self, env_id, args, rng, held_out=False, render_mode=None):
-        try:
-            env = gymnasium.make(env_id, disable_env_checker=True, render_mode=render_mode)
-        except gymnasium.error.Error as error:
-            gb.fail(f"cannot make {env_id}: {error}; {gb.ELSEWHERE}")
-        if not isinstance(env.unwrapped, MiniGridEnv):
-            gb.fail(f"cannot use {env_id}, which is no MiniGrid grid; {gb.ELSEWHERE}")
-        if not isinstance(env.action_space, gymnasium.spaces.Discrete):
-            gb.fail(f"cannot use {env_id}: its actions are {env.action_space}, not discrete")
-        self.see = env.unwrapped.gen_obs
-        env.unwrapped.gen_obs = dict  # the view costs most of a step: leave it out
-        self.env, self.args, self.rng = env, args, rng
-        self.num_actions, self.held_out = int(env.action_space.n), held_out
-        self.by_world = args.num_levels != 1 and self._has_both_kinds()
-
-    def reset(self):
-        """The first observation of an episode."""
-        args, rng = self.args, self.rng
-        if args.num_levels == 1:
-            return self._begin(args.seed)
-        if args.num_levels > 1 and not self.held_out:
-            rng = np.random.default_rng([args.seed, int(rng.integers(args.num_levels))])
-        while True:
-            obs = self._begin(int(rng.integers(2**31)))
-            if self._is_held_out() == self.held_out:
-                return obs
-
-    def _has_both_kinds(self):
-        """Are there worlds that are held out, and others?"""
-        self.by_world, found = True, set()
-        for seed in range(200):
-            self._begin(seed)
-            found.add(self._is_held_out())
-            if len(found) == 2:
-                return True
-        return False
-
-    def _is_held_out(self):
-        """Is the level that has just begun?"""
-        world = self.grid.copy()
-        world[world[..., 0] == OBJECT_TO_IDX["agent"]] = EMPTY
-        return is_held_out(world.tobytes() if self.by_world else str(self.seed).encode())
-
-    def _begin(self, seed):
-        self.seed, self.actions = seed, []
-        self.views = [np.zeros((7, 7, 3), np.uint8)] * 4
-        self.env.reset(seed=seed)
-        return self._observe()
-
-    def _observe(self):
-        world = self.env.unwrapped
-        cells = [EMPTY if cell is None else cell.encode() for cell in world.grid.grid]
-        grid = np.array(cells, np.uint8).reshape(world.height, world.width, 3).swapaxes(0, 1).copy()
-        grid[tuple(world.agent_pos)] = OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], world.agent_dir
-        self.grid = self.obs = grid
-        self.key = None
-        if self.args.view == "partial":
-            self.views = [*self.views[1:], self.see()["image"]]
-            self.obs = np.concatenate(self.views, axis=2)
-            self.key = self.grid.reshape(-1)
-        return self.obs
-
-    def step(self, action):
-        """Observation, the environment's own reward, terminated, truncated."""
-        self.actions.append(action)
-        _, reward, terminated, truncated, _ = self.env.step(action)
-        return self._observe(), float(reward), terminated, truncated and not terminated
-
-    def state(self):
-        """What `restore` takes back."""
-        return {"seed": self.seed, "actions": list(self.actions)}
-
-    def restore(self, state):
-        """Play an episode again, up to where `state` was called."""
-        self._begin(state["seed"])
-        for action in state["actions"]:
-            self.step(action)
-
-    def render(self):
-        """uint8 [height, width, 3]."""
-        return self.env.render()
-
-
 def kinds_of_grids(obs):
     """The kinds of observations uint8 [n, W, H, 3], uint64 [n]: of a kind are grids with the same
     cells, wherever these lie. An object carried elsewhere makes no new kind, an open door does.
     """
     return cell_contents(obs, num_axes=3).sum(axis=(1, 2))
-
-
-def task_of(env_id):
-    """Registered id of a task, from any spelling of it that people use; the latest version."""
-
-    def key_of(name):
-        return re.sub("[-_ ]", "", name.strip().lower())
-
-    if env_id.strip() in gymnasium.registry:
-        return env_id.strip()
-    names = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
-    tasks = {}
-    for name in sorted(names):  # BabyAI's first: where both have a name it is MiniGrid's
-        for key in (key_of(name), key_of(name.rpartition("-v")[0])):
-            tasks[key] = tasks[re.sub("^(minigrid|babyai)", "", key)] = name
-    key = key_of(env_id)
-    if key not in tasks:
-        gb.fail(f"unknown task {env_id!r}; nearest: {gb.nearest(key, tasks)}; {gb.ELSEWHERE}")
-    return tasks[key]
 
 
 def make_env(args, env_id, rng, render=False, held_out=False):
@@ -421,14 +274,14 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None, held_out=True)
     return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
 
 
-def log_evaluation(args, run, learner):
+def log_evaluation(args, env_id, logger, learner, stop):
     """Play and log an evaluation of the run as it is; of N levels, those of training as well."""
-    how = [args.seed, run.step], args.eval_episodes, run.stop
-    held_out = evaluate(args, run.task, learner.policy(), *how)
+    how = [args.seed, logger.step], args.eval_episodes, stop
+    held_out = evaluate(args, env_id, learner.policy(), *how)
     training = None
     if args.num_levels > 1:
-        training = evaluate(args, run.task, learner.policy(held_out=False), *how, held_out=False)
-    run.log_evaluation(held_out, training)
+        training = evaluate(args, env_id, learner.policy(held_out=False), *how, held_out=False)
+    logger.log_evaluation(held_out, training)
 
 
 def record_video(args, env_id, policy, seed, path):
@@ -443,13 +296,16 @@ def record_video(args, env_id, policy, seed, path):
 # --------------------------------------------------------------------------------------------------
 
 
-def train(args, run, env, learner, rng):
+def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
-    graph, replay, frontier = learner.graph, learner.replay, run.frontier
+    graph, replay = learner.graph, learner.replay
     node = graph.node(env.obs, env.key)
-    for step in run.steps():
-        if run.evaluation_is_due():
-            log_evaluation(args, run, learner)
+    while True:
+        if logger.evaluation_is_due():
+            log_evaluation(args, env_id, logger, learner, stop)
+        if stop.asked or logger.step == args.total_timesteps:
+            break
+        step = logger.begin_step()
 
         # Act: in a frontier episode on the way to what was never tried, else epsilon-greedy.
         epsilon = args.start_e if step <= args.learning_starts else args.end_e
@@ -464,26 +320,37 @@ def train(args, run, env, learner, rng):
         next_node = graph.node(env.obs, env.key)
         sign = float(np.sign(reward))  # MiniGrid's reward falls with time, which no state shows
         replay.add(node, action, sign, next_node, terminated, obs)
-        run.count(reward)
         if frontier is not None:
             frontier.observe(grid, node, action, sign, env.grid, next_node, terminated)
         node = next_node
         if terminated or truncated:
-            run.end_episode()
+            replay.end_episode()
+            if frontier is not None:
+                frontier.end_episode()
             env.reset()
             node = graph.node(env.obs, env.key)
 
         # Learn.
-        run.charts["charts/epsilon"] = epsilon
+        logger.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             for _ in range(args.updates_per_train):
                 batch = replay.sample(args.batch_size, rng)
                 loss, q_values = learner.update(batch, rng)
-            run.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
+            logger.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
         if step % args.target_network_frequency == 0:
             learner.update_target()
 
+        # Log and save.
+        logger.end_step(reward, terminated or truncated)
+        if logger.is_due(args.log_frequency):
+            logger.log(learner, **(frontier.metrics() if frontier else {}))
+        if logger.is_due(args.checkpoint_frequency):
+            checkpoint.save()
+    if stop.asked:
+        checkpoint.save()
 
+
+@gb.one_line_errors
 def main():
     args = gb.parse_flags(Args, __file__)
     env_id = task_of(args.env_id)
@@ -498,22 +365,32 @@ def main():
     replay = Replay(graph, capacity)
     learner = Learner(args, graph, replay, device)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
+    frontier = None
     if args.exploration == "frontier":
         levels_change = args.num_levels != 1
         by_kind = args.backup == "whole-graph" and not levels_change and args.view == "grid"
-        kinds_of = kinds_of_grids if by_kind else None
-        share = args.frontier_share
-        parts["frontier"] = FrontierEpisodes(graph, share, kinds_of, levels_change)
-    run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium", "minigrid"))
-    with run:
-        train(args, run, env, learner, rng)
-        if run.evaluation_is_due():
-            log_evaluation(args, run, learner)
-        run.finish(evaluate, score_of=lambda of: np.mean(of[-max(1, round(len(of) / 10)) :]))
-        if args.capture_video:
-            run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])
+        how = args.frontier_share, kinds_of_grids if by_kind else None, levels_change
+        parts["frontier"] = frontier = FrontierEpisodes(graph, *how)
+    logger = gb.Logger(args, __file__, env_id, packages=("gymnasium", "minigrid"))
+    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
+    if args.resume:
+        checkpoint.load()
+    with logger, gb.StopSignal() as stop:
+        train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
+        if stop.asked:
+            logger.finish(learner)  # the program ends
+        how = replace(args, eval_epsilon=1.0), env_id, gb.any_action, [args.seed, logger.step]
+        at_random = evaluate(*how, args.eval_episodes, stop)
+        logger.finish(
+            learner,
+            score=gb.last_tenth(logger.evaluations),
+            train_score=gb.last_tenth(logger.train_evaluations),
+            random_actions=at_random and float(np.mean(at_random[0])),
+        )
+    if args.capture_video:
+        seed = [args.seed, args.total_timesteps, 1]
+        record_video(args, env_id, learner.policy(), seed, logger.path / "episode.mp4")
 
 
 if __name__ == "__main__":
-    with gb.errors_in_one_line():
-        main()
+    main()

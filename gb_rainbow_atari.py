@@ -13,28 +13,15 @@ is not learning (flags of a run, its folder, resume) is in gbcore/run.
 
 import copy
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import gbcore.run as gb
 from gbcore import FrontierEpisodes, PrioritizedReplay, TransitionGraph
-from gbcore.run import (
-    Amount,
-    Count,
-    Depth,
-    LearnerState,
-    Run,
-    RunFlags,
-    Scale,
-    Share,
-    errors_in_one_line,
-    fail,
-    parse_flags,
-    seed_everything,
-)
 from gbcore.run.atari import evaluate, human_normalized, make_envs, record_video, task_of
 from gbcore.run.updates import updates_on
 
@@ -49,7 +36,7 @@ BACKUPS = {
 
 
 @dataclass
-class Args(RunFlags):
+class Args(gb.RunFlags):
     env_id: str = "Freeway"
     """the game, as in Freeway, freeway or ALE/Freeway-v5"""
     cuda: bool = torch.cuda.is_available()
@@ -58,89 +45,82 @@ class Args(RunFlags):
     """on a GPU, replay each update and choice of actions as a CUDA graph; off: one by one"""
     bf16: bool = False
     """learn in bfloat16, forward and backward; weights, Adam, losses and acting stay float32"""
-    threads: Annotated[int, (1, 1024)] = 2
+    threads: Annotated[int, gb.number(int, 1, 1024)] = 2
     """CPU threads for torch; give 1 to runs side by side"""
-    total_timesteps: Count = 100_000
+    total_timesteps: gb.Count = 100_000
     """environment steps (of 4 frames each)"""
-    learning_rate: Scale = 1e-4
+    learning_rate: gb.PositiveFloat = 1e-4
     """step size of Adam"""
-    adam_eps: Scale = 1.5e-4
+    adam_eps: gb.PositiveFloat = 1.5e-4
     """epsilon of Adam"""
-    max_grad_norm: Scale = 10.0
+    max_grad_norm: gb.PositiveFloat = 10.0
     """gradients are clipped to this norm"""
-    buffer_size: Amount = 0
+    buffer_size: gb.NonNegative = 0
     """transitions kept in the replay and the graph; 0 = total_timesteps"""
-    gamma: Share = 0.99
+    gamma: gb.Fraction = 0.99
     """the discount"""
-    target_network_frequency: Count = 1
+    target_network_frequency: gb.Count = 1
     """updates between two copies of the online network into the target network"""
-    batch_size: Count = 32
+    batch_size: gb.Count = 32
     """transitions per update"""
-    learning_starts: Amount = 2_000
+    learning_starts: gb.NonNegative = 2_000
     """steps before the first update"""
-    train_frequency: Count = 1
+    train_frequency: gb.Count = 1
     """steps between updates"""
-    updates_per_train: Count = 2
+    updates_per_train: gb.Count = 2
     """updates at a time, each of its own batch"""
 
-    start_e: Share = 1.0
+    start_e: gb.Fraction = 1.0
     """epsilon at the start"""
-    end_e: Share = 0.0
+    end_e: gb.Fraction = 0.0
     """epsilon in the end; the noisy networks explore"""
-    exploration_steps: Count = 2_001
+    exploration_steps: gb.Count = 2_001
     """steps over which epsilon goes from start_e to end_e"""
-    noisy_std: Annotated[float, (0, 1e3)] = 0.5
+    noisy_std: Annotated[float, gb.number(float, 0, 1e3)] = 0.5
     """initial scale of the noisy layers"""
 
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
-    frontier_share: Share = 0.5
+    frontier_share: gb.Fraction = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
 
     backup: Literal[*BACKUPS] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
-    depth: Depth = 10
+    depth: gb.Depth = 10
     """nested backups per target; one-step: always 1"""
-    breadth: Amount = 10
+    breadth: gb.NonNegative = 10
     """transitions followed per level of a graph backup; 0 = all"""
-    prior: Annotated[float, (0, 1e9)] = 0.0
+    prior: gb.Prior = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
 
-    n_atoms: Annotated[int, (2, 10_001)] = 51
+    n_atoms: Annotated[int, gb.number(int, 2, 10_001)] = 51
     """atoms of the value distribution"""
-    v_min: Annotated[float, (-1e9, 1e9)] = -10.0
+    v_min: Annotated[float, gb.number(float, -1e9, 1e9)] = -10.0
     """smallest return of the value distribution"""
-    v_max: Annotated[float, (-1e9, 1e9)] = 10.0
+    v_max: Annotated[float, gb.number(float, -1e9, 1e9)] = 10.0
     """largest return of the value distribution"""
-    priority_exponent: Annotated[float, (0, 10)] = 0.5
+    priority_exponent: Annotated[float, gb.number(float, 0, 10)] = 0.5
     """how strongly priorities count in sampling"""
-    importance_exponent: Annotated[float, (0, 10)] = 0.4
+    importance_exponent: Annotated[float, gb.number(float, 0, 10)] = 0.4
     """importance-sampling correction at the start; grows to 1 over the run"""
 
-    eval_episodes: Count = 100
+    eval_episodes: gb.Count = 100
     """episodes of the evaluation after training, which gives the score"""
-    eval_frequency: Amount = 10_000
+    eval_frequency: gb.NonNegative = 10_000
     """steps between evaluations in training, for a learning curve; 0 = none"""
-    curve_episodes: Count = 5
+    curve_episodes: gb.Count = 5
     """episodes of each evaluation before the last"""
-    eval_envs: Count = 16
+    eval_envs: gb.Count = 16
     """environments that evaluate in parallel"""
-    eval_epsilon: Share = 0.001
+    eval_epsilon: gb.Fraction = 0.001
     """share of random actions in evaluation"""
 
-    IDLE: ClassVar = {  # flags -> where they do nothing
-        "breadth": ("backup=one-step|n-step|tree", "depth=1"),
-        "depth": ("backup=one-step",),
-        "prior": ("backup=one-step", "depth=1"),
-        "frontier_share": ("exploration=epsilon-greedy",),
-        "curve_episodes": ("eval_frequency=0",),
-    }
-    FREE: ClassVar = (*RunFlags.FREE, "cuda_graphs")
+    FREE = (*gb.RunFlags.FREE, "cuda_graphs")
 
     def check(self):
         if not self.v_min < self.v_max:
-            fail(f"--v-min must be < --v-max, got {self.v_min} and {self.v_max}")
+            gb.fail(f"--v-min must be < --v-max, got {self.v_min} and {self.v_max}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -265,10 +245,8 @@ def make_network(args, obs_shape, num_actions):
 # --------------------------------------------------------------------------------------------------
 
 
-class Learner(LearnerState):
+class Learner(gb.LearnerState):
     """Online and target network, and the update that all five backups share."""
-
-    SAVED = ("num_updates", "num_evaluated")
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
@@ -358,7 +336,7 @@ def clip_gradients(parameters, max_norm):
 # --------------------------------------------------------------------------------------------------
 
 
-class Game:
+class Game(gb.Replayed):
     """The environment of training: one game after another, each with a seed drawn from rng.
 
     To lose a life terminates, and the game goes on until `is_over`. The emulators of a vector
@@ -388,16 +366,6 @@ class Game:
         self.is_over = truncated or (terminated and info["lives"][0] == 0)
         return self.obs, float(reward[0]), terminated, truncated
 
-    def state(self):
-        """What `restore` takes back."""
-        return {"seed": self.seed, "actions": list(self.actions)}
-
-    def restore(self, state):
-        """Play a game again, up to where `state` was called."""
-        self._begin(state["seed"])
-        for action in state["actions"]:
-            self.step(action)
-
 
 def make_env(args, env_id, rng, render=False):
     """A game of which every reset draws a seed from rng."""
@@ -409,15 +377,19 @@ def make_env(args, env_id, rng, render=False):
 # --------------------------------------------------------------------------------------------------
 
 
-def train(args, run, env, learner, rng):
+def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
-    graph, replay, frontier = learner.graph, learner.replay, run.frontier
-
+    graph, replay = learner.graph, learner.replay
     obs, node = env.obs, graph.node(env.obs)
-    for step in run.steps():
-        if run.evaluation_is_due():
-            seed, number = args.seed + 10_000, args.curve_episodes
-            run.log_evaluation(evaluate(args, run.task, learner.act, seed, number, run.stop))
+    while True:
+        if logger.evaluation_is_due():  # the last one, after training, gives the score
+            is_last = logger.step == args.total_timesteps
+            number = args.eval_episodes if is_last else args.curve_episodes
+            how = learner.act, args.seed + 10_000, number, stop
+            logger.log_evaluation(evaluate(args, env_id, *how))
+        if stop.asked or logger.step == args.total_timesteps:
+            break
+        step = logger.begin_step()
 
         # Act: the way to what was never tried, in a frontier episode that knows one. Else
         # epsilon-greedy at first, noise in the weights throughout.
@@ -431,16 +403,17 @@ def train(args, run, env, learner, rng):
         obs, reward, terminated, _ = env.step(action)
         next_node = graph.node(obs)
         replay.add(node, action, float(np.clip(reward, -1, 1)), next_node, terminated)
-        run.count(reward)
-        node = next_node
-        if env.is_over:
-            run.end_episode()
+        node, is_over = next_node, env.is_over
+        if is_over:
+            replay.end_episode()
+            if frontier is not None:
+                frontier.end_episode()
             obs = env.reset()
             node = graph.node(obs)
 
         # Learn. All batches of a step are drawn first: the next one is expanded while a GPU works
         # on this one, and priorities are the one thing that the host waits for.
-        run.charts["charts/epsilon"] = epsilon
+        logger.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             exponent = args.importance_exponent
             exponent += step / args.total_timesteps * (1 - exponent)
@@ -450,15 +423,25 @@ def train(args, run, env, learner, rng):
             results = torch.stack([learner.update(batch, rng) for batch in batches]).cpu().numpy()
             for batch, result in zip(batches, results, strict=True):
                 *_, loss, q_values = result
-                run.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
-                run.require_finite()
+                logger.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
+                logger.require_finite()
                 replay.update_priorities(batch.rows, result[:-2])
 
+        # Log and save.
+        logger.end_step(reward, is_over)
+        if logger.is_due(args.log_frequency):
+            logger.log(learner, **(frontier.metrics() if frontier else {}))
+        if logger.is_due(args.checkpoint_frequency):
+            checkpoint.save()
+    if stop.asked:
+        checkpoint.save()
 
+
+@gb.one_line_errors
 def main():
-    args = parse_flags(Args, __file__)
+    args = gb.parse_flags(Args, __file__)
     env_id = task_of(args.env_id)
-    rng, device = seed_everything(args)
+    rng, device = gb.seed_everything(args)
     env = make_env(args, env_id, rng)
     obs = env.reset()
     capacity = args.buffer_size or args.total_timesteps
@@ -468,22 +451,23 @@ def main():
     replay = PrioritizedReplay(graph, capacity, args.priority_exponent)
     learner = Learner(args, graph, replay, device)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
+    frontier = None
     if args.exploration == "frontier":
-        parts["frontier"] = FrontierEpisodes(graph, args.frontier_share)
-    run = Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium", "ale-py"))
-    with run:
-        train(args, run, env, learner, rng)
-        if run.evaluation_is_due():
-            seed, number = args.seed + 10_000, args.eval_episodes
-            run.log_evaluation(evaluate(args, env_id, learner.act, seed, number, run.stop))
-        run.finish(
-            score_of=lambda means: means[-1],
-            human_normalized_score=lambda score: human_normalized(env_id, score),
-        )
-        if args.capture_video:
-            run.film(record_video, learner.act, seed=args.seed + 20_000)
+        parts["frontier"] = frontier = FrontierEpisodes(graph, args.frontier_share)
+    logger = gb.Logger(args, __file__, env_id, packages=("gymnasium", "ale-py"))
+    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
+    if args.resume:
+        checkpoint.load()
+    with logger, gb.StopSignal() as stop:
+        train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
+        if stop.asked:
+            logger.finish(learner)  # the program ends
+        score = logger.evaluations[-1]
+        logger.finish(learner, score, human_normalized_score=human_normalized(env_id, score))
+    if args.capture_video:
+        path = logger.path / "episode.mp4"
+        record_video(args, env_id, learner.act, args.seed + 20_000, path)
 
 
 if __name__ == "__main__":
-    with errors_in_one_line():
-        main()
+    main()

@@ -12,9 +12,9 @@ DQN with six choices of bootstrap target. docs/your_own.md says what to change f
 import copy
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -54,66 +54,52 @@ class Args(gb.RunFlags):
     env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
     time_limit: gb.Count | None = None  # steps of an episode; by default its own limit, or 1,000
     leave_out: str = ""  # parts of a Dict or Tuple not to observe, as in mission,direction
-    round: Annotated[int, (-9, 9)] | None = None  # states are told apart by so many decimals
+    round: Annotated[int, gb.number(int, -9, 9)] | None = None
+    """states are told apart by so many decimals"""
     key_last_action: bool = False  # the last action is part of a state
-    num_levels: gb.Amount | None = None
+    num_levels: gb.NonNegative | None = None
     """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
     1, evaluations play levels that training does not, on a graph of their own episode. By default
     seeds as they come, and evaluations act on training's graph where it knows the state"""
     total_timesteps: gb.Count = 20_000  # environment steps
-    learning_rate: gb.Scale = 1e-3  # step size of Adam
-    buffer_size: gb.Amount = 0  # transitions kept in the replay and the graph; 0 = total_timesteps
-    gamma: gb.Share | None = None  # the discount: 0.99, where levels change 0.95
+    learning_rate: gb.PositiveFloat = 1e-3  # step size of Adam
+    buffer_size: gb.NonNegative = 0
+    """transitions kept in the replay and the graph; 0 = total_timesteps"""
+    gamma: gb.Fraction | None = None  # the discount: 0.99, where levels change 0.95
     target_network_frequency: gb.Count | None = None
     """steps between two copies into the target network: 500, where levels change 1,000"""
     batch_size: gb.Count | None = None  # transitions per update: 32, where levels change 128
-    learning_starts: gb.Amount | None = None  # steps before the first update: 1,000, whole-graph 0
+    learning_starts: gb.NonNegative | None = None
+    """steps before the first update: 1,000, whole-graph 0"""
     train_frequency: gb.Count = 2  # steps between updates
     exploration_steps: gb.Count | None = None  # of epsilon's fall from 1: 5,000, whole-graph 500
-    end_e: gb.Share = 0.05  # epsilon in the end
+    end_e: gb.Fraction = 0.05  # epsilon in the end
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"  # docs/frontier.md
-    frontier_share: gb.Share | None = None
+    frontier_share: gb.Fraction | None = None
     """share of frontier episodes, at most: 0.5, where levels change 0.9"""
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     act_on: Literal["graph", "network"] | None = None
     """what is greedy: by default the network; with whole-graph and no --round its values"""
     depth: gb.Depth = 5  # nested backups per target; one-step always takes 1
-    breadth: gb.Amount = 20  # transitions followed per level of a graph backup; 0 = all
-    prior: Annotated[float, (0, 1e9)] = 0.0  # observations that the network's value counts as
+    breadth: gb.NonNegative = 20  # transitions followed per level of a graph backup; 0 = all
+    prior: gb.Prior = 0.0  # observations that the network's value counts as
     eval_act_on: Literal["graph", "network"] | None = None  # in evaluations; by default as act_on
     eval_episodes: gb.Count = 20  # episodes of each evaluation
-    eval_frequency: gb.Amount | None = None
+    eval_frequency: gb.NonNegative | None = None
     """steps between evaluations, 0 = only after training: 1,000, where levels change 5,000"""
-    eval_epsilon: gb.Share = 0.001  # share of random actions in evaluation
-
-    DEFAULTS: ClassVar = {  # where none is given: of the paper's backups, of whole-graph
-        "learning_starts": (1_000, 0),  # the graph knows before the network does
-        "exploration_steps": (5_000, 500),
-        "act_on": ("network", "graph"),
-    }
-    OF_LEVELS: ClassVar = {  # where none is given: of one world, of levels that change
-        "gamma": (0.99, 0.95),
-        "target_network_frequency": (500, 1_000),
-        "batch_size": (32, 128),
-        "frontier_share": (0.5, 0.9),
-        "eval_frequency": (1_000, 5_000),
-    }
-    IDLE: ClassVar = {  # flags -> where they do nothing
-        "breadth": ("backup=one-step|n-step|tree|whole-graph", "depth=1"),
-        "depth": ("backup=one-step|whole-graph",),
-        "prior": ("backup=one-step", "depth=1 backup=n-step|tree|graph|graph-mixed"),
-        "frontier_share": ("exploration=epsilon-greedy",),
-    }
+    eval_epsilon: gb.Fraction = 0.001  # share of random actions in evaluation
 
     def __post_init__(self):
-        for name, pair in self.OF_LEVELS.items():
-            if getattr(self, name) is None:
-                setattr(self, name, pair[self.levels_change])
-        if self.round is not None:  # the network acts: it tells apart states that rounding merges
-            of_network = {name: pair[0] for name, pair in self.DEFAULTS.items()}
-            vars(self).update({k: v for k, v in of_network.items() if vars(self)[k] is None})
         super().__post_init__()
-        self.eval_act_on = self.eval_act_on or self.act_on
+        if self.backup == "whole-graph" and self.round is None:  # the graph knows first, and acts
+            self.default(learning_starts=0, exploration_steps=500, act_on="graph")
+        if self.levels_change:
+            self.default(gamma=0.95, target_network_frequency=1_000, batch_size=128)
+            self.default(frontier_share=0.9, eval_frequency=5_000)
+        # The network acts where states are rounded: it tells apart those that rounding merges.
+        self.default(learning_starts=1_000, exploration_steps=5_000, act_on="network")
+        self.default(gamma=0.99, target_network_frequency=500, batch_size=32)
+        self.default(frontier_share=0.5, eval_frequency=1_000, eval_act_on=self.act_on)
 
     @property
     def levels_change(self):
@@ -172,7 +158,6 @@ make_network = QNetwork
 class Learner(gb.LearnerState):
     """Online and target network, and the update that all six backups share."""
 
-    SAVED = ("num_updates", "leaves", "graph_values")
     num_evaluated = property(lambda self: self.leaves.num_evaluated)  # states, for targets
 
     def __init__(self, args, graph, replay, device, scale=None):
@@ -270,13 +255,13 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None, held_out=True)
     return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
 
 
-def log_evaluation(args, run, learner):
+def log_evaluation(args, env_id, logger, learner, stop):
     """Play and log an evaluation of the run as it is; of N levels, those of training as well."""
-    how = [args.seed, run.step], args.eval_episodes, run.stop
-    held_out, training = evaluate(args, run.task, learner.policy(), *how), None
+    how = [args.seed, logger.step], args.eval_episodes, stop
+    held_out, training = evaluate(args, env_id, learner.policy(), *how), None
     if args.levels_change and args.num_levels:
-        training = evaluate(args, run.task, learner.policy(held_out=False), *how, held_out=False)
-    run.log_evaluation(held_out, training)
+        training = evaluate(args, env_id, learner.policy(held_out=False), *how, held_out=False)
+    logger.log_evaluation(held_out, training)
 
 
 def record_video(args, env_id, policy, seed, path):
@@ -286,15 +271,20 @@ def record_video(args, env_id, policy, seed, path):
     gb.write_video(path, gb.film_episode(policy, env, rng, args.eval_epsilon), fps=10)
 
 
-def train(args, run, env, learner, rng):
+def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
     graph, replay = learner.graph, learner.replay
     node = graph.node(env.obs, env.key)
-    for step in run.steps():
-        if run.evaluation_is_due():
-            log_evaluation(args, run, learner)
+    while True:
+        if logger.evaluation_is_due():
+            log_evaluation(args, env_id, logger, learner, stop)
+        if stop.asked or logger.step == args.total_timesteps:
+            break
+        step = logger.begin_step()
+
+        # Act.
         obs, epsilon = env.obs, max(1 - step / args.exploration_steps, args.end_e)
-        action = None if run.frontier is None else run.frontier.act(node, rng)
+        action = None if frontier is None else frontier.act(node, rng)
         if action is None and rng.random() < epsilon:
             action = int(rng.integers(env.num_actions))
         elif action is None:
@@ -302,23 +292,35 @@ def train(args, run, env, learner, rng):
         _, reward, terminated, truncated = env.step(action)
         next_node = graph.node(env.obs, env.key)
         replay.add(node, action, reward, next_node, terminated, obs)
-        run.count(reward)
-        if run.frontier is not None:
-            run.frontier.observe(obs, node, action, reward, env.obs, next_node, terminated)
+        if frontier is not None:
+            frontier.observe(obs, node, action, reward, env.obs, next_node, terminated)
         node = next_node
         if terminated or truncated:
-            run.end_episode()
+            replay.end_episode()
+            if frontier is not None:
+                frontier.end_episode()
             env.reset()
             node = graph.node(env.obs, env.key)
 
-        run.charts["charts/epsilon"] = epsilon
+        # Learn.
+        logger.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             loss, q_values = learner.update(replay.sample(args.batch_size, rng), rng)
-            run.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
+            logger.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
         if step % args.target_network_frequency == 0:
             learner.update_target()
 
+        # Log and save.
+        logger.end_step(reward, terminated or truncated)
+        if logger.is_due(args.log_frequency):
+            logger.log(learner, **(frontier.metrics() if frontier else {}))
+        if logger.is_due(args.checkpoint_frequency):
+            checkpoint.save()
+    if stop.asked:
+        checkpoint.save()
 
+
+@gb.one_line_errors
 def main():
     args = gb.parse_flags(Args, __file__)
     env_id = task_of(args.env_id)
@@ -334,21 +336,32 @@ def main():
     replay = Replay(graph, capacity)
     learner = Learner(args, graph, replay, device, env.scale)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
+    frontier = None
     if args.exploration == "frontier":
         levels_change = args.levels_change
         by_kind = args.backup == "whole-graph" and len(graph.obs_shape) > 1 and not levels_change
         kinds_of, share = kinds_of_grids if by_kind else None, args.frontier_share
-        parts["frontier"] = FrontierEpisodes(graph, share, kinds_of, levels_change)
-    run = gb.Run(args, __file__, env_id, parts, rng, device, packages=("gymnasium",))
-    with run:
-        train(args, run, env, learner, rng)
-        if run.evaluation_is_due():
-            log_evaluation(args, run, learner)
-        run.finish(evaluate, score_of=lambda of: np.mean(of[-max(1, round(len(of) / 10)) :]))
-        if args.capture_video:
-            run.film(record_video, learner.policy(), seed=[args.seed, args.total_timesteps, 1])
+        parts["frontier"] = frontier = FrontierEpisodes(graph, share, kinds_of, levels_change)
+    logger = gb.Logger(args, __file__, env_id, packages=("gymnasium",))
+    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
+    if args.resume:
+        checkpoint.load()
+    with logger, gb.StopSignal() as stop:
+        train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
+        if stop.asked:
+            logger.finish(learner)  # the program ends
+        how = replace(args, eval_epsilon=1.0), env_id, gb.any_action, [args.seed, logger.step]
+        at_random = evaluate(*how, args.eval_episodes, stop)
+        logger.finish(
+            learner,
+            score=gb.last_tenth(logger.evaluations),
+            train_score=gb.last_tenth(logger.train_evaluations),
+            random_actions=at_random and float(np.mean(at_random[0])),
+        )
+    if args.capture_video:
+        seed = [args.seed, args.total_timesteps, 1]
+        record_video(args, env_id, learner.policy(), seed, logger.path / "episode.mp4")
 
 
 if __name__ == "__main__":
-    with gb.errors_in_one_line():
-        main()
+    main()

@@ -31,9 +31,17 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
 from gbcore import TransitionGraph, solve
-from gbcore.run import Amount, Count, fail, flush_denormals, lasting_output, play_episodes, warn
-from gbcore.run.environment import maker_of, misfit
-from gbcore.run.flags import check_values, read_flags
+from gbcore.run import (
+    Count,
+    NonNegative,
+    fail,
+    flush_denormals,
+    number,
+    one_line_errors,
+    play_episodes,
+    warn,
+)
+from gbcore.run.environment import maker_of
 
 COLUMNS = (
     "observations", "actions", "rewards", "next_observations", "terminations", "truncations",
@@ -43,26 +51,24 @@ COLUMNS = (
 @dataclass
 class Args:
     data: tyro.conf.Positional[Path]
-    gamma: Annotated[float, (0, 1 - 1e-9)] = 0.99  # the discount
-    round: Annotated[int, (-9, 9)] | None = (
-        None  # observations equal to so many decimals are one state
-    )
+    gamma: Annotated[float, number(float, 0, 1 - 1e-9)] = 0.99  # the discount
+    round: Annotated[int, number(int, -9, 9)] | None = None
+    """observations equal to so many decimals are one state"""
     sign: bool = False  # take the signs of rewards, where their size tells the time (MiniGrid)
     env_id: str | None = None  # the task that the data is of, to play what was found in
     env_kwargs: str | None = None  # of the task: what gymnasium.make takes, as JSON
     time_limit: Count | None = None  # of the task: steps of an episode
     leave_out: str = ""  # parts of observations, as in mission,direction; one constant text is
     script: str | None = None  # the module that makes the task; else gb_dqn_gymnasium
-    collect: Amount = 0  # transitions of random actions in the task to write to DATA first
+    collect: NonNegative = 0  # transitions of random actions in the task to write to DATA first
     episodes: Count = 100  # to play
     max_steps: Count = 1_000  # of an episode by the data
-    seed: Annotated[int, (0, 2**30 - 1)] = 1  # of the task and of random actions
+    seed: Annotated[int, number(int, 0, 2**30 - 1)] = 1  # of the task and of random actions
 
     def key_of(self, obs):
         return None if self.round is None else np.round(obs.astype(np.float64), self.round) + 0.0
 
     def check(self):
-        check_values(self)
         is_new = self.data.suffix == ".npz" and not self.data.exists()
         if self.collect and not (is_new and self.env_id and os.access(self.data.parent, os.W_OK)):
             fail(f"--collect requires --env-id and a new .npz that can be written, got {self.data}")
@@ -86,7 +92,7 @@ def read(args, env, left_out):
     obs, next_obs = columns["observations"], columns["next_observations"]
     if env and obs.shape[1:] != env.obs.shape:  # a Discrete state that env observes as one-hot
         space = getattr(getattr(env, "env", None), "observation_space", None)
-        if space is None or any(misfit(space, one) for one in (*obs, *next_obs)):
+        if space is None or not all(map(space.contains, (*obs, *next_obs))):
             raise ValueError(f"Require data of {args.env_id}, got observations {obs.shape[1:]}")
         for name in ("observations", "next_observations"):
             columns[name] = np.stack(list(map(env.flatten, columns[name])))
@@ -362,9 +368,9 @@ def follow(
 # --------------------------------------------------------------------------------------------------
 
 
-@lasting_output()
+@one_line_errors
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__)
+    args = tyro.cli(Args, description=__doc__)
     args.check()
     flush_denormals()  # as in the runs that may have recorded the data
     rng = np.random.default_rng(args.seed)

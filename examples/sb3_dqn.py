@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import tyro
 from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it is not installed
 
-from gbcore.run import fail, lasting_output
-from gbcore.run.directory import with_file
+from gbcore.run import fail, one_line_errors
 from gbcore.run.environment import gymnasium_id
-from gbcore.run.flags import read_flags
+from gbcore.run.logger import with_file
 from gbcore.sb3 import GraphDQN
 
 
@@ -36,9 +36,9 @@ class Args:
     num_envs: int = 1
 
 
-@lasting_output()
+@one_line_errors
 def main():
-    args = read_flags(Args, sys.argv[1:], description=__doc__.partition("\n")[0])
+    args = tyro.cli(Args, description=__doc__.partition("\n")[0])
     if min(args.total_timesteps, args.num_envs) < 1 or not 0 <= args.seed < 2**31:
         fail("require --total-timesteps and --num-envs >= 1, and --seed >= 0 and below 2**31")
     torch.set_num_threads(1)

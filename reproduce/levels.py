@@ -22,6 +22,7 @@ from folders import RESULTS, ROOT
 
 import gb_dqn_minigrid
 from gbcore import EpisodeGraph
+from gbcore.run import one_line_errors
 
 ROWS = RESULTS / "levels.csv"
 COLUMNS = (
@@ -110,6 +111,7 @@ def report(rows):
     figure.savefig(ROOT / "docs" / "levels.png", dpi=110)
 
 
+@one_line_errors
 def main():
     args = tyro.cli(Args, description=__doc__)
     torch.set_num_threads(1)

@@ -23,7 +23,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import gb_dqn_minigrid
 from gbcore import EpisodeGraph
-from gbcore.run.directory import versions
+from gbcore.run import one_line_errors
+from gbcore.run.logger import versions
 
 EPISODES = 20
 
@@ -101,6 +102,7 @@ def policies(model, num_actions):
     }
 
 
+@one_line_errors
 def main():
     args = tyro.cli(Args, description=__doc__)
     torch.set_num_threads(1)

@@ -1,5 +1,6 @@
 """What the tests share: graphs built twice (gbcore and naive), corner cases, strategies, runs."""
 
+import json
 import os
 import re
 import signal
@@ -16,13 +17,12 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from another folder
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tools"))
-sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "benchmark"))
-sys.path.insert(3, str(Path(__file__).resolve().parent.parent / "reproduce"))
+sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "reproduce"))
 
-from gbtools.runs import words_of
+from gbtools.runs import read_metrics, words_of
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 
-from gbcore.run import checkpoint, errors_in_one_line
+from gbcore.run import load_checkpoint
 
 # The same examples in every run: a failure in CI is a failure at the desk.
 hypothesis.settings.register_profile(
@@ -31,7 +31,9 @@ hypothesis.settings.register_profile(
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
-hypothesis.settings.load_profile("deterministic")
+hypothesis.settings.register_profile("long", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
+IS_LONG = "HYPOTHESIS_PROFILE" in os.environ  # =long: a hundred times as many random operations
 
 JIT = not numba.config.DISABLE_JIT
 # For tests of what is the same with and without compiled kernels: each runs in one of the suites,
@@ -40,12 +42,9 @@ jitted = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
 interpreted = pytest.mark.skipif(JIT, reason="runs with the suite without JIT")
 
 
-def pytest_addoption(parser):
-    parser.addoption("--all-variants", action="store_true", help="of checkpoints that are changed")
-
-
 def scaled(jitted, interpreted=None):
     """A number of repetitions: fewer where the kernels run as plain Python."""
+    jitted *= 100 if IS_LONG else 1
     if JIT:
         return jitted
     return max(1, jitted // 4) if interpreted is None else interpreted
@@ -276,8 +275,7 @@ def command(script, *flags):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
         try:
-            with errors_in_one_line():
-                script.main()
+            script.main()
         except SystemExit as stop:
             return stop.code or 0
     return 0
@@ -339,10 +337,37 @@ def only_run(folder):
     return run
 
 
-def write_checkpoint(run, tree):
-    """Write a tree as the checkpoint of a run, with checksums that fit."""
-    parts = {name: type("Part", (), {"state": lambda _, b=b: b})() for name, b in tree.items()}
-    checkpoint.save_checkpoint(run, parts)
+def as_bytes(tree):
+    """A tree whose arrays and tensors are compared by their bytes."""
+    if isinstance(tree, dict):
+        return {name: as_bytes(one) for name, one in tree.items()}
+    if isinstance(tree, list):
+        return [as_bytes(one) for one in tree]
+    if isinstance(tree, torch.Tensor):
+        tree = tree.numpy()
+    return (tree.shape, str(tree.dtype), tree.tobytes()) if isinstance(tree, np.ndarray) else tree
+
+
+HOW = ("run_dir", "resume", "checkpoint_frequency")
+
+
+def left_behind(run):
+    """What a finished run leaves, but for times and paths: to be compared."""
+    tree = load_checkpoint(run)
+    for name in ("training_seconds", "_logged", "tables"):
+        del tree["logger"][name]
+    tree["flags"] = {k: v for k, v in tree["flags"].items() if k not in HOW}
+    result = json.loads((run / "result.json").read_text())
+    for name in ("sps", "training_seconds", "wall_seconds"):
+        del result[name]
+    return {
+        "metrics": read_metrics(run),
+        "evaluations": (run / "evaluations.csv").read_text(),
+        "checkpoint": as_bytes(tree),
+        "model": as_bytes(torch.load(run / "model.pt")),
+        "graph": as_bytes(dict(np.load(run / "graph.npz"))),
+        "result": result,
+    }
 
 
 def files_in(folder):

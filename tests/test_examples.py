@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import would_it_help
-from conftest import command, is_one_line, jitted, only_run
+from conftest import as_bytes, command, is_one_line, jitted, only_run
 from gbtools.runs import read_metrics
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -147,54 +147,29 @@ def make_task():
     gymnasium.registry.pop("Made-v0", None)
 
 
-def ends_in_one_line(capsys, call, *words):
-    with pytest.raises(SystemExit) as stop:
-        call()
-    assert stop.value.code == 2
-    assert is_one_line(capsys, "error: ", *words)
-
-
 box = functools.partial(spaces.Box, 0, 255)
 NESTED = spaces.Dict(at=spaces.Tuple((spaces.Discrete(3), box((2,), np.uint8))))
 
 
 @pytest.mark.parametrize(
-    ("space", "obs", "named"),
+    ("space", "obs"),
     [
-        (box((2,), np.uint8), np.array([0.5, 1]), "0.5"),
-        (box((2,), np.uint8), np.array([1, -1]), "-1"),
-        (box((2,), np.uint8), np.array([1, 256]), "256"),
-        (box((2,), np.int64), np.array([1, np.nan]), "nan"),
-        (spaces.Box(0, 1, (2,), np.bool_), np.array([0, 2]), "2"),
-        (spaces.Box(0, 2**63, (), np.uint64), -1, "-1"),
-        (box((), np.float32), 2**24 + 1, "16777217"),
-        (box((2,), np.float32), np.array([0, -np.inf]), "-inf"),
-        (box((2,), np.float32), np.array([0, 1e300]), "1e+300"),
-        (box((2,), np.float32), np.zeros(7), "one of shape (7,)"),
-        (box((2,), np.float32), None, "None"),
-        (box((2,), np.float32), ["0", "1"], "['0', '1']"),
-        (box((2,), np.float32), [[0], [0, 1]], "[[0], [0, 1]]"),
-        (spaces.Discrete(5), -1, "-1"),
-        (spaces.Discrete(5, start=1), 0, "0"),
-        (spaces.Discrete(5), 2.0, "2.0"),
-        (spaces.MultiDiscrete([2, 3]), np.array([2, 0]), "array([2, 0])"),
-        (spaces.MultiBinary(2), np.array([0, 2]), "array([0, 2])"),
-        (spaces.Text(3), "a-b", "'a-b'"),
-        (spaces.Text(3), "abcd", "'abcd'"),
-        (NESTED, {"at": (3, np.zeros(2, np.uint8))}, "3 for Discrete(3)"),
-        (NESTED, {"at": (2, np.array([-1, 0]))}, "-1 for Box(0, 255, (2,), uint8)"),
-        (NESTED, {"at": (2,)}, "(2,)"),
-        (NESTED, {"on": 2}, "{'on': 2}"),
+        (box((2,), np.uint8), np.array([0.5, 1])),
+        (box((2,), np.uint8), np.array([1, -1])),
+        (box((2,), np.int64), np.array([1, np.nan])),
+        (spaces.Box(0, 1, (2,), np.bool_), np.array([0, 2])),
+        (box((), np.float32), 2**24 + 1),
+        (box((2,), np.float32), np.array([0, -np.inf])),
+        (box((2,), np.float32), np.zeros(7)),
+        (spaces.Discrete(5), -1),
+        (NESTED, {"at": (2, np.array([0.5, 0]))}),
     ],
     ids=str,
 )
-def test_an_observation_that_its_space_does_not_hold_is_one_line(
-    space, obs, named, make_task, capsys
-):
+def test_an_observation_that_its_space_does_not_hold_is_refused(space, obs, make_task):
     task = make_task(observation_space=space, reset=lambda **_: (obs, {}))
-    if not isinstance(space, spaces.Dict) or named[0] in "({":  # a part names its own space
-        named = f"{named} for {space if named != '(2,)' else space['at']}"
-    ends_in_one_line(capsys, task.reset, f"require an observation of its space, got {named}\n")
+    with pytest.raises(ValueError, match="Made-v0: require observations of "):
+        task.reset()
 
 
 def test_reals_are_rounded_to_the_space_s_dtype_and_bounds_are_not_looked_at(make_task):
@@ -203,13 +178,8 @@ def test_reals_are_rounded_to_the_space_s_dtype_and_bounds_are_not_looked_at(mak
     np.testing.assert_array_equal(task.reset(), np.array([0.1, 7, 0, 1], np.float32))
 
 
-ZEROS = np.zeros(3, np.float32)
 HALF = spaces.Discrete(2)
 HALF.n = 0
-
-
-def returns(*found):
-    return lambda *_, **__: found[0] if len(found) == 1 else found
 
 
 def raises(error):
@@ -222,49 +192,29 @@ def raises(error):
 @pytest.mark.parametrize(
     ("otherwise", "named"),
     [
-        ({"observation_space": None}, "observations None, which"),
         ({"observation_space": spaces.Sequence(HALF)}, "which Gymnasium cannot flatten"),
         ({"observation_space": spaces.Box(0, 1, (0,))}, "at least one number"),
-        ({"observation_space": spaces.Dict()}, "which Gymnasium cannot flatten"),
         ({"action_space": None}, "actions None; a graph needs Discrete ones"),
         ({"action_space": HALF}, "at least one"),
-        ({"reset": returns(ZEROS)}, "reset to return (observation, info), got array"),
-        ({"reset": returns(ZEROS, ZEROS)}, "reset to return (observation, info), got (array"),
-        ({"reset": lambda: ZEROS}, "TypeError"),
-        ({"reset": raises(SystemExit(0))}, "SystemExit(0)"),
-        ({"step": returns(ZEROS, 0.0, False, {})}, "reward, terminated, truncated, info)"),
-        ({"step": returns(ZEROS)}, "reward, terminated, truncated, info)"),
-        ({"step": raises(SystemExit(0))}, "SystemExit(0)"),
-        ({"step": raises(GeneratorExit())}, "GeneratorExit()"),
-        ({"step": raises(KeyError("door"))}, "KeyError('door') (" + __file__),
-        (
-            {"step": returns(ZEROS, None, False, False, {})},
-            "reward to be a finite number, got None",
-        ),
-        ({"step": returns(ZEROS, "1", False, False, {})}, "got '1'"),
-        ({"step": returns(ZEROS, np.ones(1), False, False, {})}, "got array([1.])"),
-        ({"step": returns(ZEROS, np.nan, False, False, {})}, "got nan"),
-        ({"step": returns(ZEROS, 0, None, False, {})}, "terminated to be True or False, got None"),
-        ({"step": returns(ZEROS, 0, False, "False", {})}, "truncated to be True or False, got"),
-        ({"render": raises(SystemExit(0))}, "render to return a picture, got an error"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_an_environment_that_is_none_is_one_line(otherwise, named, make_task, capsys):
-    def play():
-        task = make_task(**otherwise)
-        task.reset()
-        task.step(0)
-        task.render()
-
-    ends_in_one_line(capsys, play, "Made-v0", named)
+def test_an_environment_that_no_graph_takes_is_one_line(otherwise, named, make_task, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        make_task(**otherwise)
+    assert is_one_line(capsys, "error: Made-v0", named)
 
 
-def test_what_an_environment_raises_when_it_is_made_or_closed(make_task, capsys):
-    make_task(close=raises(SystemExit(0)))  # and dropped
-    gymnasium.registry["Made-v0"].entry_point = raises(SystemExit(0))
-    task = functools.partial(GymnasiumTask, "Made-v0", np.random.default_rng(0))
-    ends_in_one_line(capsys, task, "cannot make Made-v0 with {}: SystemExit(0)")
+@pytest.mark.parametrize("method", ["reset", "step", "render"])
+def test_what_an_environment_raises_is_shown_as_it_is(method, make_task, capsys):
+    task = make_task(
+        **{method: raises(ValueError("the door is stuck")), "close": raises(OSError())}
+    )
+    with pytest.raises(SystemExit, match="1"):
+        task.reset(), task.step(0), task.render()
+    err = capsys.readouterr().err
+    assert f'File "{__file__}"' in err
+    assert err.endswith("ValueError: the door is stuck\n")
 
 
 def test_what_is_slow_or_cut_is_said_once(capsys):
@@ -422,7 +372,6 @@ def test_tools_claim_no_names_but_those_of_their_commands():
 # --------------------------------------------------------------------------------------------------
 
 RGB = np.zeros((9, 16, 3), np.uint8) + np.array([200, 100, 0], np.uint8)
-GREY = np.full((9, 16), 100, np.uint8)
 
 
 def frames_of(path):
@@ -431,43 +380,15 @@ def frames_of(path):
     return [np.frombuffer(frame, np.uint8).reshape(shape) for frame in frames]
 
 
-@pytest.mark.parametrize(
-    ("frame", "colour"),
-    [
-        (RGB, (200, 100, 0)), (RGB / 255, (200, 100, 0)), (RGB.astype(np.int64), (200, 100, 0)),
-        (GREY, (100, 100, 100)), (GREY[..., None], (100, 100, 100)), (GREY > 0, (255, 255, 255)),
-        (np.dstack([RGB, np.full_like(GREY, 255)]), (200, 100, 0)),
-        (np.dstack([RGB, GREY]), (78, 39, 0)),
-    ],
-)  # fmt: skip
-def test_a_frame_of_every_kind_is_written_in_its_colour(frame, colour, tmp_path):
-    write_video(tmp_path / "v.mp4", [frame] * 3, fps=10)
+def test_a_video_has_the_frames_and_what_is_none_leaves_no_file(tmp_path):
+    write_video(tmp_path / "v.mp4", [RGB] * 3, fps=10)
     frames = frames_of(tmp_path / "v.mp4")
     assert [frame.shape for frame in frames] == [(10, 16, 3)] * 3  # an even number of rows
-    np.testing.assert_allclose(frames[-1][[0, -1], [0, -1]], [colour] * 2, atol=4)
-
-
-@pytest.mark.parametrize(
-    ("frames", "named"),
-    [
-        ([RGB, RGB[:8]], "require frames of one size, got (8, 16, 3) after (9, 16, 3)"),
-        ([RGB, RGB / 1.0], "require reals from 0 to 1, got 0.0 to 200.0"),
-        ([RGB - np.int64(1)], "require numbers from 0 to 255, got -1 to 199"),
-        ([RGB.T], "require a frame [height, width(, 1, 3 or 4)], got (3, 16, 9)"),
-        ([RGB[:0]], "got (0, 16, 3)"),
-        ([RGB, [RGB]], "require render() to return an array, got list"),
-        ([None], "got NoneType"),
-        (["a picture"], "got str"),
-        ([], "require at least one frame"),
-        (map([RGB].__getitem__, (0, 1)), "IndexError: list index out of range"),
-    ],
-)
-def test_what_is_no_frame_is_one_line_and_leaves_no_file(frames, named, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        write_video(tmp_path / "v.mp4", frames, fps=10)
-    assert stop.value.code == 1
-    assert is_one_line(capsys, "v.mp4: ", named)
-    assert not (tmp_path / "v.mp4").exists()
+    np.testing.assert_allclose(frames[-1][[0, -1], [0, -1]], [(200, 100, 0)] * 2, atol=4)
+    for frame in (RGB / 255, RGB[..., 0], [None]):
+        with pytest.raises(ValueError, match="require"):
+            write_video(tmp_path / "none.mp4", [RGB, frame], fps=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["v.mp4"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -574,8 +495,8 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(flags, tmp_path):
     assert kept == (whole / name).read_text().splitlines()
     a, b = load_checkpoint(whole), load_checkpoint(run)
     for tree in (a, b):
-        del tree["counters"], tree["run"]["charts"], tree["tables"]
-    np.testing.assert_equal(a, b)
+        del tree["logger"], tree["flags"]
+    assert as_bytes(a) == as_bytes(b)
 
 
 BAD = {
@@ -587,14 +508,11 @@ BAD = {
     ),
     "path": (("--env-id", "no/such.py:Grid-v0"), "typed as Python imports it"),
     "unknown module": (("--env-id", "no_such_module:Grid-v0"), "cannot import 'no_such_module'"),
-    "unknown argument": (sampled(colour=3), "unexpected keyword argument 'colour'"),
     "no JSON": (("--env-kwargs", "{is_slippery}"), "cannot make FrozenLake-v1 with {is_slippery}"),
     "JSON of no arguments": (("--env-kwargs", "[3]"), "cannot make FrozenLake-v1 with [3]"),
     "no module": (("--env-id", "ALE/Freeway-v5"), "as in ale_py:ALE/Pong-v5"),
     "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "mission; --leave-out mission does"),
     "no part": ((*sampled(space="dict"), "--leave-out", "key"), "observed, at, has_key; got"),
-    "decimals": (("--round", "12"), "--round must be at least -9 and at most 9, got 12"),
-    "time limit": (("--time-limit", "0"), "--time-limit must be at least 1"),
 }
 
 

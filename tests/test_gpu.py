@@ -1,10 +1,9 @@
 """The update of a GPU, where there is none: on torch's meta device, and with captures that fail."""
 
-import check_gpu
 import numpy as np
 import pytest
 import torch
-from conftest import command, is_one_line, jitted
+from conftest import jitted
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -162,19 +161,3 @@ def test_a_captured_call_is_replayed(monkeypatch):
     call(double, "b", torch.zeros(2))
     call(double, "a", torch.zeros(3))
     assert calls == [2, 2, 3]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_check_gpu_where_there_is_none(capsys):
-    assert command(check_gpu) == 2
-    assert is_one_line(capsys, "finds no CUDA device")
-
-
-def test_check_gpu_checks(capsys, monkeypatch):
-    """On the CPU: padded against pruned updates of every backup, and the table."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    assert command(check_gpu, "--device", "cpu", "--states", "40", "--steps", "3") == 0
-    out, _ = capsys.readouterr()
-    for backup in script.BACKUPS:
-        assert f"| {backup}: GPU and CPU |" in out
-    assert "DIFFERS" not in out

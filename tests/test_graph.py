@@ -1,14 +1,12 @@
 """TransitionGraph against NaiveGraph: the same operations, the same graph."""
 
 import copy
-import sys
 import tempfile
 from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
-import random_operations
 from conftest import JIT, raises_naming, scaled
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -283,16 +281,6 @@ def nbytes(thing, seen=None):
     else:
         parts = getattr(thing, "__dict__", {}).values()
     return sum(nbytes(part, seen) for part in parts)
-
-
-@pytest.mark.parametrize("options", [[], ["--frame-stack"]])
-def test_random_operations_against_dictionaries(options, monkeypatch, capsys):
-    """The small version of benchmark/random_operations.py: many checks, a small graph."""
-    command = ["--operations", str(scaled(30_000, 6_000)), "--states", "300", "--wave", "4000"]
-    command += ["--check-frequency", "1500", *options]
-    monkeypatch.setattr(sys, "argv", ["random_operations.py", *command])
-    random_operations.main()
-    assert "no difference" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("frame_stack", [False, True])

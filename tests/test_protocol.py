@@ -26,7 +26,7 @@ def test_rainbow_s_backups_are_those_of_dqn_by_double_learning():
 
 
 # The paper's appendix and the commands that its authors released.
-OF_DQN = {
+DQN_FLAGS = {
     "total_timesteps": 100_000, "depth": 5, "batch_size": 32, "target_network_frequency": 8000,
     "updates_per_train": 1, "adam_eps": 1.5e-4, "start_e": 1.0, "end_e": 0.02,
     "eval_frequency": 1000, "eval_episodes": 3, "eval_epsilon": 0.001, "buffer_size": 0,
@@ -38,11 +38,11 @@ OF_DQN = {
 @pytest.mark.parametrize(
     ("script", "flags"),
     [
-        (gb_dqn_minigrid, OF_DQN | {
+        (gb_dqn_minigrid, DQN_FLAGS | {
             "breadth": 50, "gamma": 0.95, "learning_rate": 1e-3, "learning_starts": 5000,
             "train_frequency": 1,
         }),
-        (gb_dqn_minatar, OF_DQN | {
+        (gb_dqn_minatar, DQN_FLAGS | {
             "breadth": 20, "gamma": 0.99, "learning_rate": 6.5e-5, "learning_starts": 1600,
             "train_frequency": 4, "episode_seed": "fresh",
         }),

@@ -62,7 +62,7 @@ print(float(q_targets(sub, np.array([[0.2, 0.3]]), 0.5, "softmax")[0]))
     words = ["reproduce/sweep.py", "--backups", "graph-softmax", *words, "--run-dir", "runs"]
     (typed,) = run(folder, *words, "--dry-run").splitlines()
     run(folder, *shlex.split(typed)[1:])
-    assert run(folder, *words, "--collect-only").startswith("1 rows collected")
+    assert "1 rows added" in run(folder, *words, "--collect-only")
     run(folder, "reproduce/report.py", "--results-dir", "runs/results")
     assert "| **graph-softmax, " in (folder / "runs" / "results" / "report.md").read_text()
 

@@ -1,44 +1,35 @@
-"""What runs agents and is no graph: flags, seeds, a run's folder, its checkpoints and its video."""
+"""What runs agents and is no graph: flags, seeds, logging, checkpoints, episodes, videos."""
 
-from gbcore.run.checkpoint import LearnerState, load_checkpoint, save_checkpoint
-from gbcore.run.episodes import ELSEWHERE, film_episode, nearest, play_episodes, write_video
+from gbcore.run.checkpoint import Checkpoint, LearnerState, load_checkpoint, save_checkpoint
+from gbcore.run.episodes import (
+    ELSEWHERE,
+    Replayed,
+    any_action,
+    film_episode,
+    last_tenth,
+    nearest,
+    play_episodes,
+    write_video,
+)  # fmt: skip
 from gbcore.run.flags import (
-    Amount,
     Count,
     Depth,
+    Fraction,
+    NonNegative,
+    PositiveFloat,
+    Prior,
     RunFlags,
-    Scale,
-    Share,
-    fail,
+    number,
     parse_flags,
-    read_json,
-    warn,
-)
-from gbcore.run.output import lasting_output
-from gbcore.run.run import Run, errors_in_one_line, flush_denormals, seed_everything
+)  # fmt: skip
+from gbcore.run.logger import Logger
+from gbcore.run.output import StopSignal, fail, one_line_errors, warn
+from gbcore.run.setup import flush_denormals, seed_everything
 
 __all__ = [
-    "ELSEWHERE",
-    "Amount",
-    "Count",
-    "Depth",
-    "LearnerState",
-    "Run",
-    "RunFlags",
-    "Scale",
-    "Share",
-    "errors_in_one_line",
-    "fail",
-    "film_episode",
-    "flush_denormals",
-    "lasting_output",
-    "load_checkpoint",
-    "nearest",
-    "parse_flags",
-    "play_episodes",
-    "read_json",
-    "save_checkpoint",
-    "seed_everything",
-    "warn",
-    "write_video",
-]
+    "ELSEWHERE", "Checkpoint", "Count", "Depth", "Fraction", "LearnerState", "Logger",
+    "NonNegative", "PositiveFloat", "Prior", "Replayed", "RunFlags", "StopSignal", "any_action",
+    "fail", "film_episode", "flush_denormals", "last_tenth", "load_checkpoint", "nearest",
+    "number", "one_line_errors", "parse_flags", "play_episodes", "save_checkpoint",
+    "seed_everything", "warn", "write_video",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from ale_py.vector_env import AtariVectorEnv
 from numpy.typing import NDArray
 
 from gbcore.run.episodes import ELSEWHERE, nearest, write_video
-from gbcore.run.flags import fail
+from gbcore.run.output import fail
 
 Policy = Callable[[NDArray[np.uint8]], NDArray[np.int64]]  # uint8 [n, 4, 84, 84] -> actions [n]
 

@@ -6,14 +6,12 @@ import functools
 import importlib
 import importlib.machinery
 import json
-import operator
 import os
 import re
 import sys
-import textwrap
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -23,22 +21,19 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from gbcore.episode_graph import is_held_out
-from gbcore.run.flags import fail, warn
+from gbcore.run.episodes import Replayed
+from gbcore.run.output import fail, warn
 
-RETURNS = {
-    "reset": "(observation, info)",
-    "step": "(observation, reward, terminated, truncated, info)",
-}
 LONG = 10_000  # numbers in an observation that was no array; more are slow
 _warn_once = functools.cache(warn)  # an evaluation makes an environment for each of its episodes
 
 
-class GymnasiumTask:
+class GymnasiumTask(Replayed):
     """An environment whose observations are arrays, and whose episodes can be played again.
 
     A Box is observed as it is, and everything else as `gymnasium.spaces.flatten` writes it: a
-    Discrete state is one-hot. A time limit is a truncation. What cannot be used, and whatever an
-    environment's own code raises, ends the program with one line.
+    Discrete state is one-hot. A time limit is a truncation. What cannot be used ends the program
+    with one line; what an environment's own code raises is shown as it is.
 
     Args:
         env_id: as `gymnasium_id` returns it.
@@ -98,7 +93,7 @@ class GymnasiumTask:
         self._num_levels, self._run_seed, self._held_out = num_levels, seed, held_out
         self._env_id, self._rng = env_id, rng
         self._decimals, self._key_last_action = decimals, key_last_action
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):
             kwargs = json.loads(kwargs)
         if not isinstance(kwargs, dict):
             fail(f"cannot make {env_id} with {kwargs}: require a JSON object")
@@ -107,12 +102,9 @@ class GymnasiumTask:
             given = kwargs.get("max_episode_steps")  # -1: none, as Gymnasium has it
             is_limit = isinstance(given, int) and given > 0
             kwargs["max_episode_steps"] = min(time_limit, given) if is_limit else time_limit
-
-        def make():
-            env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-            return env, env.action_space, env.observation_space
-
-        self.env, actions, self._space = _foreign(f"cannot make {env_id} with {kwargs}", make)
+        with own_code():
+            self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+        actions, self._space = self.env.action_space, self.env.observation_space
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
         self._time_limit = time_limit
         self._assumed_limit = None if self.env.spec.max_episode_steps else 1_000
@@ -130,18 +122,16 @@ class GymnasiumTask:
             )
         self._space = without(self._space, self._left_out)
         self._is_flat = isinstance(self._space, spaces.Box) and self._space.shape != ()
-        told = (
+        message = (
             f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one array "
             "of at least one number; leave out or encode in a wrapper what is none"
         )
         odd = [name for name, part in part_names(self._space).items() if not is_flat(part)]
         if odd:
-            told += f": {', '.join(odd)}; --leave-out {','.join(odd)} does"
-        box = self._space
-        if not self._is_flat:
-            box = _foreign(told, spaces.flatten_space, self._space)
-        if not isinstance(box, spaces.Box) or box.dtype.kind not in "biuf" or 0 in box.shape:
-            fail(told)
+            message += f": {', '.join(odd)}; --leave-out {','.join(odd)} does"
+        if odd or not is_flat(self._space):
+            fail(message)
+        box = self._space if self._is_flat else spaces.flatten_space(self._space)
         self._box, self.shape, self.dtype = box, box.shape, box.dtype
         if (size := np.prod(self.shape)) > LONG and not self._is_flat:
             _warn_once(
@@ -170,13 +160,10 @@ class GymnasiumTask:
     def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool]:
         """Observation, reward, terminated, truncated."""
         self.actions.append(action)
-        obs, *numbers, info = self._call("step", action + self.first_action)
-        for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
-            if not _is_number(value, among=None if name == "reward" else (0, 1)):
-                wanted = "a finite number" if name == "reward" else "True or False"
-                fail(f"{self._env_id}: require {name} to be {wanted}, got {_shown(value)}")
-        reward, terminated = float(numbers[0]), bool(numbers[1])
-        truncated = bool(numbers[2]) and not terminated
+        with own_code():
+            obs, reward, terminated, truncated, info = self.env.step(action + self.first_action)
+        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        truncated = truncated and not terminated
         if truncated and len(self.actions) == self._assumed_limit:
             _warn_once(
                 f"{self._env_id} is registered without a time limit: its episodes are cut after "
@@ -189,49 +176,35 @@ class GymnasiumTask:
             )
         return self._observe(obs, info), reward, terminated, truncated
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` takes back."""
-        return {"seed": self.seed, "actions": list(self.actions)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Play an episode again, up to where `state` was called."""
-        self._begin(state["seed"])
-        for action in state["actions"]:
-            self.step(action)
-
     def render(self) -> Any:
-        """What the environment draws; `write_video` says what it takes."""
-        return self._call("render")
+        """What the environment draws."""
+        with own_code():
+            return self.env.render()
 
     def _begin(self, seed):
         self.seed, self.actions = seed, []
-        obs, info = self._call("reset", seed=seed)
+        with own_code():
+            obs, info = self.env.reset(seed=seed)
         self.level = info.get("level")
         return self._observe(obs, info)
 
-    def _call(self, method, *args, **kwargs):
-        """What a method of the environment returns."""
-        parts = RETURNS.get(method)
-        told = f"{self._env_id}: require {method} to return {parts or 'a picture'}, got"
-        found = _foreign(f"{told} an error", getattr(self.env, method), *args, **kwargs)
-        if parts is not None and not (
-            isinstance(found, tuple)
-            and len(found) == parts.count(",") + 1
-            and isinstance(found[-1], dict)
-        ):
-            fail(f"{told} {_shown(found)}")
-        return found
-
     def flatten(self, obs: Any) -> NDArray[Any]:
-        """An observation of the environment's own as the array that a run observes."""
+        """An observation of the environment's own as the array that a run observes.
+
+        Raises:
+            ValueError: where a cast to the space's dtype would change it, but for reals rounded.
+        """
         obs = without(obs, self._left_out)
-        wrong = misfit(self._space, obs)
-        if wrong is None and not self._is_flat:
-            obs = spaces.flatten(self._space, obs)
-            wrong = misfit(self._box, obs)
-        if wrong is not None:
-            fail(f"{self._env_id}: require an observation of its space, got {wrong}")
-        return np.array(obs, self.dtype)  # environments may go on writing into theirs
+        with own_code(), np.errstate(all="ignore"):
+            if self._is_flat:
+                flat = cast = np.array(obs, self.dtype)  # environments may write on into theirs
+            else:
+                flat = np.array(spaces.flatten(self._space, obs), self.dtype)
+                cast = spaces.unflatten(self._space, flat)
+        if flat.shape != self.shape or not _is_same(cast, obs):
+            message = f"require observations of {self._space}, got {obs}"
+            raise ValueError(f"{self._env_id}: {message:.400}")
+        return flat
 
     def _observe(self, obs, info=()):
         self.obs = obs = self.flatten(obs)
@@ -246,15 +219,25 @@ class GymnasiumTask:
         return self.obs
 
 
-def _foreign(doing, call, *args, **kwargs):
-    """What a call of somebody else's code returns; whatever it raises ends the program."""
+@contextlib.contextmanager
+def own_code() -> Iterator[None]:
+    """Around calls of a user's code: what it raises is shown as it is, and ends the program."""
     try:
-        return call(*args, **kwargs)
-    except (MemoryError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # SystemExit among them
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        fail(f"{doing}: {error!r} ({place.filename}, line {place.lineno})")
+        yield
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def _is_same(cast, obs):
+    """Are all values still those of an observation, reals but for rounding, and finite?"""
+    if isinstance(obs, Mapping):
+        return all(_is_same(cast[name], part) for name, part in obs.items())
+    if isinstance(obs, tuple):
+        return all(map(_is_same, cast, obs))
+    cast, obs = np.asarray(cast), np.asarray(obs)
+    are_real = cast.dtype.kind == obs.dtype.kind == "f"
+    return cast.shape == obs.shape and bool(np.all(np.isfinite(cast) if are_real else cast == obs))
 
 
 def part_names(space: gymnasium.Space[Any], at: str = "") -> dict[str, gymnasium.Space[Any]]:
@@ -265,24 +248,25 @@ def part_names(space: gymnasium.Space[Any], at: str = "") -> dict[str, gymnasium
         parts = enumerate(space.spaces)
     else:
         return {}
-    found = {}
+    result = {}
     for name, part in parts:
-        found |= part_names(part, f"{at}{name}/") or {f"{at}{name}": part}
-    return found
+        result |= part_names(part, f"{at}{name}/") or {f"{at}{name}": part}
+    return result
 
 
-def without(of: Any, left_out: list[str], at: str = "") -> Any:
+def without(item: Any, left_out: list[str], at: str = "") -> Any:
     """A space, or an observation in it, without the parts of these names."""
-    is_dict, is_tuple = isinstance(of, spaces.Dict | Mapping), isinstance(of, spaces.Tuple | tuple)
+    is_dict = isinstance(item, spaces.Dict | Mapping)
+    is_tuple = isinstance(item, spaces.Tuple | tuple)
     if not left_out or not (is_dict or is_tuple):
-        return of
+        return item
     kept = [
         (name, without(part, left_out, f"{at}{name}/"))
-        for name, part in (of.items() if is_dict else enumerate(of))
+        for name, part in (item.items() if is_dict else enumerate(item))
         if f"{at}{name}" not in left_out
     ]
     parts = dict(kept) if is_dict else tuple(part for _, part in kept)
-    if isinstance(of, spaces.Space):  # a list of pairs keeps its order
+    if isinstance(item, spaces.Space):  # a list of pairs keeps its order
         return spaces.Dict(kept) if is_dict else spaces.Tuple(parts)
     return parts
 
@@ -293,71 +277,13 @@ def is_flat(space: gymnasium.Space[Any]) -> bool:
         box = spaces.flatten_space(space)
     except Exception:
         return False
-    return isinstance(box, spaces.Box) and box.dtype.kind in "biuf"
+    return isinstance(box, spaces.Box) and box.dtype.kind in "biuf" and 0 not in box.shape
 
 
 def rounded(obs: NDArray[Any], decimals: int) -> NDArray[Any]:
     """An observation as the key of --round: int64, or reals without -0.0, whose bytes differ."""
     wide = obs if obs.dtype.kind == "f" else obs.astype(np.int64)  # 255 to tens is 260
     return np.round(wide, decimals) + wide.dtype.type(0)
-
-
-def misfit(space: gymnasium.Space[Any], obs: Any) -> str | None:
-    """Why an observation cannot be taken as one of a space, or None where it can: value and space.
-
-    A number that the dtype of a Box would change is not taken, but for reals that it rounds. The
-    bounds of a Box are not looked at.
-    """
-    parts = None
-    if isinstance(space, spaces.Dict):
-        if isinstance(obs, Mapping) and obs.keys() == space.spaces.keys():
-            parts = [(part, obs[name]) for name, part in space.spaces.items()]
-    elif isinstance(space, spaces.Tuple):
-        if isinstance(obs, tuple | list) and len(obs) == len(space.spaces):
-            parts = list(zip(space.spaces, obs, strict=True))
-    elif isinstance(space, spaces.Box):
-        wrong = _misfit_of_box(space, obs)
-        return wrong and f"{wrong} for {space}"
-    elif space.contains(obs):
-        return None
-    if parts is None:
-        return f"{_shown(obs)} for {space}"
-    return next(filter(None, (misfit(part, one) for part, one in parts)), None)
-
-
-def _misfit_of_box(space, obs):
-    try:
-        found = np.asarray(obs)
-    except ValueError:  # rows of different length
-        return _shown(obs)
-    if found.dtype.kind not in "biuf":
-        return _shown(obs)
-    if found.shape != space.shape:
-        return f"one of shape {found.shape}"
-    with np.errstate(all="ignore"):
-        cast = found.astype(space.dtype, copy=False)
-        if cast.dtype.kind == "f" == found.dtype.kind:
-            wrong = ~np.isfinite(cast)
-        elif cast.dtype == found.dtype:
-            return None
-        else:
-            wrong = (cast != found) | (cast.astype(found.dtype) != found)
-    return f"{found[wrong].flat[0]}" if wrong.any() else None
-
-
-def _is_number(value, among=None):
-    """Is it one finite number, or one of those named? Quicker than `misfit`, at every step."""
-    try:
-        found = np.asarray(value)
-    except ValueError:
-        return False
-    if found.shape != () or found.dtype.kind not in "biuf":
-        return False
-    return bool(np.isfinite(found)) if among is None else found.item() in among
-
-
-def _shown(value):
-    return textwrap.shorten(repr(value), 200)
 
 
 def _close(env):
@@ -374,33 +300,33 @@ def maker_of(
     """
     if script == "gb_rainbow_atari":
         fail("--script gb_rainbow_atari: require one whose rewards are the task's own")
-    told = "--script requires a module with Args, task_of and make_env"
-    module = import_module(script, told) if isinstance(script, str) else script
-    parts = operator.attrgetter("make_env", "Args", "task_of")
-    make, args_of, task_of = _foreign(told, parts, module)
+    message = "--script requires a module with Args, task_of and make_env"
+    module = import_module(script, message) if isinstance(script, str) else script
+    if not all(hasattr(module, name) for name in ("Args", "task_of", "make_env")):
+        fail(message)
     for name in flags:
-        if not hasattr(args_of, name):
+        if not hasattr(module.Args, name):
             fail(f"--{name.replace('_', '-')} is no flag of {module.__name__}")
-    return functools.partial(make, args_of(seed=seed, **flags), task_of(env_id), rng)
+    args = module.Args(seed=seed, **flags)
+    return functools.partial(module.make_env, args, module.task_of(env_id), rng)
 
 
-def import_module(name: str, told: str) -> ModuleType:
+def import_module(name: str, message: str) -> ModuleType:
     """The module that a user typed: the current folder's, if it has one, else as Python finds it.
 
     The program ends, with what is told, where there is none, or where another one has the name.
     """
     here, top = os.getcwd(), name.partition(".")[0]
     sys.path[:] = [here, *(place for place in sys.path if place not in (here, ""))]
-
-    def load():
-        spec = importlib.machinery.PathFinder.find_spec(top, [here]) if top else None
-        own, known = spec and spec.origin, getattr(sys.modules.get(top), "__file__", None) or ""
-        if own and top in sys.modules and os.path.realpath(known) != os.path.realpath(own):
-            raise ImportError(f"{top!r} is {known or 'a part of Python'} already: rename {own}")
-        return importlib.import_module(name)
-
     importlib.invalidate_caches()
-    return _foreign(told, load)
+    spec = importlib.machinery.PathFinder.find_spec(top, [here]) if top else None
+    own, known = spec and spec.origin, getattr(sys.modules.get(top), "__file__", None) or ""
+    if own and top in sys.modules and os.path.realpath(known) != os.path.realpath(own):
+        fail(f"{message}: {top!r} is {known or 'a part of Python'} already: rename {own}")
+    try:
+        return importlib.import_module(name)
+    except (ImportError, TypeError, ValueError) as error:
+        fail(f"{message}: {error}")
 
 
 def gymnasium_id(env_id: str) -> str:
@@ -421,12 +347,12 @@ def gymnasium_id(env_id: str) -> str:
     names = sorted(gymnasium.registry, key=lambda known: gymnasium.registry[known].version or 0)
     known = {key_of(name.rpartition("-v")[0]): name for name in names}
     known |= {key_of(name): name for name in names} | {name: name for name in names}
-    found = known.get(name) or known.get(key_of(name))
-    if found is None:
+    result = known.get(name) or known.get(key_of(name))
+    if result is None:
         close = difflib.get_close_matches(key_of(name), known, n=3, cutoff=0.7)
         near = ", ".join(dict.fromkeys(f"{module}{colon}{known[key]}" for key in close)) or "none"
         fail(
             f"unknown environment {env_id!r}; nearest: {near}; one that a module registers is "
             "typed module:Id-v0, as in ale_py:ALE/Pong-v5 or minigrid:MiniGrid-Empty-5x5-v0"
         )
-    return f"{module}{colon}{found}"
+    return f"{module}{colon}{result}"

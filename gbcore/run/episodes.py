@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbcore.episode_graph import EpisodeGraph
-from gbcore.run.flags import fail
+from gbcore.run.checkpoint import replacing
 
 ELSEWHERE = "for another environment see examples/ and docs/your_own.md"
 # Observations [n, *obs_shape] -> actions int64 [n]; with keys= [n, *key_shape] if states have any.
 Policy = Callable[..., NDArray[Any]]
+
+
+class Replayed:
+    """An environment whose episode is its seed and its actions: it can be played again.
+
+    A subclass begins an episode with `_begin(seed)`, which sets `seed` and an empty list `actions`,
+    to which `step(action)` appends.
+    """
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes back."""
+        return {"seed": self.seed, "actions": list(self.actions)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Play an episode again, up to where `state` was called."""
+        self._begin(state["seed"])
+        for action in state["actions"]:
+            self.step(action)
 
 
 def play_episodes(
@@ -49,6 +66,16 @@ def play_episodes(
     return returns.tolist(), lengths.tolist()
 
 
+def any_action(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> NDArray[np.int64]:
+    """A policy for episodes whose actions are all random."""
+    return np.zeros(len(obs), np.int64)
+
+
+def last_tenth(means: list[float]) -> float | None:
+    """Mean over the last 10% of evaluations, at least one: the score. None without any."""
+    return float(np.mean(means[-max(1, round(len(means) / 10)) :])) if means else None
+
+
 def _ask(policy, envs):
     """The policy's actions int64 [n] in the states that environments are in."""
     obs = _observed(envs)
@@ -80,74 +107,28 @@ def film_episode(
         yield env.render()
 
 
-def as_rgb(frame: Any) -> NDArray[Any]:
-    """A rendered frame as uint8 [height, width, 3].
-
-    Args:
-        frame: grey [H, W] or [H, W, 1], RGB [H, W, 3], or RGBA [H, W, 4], which is laid over black;
-            integers from 0 to 255, reals from 0 to 1, or booleans.
+def write_video(path: str | Path, frames: Iterable[Any], fps: int, zoom: int = 1) -> None:
+    """Write frames uint8 [height, width, 3] as mp4, each pixel zoom x zoom.
 
     Raises:
-        ValueError: for anything else.
-    """
-    found = None if isinstance(frame, list | tuple) else np.asarray(frame)
-    if found is None or found.dtype.kind not in "biuf":
-        raise ValueError(f"require render() to return an array, got {type(frame).__name__}")
-    image = found[..., None] if found.ndim == 2 else found
-    if image.ndim != 3 or image.shape[2] not in (1, 3, 4) or image.size == 0:
-        raise ValueError(f"require a frame [height, width(, 1, 3 or 4)], got {found.shape}")
-    if image.dtype.kind in "bf":
-        if not ((image >= 0) & (image <= 1)).all():
-            raise ValueError(f"require reals from 0 to 1, got {image.min()} to {image.max()}")
-        image = np.rint(image * 255.0)
-    elif not 0 <= image.min() <= image.max() <= 255:
-        raise ValueError(f"require numbers from 0 to 255, got {image.min()} to {image.max()}")
-    image = image.astype(np.uint8)
-    if image.shape[2] == 4:
-        image = np.rint(image[..., :3] * (image[..., 3:] / 255)).astype(np.uint8)
-    return np.broadcast_to(image, (*image.shape[:2], 3))
-
-
-def write_video(path: str | Path, frames: Iterable[Any], fps: int, zoom: int = 1) -> None:
-    """Write frames, each as `as_rgb` takes it, as mp4, each pixel zoom x zoom.
-
-    A full disk, a frame that is none or of another size, or whatever an environment raises when it
-    draws, ends the program with status 1, and leaves no file.
+        ValueError: for a frame of another shape or dtype.
+        OSError: where the file cannot be written.
     """
     import imageio_ffmpeg
 
-    writer, size, number = None, None, 0
-    try:
-        for frame in map(as_rgb, frames):
-            number += 1
-            size = size or frame.shape
-            if frame.shape != size:
-                raise ValueError(f"require frames of one size, got {frame.shape} after {size}")
-            frame = frame.repeat(zoom, axis=0).repeat(zoom, axis=1)
-            odd = [(0, side % 2) for side in frame.shape[:2]]  # the codec halves both sides
-            frame = np.pad(frame, (*odd, (0, 0)), mode="edge")
-            if writer is None:
-                how = {"fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "quiet"}
-                writer = imageio_ffmpeg.write_frames(str(path), frame.shape[1::-1], **how)
-                writer.send(None)
-            writer.send(np.ascontiguousarray(frame))
-        if number == 0:
-            raise ValueError("require at least one frame, got none")
-        writer.close()
-        if imageio_ffmpeg.count_frames_and_secs(str(path))[0] != number:
-            raise ValueError("require room for all frames, got fewer into the file")
+    with replacing(Path(path)) as new, contextlib.ExitStack() as closing:
         writer = None
-    except MemoryError:
-        raise
-    except Exception as error:  # an environment that draws may raise anything
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        reason = str(error).strip().partition("\n")[0]  # ffmpeg's are long
-        fail(f"cannot write {path}: {kind}{reason}", 1)
-    finally:
-        if writer is not None:  # it came to no end
-            writer.close()
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        for frame in map(np.asarray, frames):
+            if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
+                got = f"{frame.dtype} {frame.shape}"
+                raise ValueError(f"{path}: require frames uint8 [height, width, 3], got {got}")
+            frame = np.ascontiguousarray(frame.repeat(zoom, axis=0).repeat(zoom, axis=1))
+            if writer is None:  # the codec halves both sides
+                how = {"fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "quiet"}
+                writer = imageio_ffmpeg.write_frames(str(new), frame.shape[1::-1], **how)
+                closing.callback(writer.close)
+                writer.send(None)
+            writer.send(frame)
 
 
 def nearest(name: str, known: dict[str, str]) -> str:

@@ -26,7 +26,7 @@ from gbcore.categorical import (
 )
 from gbcore.graph import TransitionGraph
 from gbcore.replay import Batch
-from gbcore.run.flags import warn
+from gbcore.run.output import warn
 from gbcore.subgraph import Subgraphs
 from gbcore.targets import rows_read
 
@@ -97,18 +97,18 @@ class PathStates:
         Returns:
             features of the leaves [L, F], values of all states [M, A], 0 where they are not read.
         """
-        found, nodes = [], self._subgraphs.nodes
+        result, nodes = [], self._subgraphs.nodes
 
         def choose(nodes):
             self.num_evaluated += len(nodes)
-            found.append(evaluate(torch.from_numpy(self._graph.observations_of(nodes))))
-            return best_actions(found[-1][1]).numpy()
+            result.append(evaluate(torch.from_numpy(self._graph.observations_of(nodes))))
+            return best_actions(result[-1][1]).numpy()
 
         rows, leaf_read = rows_read(self._subgraphs, self._rule, choose, self._prior)
-        if not found or self.num_evaluated < len(rows):  # by behaviour, nothing is chosen
+        if not result or self.num_evaluated < len(rows):  # by behaviour, nothing is chosen
             choose(nodes[rows[self.num_evaluated :]])
         self._leaves = rows[leaf_read]
-        features, values = map(torch.cat, zip(*found, strict=True))
+        features, values = map(torch.cat, zip(*result, strict=True))
         selector_q = values.new_zeros(len(nodes), values.shape[1])
         selector_q[torch.from_numpy(rows)] = values
         return features[torch.from_numpy(leaf_read)], selector_q

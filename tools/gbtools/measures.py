@@ -59,11 +59,11 @@ def target_changes(graph, replay, depth, breadth, gamma, rng, num_rows=2_000):
         gaps[:2] = abs(gaps[:2])
         changes.append(gaps > 1e-9 * np.maximum(1.0, abs(of_tree)))
         sizes.append(len(local.outcome_pair))
-    found = dict(zip(("read", "value", "zero"), np.mean(changes, axis=0).tolist(), strict=True))
-    return found | {"mean_size": float(np.mean(sizes)), "max_size": max(sizes)}
+    result = dict(zip(("read", "value", "zero"), np.mean(changes, axis=0).tolist(), strict=True))
+    return result | {"mean_size": float(np.mean(sizes)), "max_size": max(sizes)}
 
 
-def memory(replay, rng, num_permutations=200):
+def markov_violation(replay, rng, num_permutations=200):
     """Does the past help to tell what a pair (s, a) leads to? It does not where states are Markov.
 
     Rows that arrive from another state (how often a state loops ends its own rows, so that rows

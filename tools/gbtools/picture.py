@@ -18,10 +18,7 @@ def write_figure(figure, path, dpi=110):
     """Write a matplotlib figure; the suffix of path says in which format."""
     if not Path(path).suffix or Path(path).is_dir():  # matplotlib would append .png to it
         fail(f"require the name of a picture, as in curves.png, got {path}")
-    try:
-        figure.savefig(path, dpi=dpi)
-    except (OSError, ValueError) as error:
-        fail(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+    figure.savefig(path, dpi=dpi)
 
 
 def wrapped(text, inches, size):

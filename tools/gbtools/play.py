@@ -39,12 +39,12 @@ def suite_of(env_id):
         env_id = name
     lower = env_id.strip().lower()
     prefixes = {} if ":" in lower else PREFIXES
-    found = [suite for prefix, suite in prefixes.items() if lower.startswith(prefix)]
-    if not found and env_id not in gymnasium.registry:
-        found = [suite for suite in names if plain(env_id) in map(plain, names[suite])]
-    if len(found) > 1:
+    result = [suite for prefix, suite in prefixes.items() if lower.startswith(prefix)]
+    if not result and env_id not in gymnasium.registry:
+        result = [suite for suite in names if plain(env_id) in map(plain, names[suite])]
+    if len(result) > 1:
         fail(f"{env_id} is a MinAtar game and an Atari game; say MinAtar/{env_id} or ALE/{env_id}")
-    suite = found[0] if found else "gymnasium"
+    suite = result[0] if result else "gymnasium"
     return suite, script_of(suite).task_of(env_id)
 
 
@@ -83,10 +83,10 @@ def record_by_keys(num_actions, rows, steps, name, keys):
 
     keys: name -> function of (observation, action before it or -1) to an array.
     """
-    found = {key: recorded.Recorded(name, None, [], steps) for key in keys}
+    result = {key: recorded.Recorded(name, None, []) for key in keys}
     before = -1
     for obs, action, reward, next_obs, terminated, starts in itertools.islice(rows, steps):
-        for key, run in found.items():
+        for key, run in result.items():
             pair = keys[key](obs, -1 if starts else before), keys[key](next_obs, action)
             if run.graph is None:
                 shape, dtype = pair[0].shape, pair[0].dtype
@@ -96,8 +96,8 @@ def record_by_keys(num_actions, rows, steps, name, keys):
             run.graph.add(node, action, reward, next_node, terminated)
             run.replay.append((node, action, reward, next_node, terminated, starts))
         before = action
-    for run in found.values():
+    for run in result.values():
         columns = [np.array(column) for column in zip(*run.replay, strict=True)]
         columns[-1] = np.append(columns[-1][1:], True)  # what starts an episode follows a cut
         run.replay = dict(zip(recorded.COLUMNS, columns, strict=True))
-    return found
+    return result

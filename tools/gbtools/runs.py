@@ -1,16 +1,11 @@
-"""What run folders hold: flags, results and learning curves.
+"""Flags, results and learning curves in run folders."""
 
-All tools read them here. A file that cannot be read is an OSError, one that is damaged or of no run
-a ValueError; both name it.
-"""
-
+import json
 from pathlib import Path
-from typing import get_type_hints
 
 import numpy as np
 from scipy import stats
 
-from gbcore.run import read_json
 from gbtools.output import read_rows
 
 # Flags that say where and how a run is computed, not what.
@@ -18,67 +13,41 @@ WITHOUT_EFFECT = set(
     "run_dir resume track wandb_project_name wandb_entity capture_video save_model threads cuda "
     "cuda_graphs torch_deterministic log_frequency checkpoint_frequency".split()
 )
-# Flags whose default is the backup's.
-OF_BACKUPS = set(
-    "act_on exploration_steps frontier_share learning_starts target_network_frequency "
-    "train_frequency".split()
-)
-REQUIRED = {"script": str, "env_id": str, "backup": str, "seed": int}
-NUMBERS = {"depth": int, "breadth": int, "total_timesteps": int, "gamma": float}
 
 
-def words_of(flags, flags_class=None):
-    """Words of a command line that give a script these flags, name -> value.
-
-    flags_class: whose types tell what is true or false, where all values are text.
-    """
-    types, words = get_type_hints(flags_class) if flags_class else {}, []
+def words_of(flags):
+    """Words of a command line that give a script these flags, name -> value."""
+    words = []
     for name, value in flags.items():
         flag, text = name.replace("_", "-"), str(value)
-        is_switch = isinstance(value, bool) or types.get(name) is bool
-        switch = {"true": [f"--{flag}"], "false": [f"--no-{flag}"]} if is_switch else {}
-        of_text = [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
-        words += switch.get(text.lower(), of_text)
+        if isinstance(value, bool) or text.lower() in ("true", "false"):
+            words.append(f"--{'' if text.lower() == 'true' else 'no-'}{flag}")
+        else:
+            words += [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
     return words
+
+
+def read_json(path):
+    """What a JSON file holds. OSError where there is none, ValueError where it is damaged."""
+    return json.loads(Path(path).read_text())
 
 
 def read_config(folder):
     """All flags of a run, and the script that made it."""
-    path = Path(folder) / "config.json"
-    config = read_json(path)
-    for name, kind in (REQUIRED | NUMBERS).items():
-        value = config.get(name, None if name in REQUIRED else kind())
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{path} is of no run: Require {name}: {kind.__name__}, got {value!r}")
-    return config
+    return read_json(Path(folder) / "config.json")
 
 
 def read_result(folder):
     """What a run measured that went to its end; None of another. result.json is written last."""
     path = Path(folder) / "result.json"
-    result = read_json(path) if path.exists() else {}
-    if result.get("interrupted") is not False:
-        return None
-    for name in "score steps wall_seconds training_seconds sps novel_state_ratio".split():
-        value = result.get(name)
-        if type(value) not in (int, float) or not abs(value) < 1e300:
-            raise ValueError(f"{path} is damaged: Require a finite {name}, got {value!r}")
-    return result
+    result = read_json(path) if path.exists() else {"interrupted": True}
+    return None if result["interrupted"] else result
 
 
 def run_folders(run_dir):
     """run_dir, its folders and theirs that are of a run, in order of their names."""
     places = ("config.json", "*/config.json", "*/*/config.json")
     return sorted(path.parent for place in places for path in Path(run_dir).glob(place))
-
-
-def read_columns(path, name):
-    """Steps and numbers of a column of a run's CSV file: pairs of int and float."""
-    rows = read_rows(path)
-    try:
-        return [(int(row["global_step"]), float(row[name])) for row in rows]
-    except (KeyError, ValueError, OverflowError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}") from None
 
 
 def read_metrics(folder):
@@ -92,8 +61,8 @@ def read_metrics(folder):
 def read_returns(folder):
     """Step -> returns of the episodes of the evaluation after that step."""
     returns = {}
-    for step, value in read_columns(Path(folder) / "evaluations.csv", "episodic_return"):
-        returns.setdefault(step, []).append(value)
+    for row in read_rows(Path(folder) / "evaluations.csv"):
+        returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
     return dict(sorted(returns.items()))
 
 

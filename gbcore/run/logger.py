@@ -1,0 +1,375 @@
+"""Logger: what a run prints and leaves in its folder, the same for every script."""
+
+import contextlib
+import fcntl
+import io
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from gbcore.run.checkpoint import replacing
+from gbcore.run.output import fail
+
+METRICS, EVALUATIONS = "metrics.csv", "evaluations.csv"
+RESULTS = ("result.json", "model.pt", "graph.npz", "episode.mp4")  # left at the end
+
+
+class Logger:
+    """A run's folder, RUN_DIR/<env>__<script>__<backup>__<seed>__<time> or that of --resume.
+
+    It gets config.json, TensorBoard's events, metrics.csv and evaluations.csv, in the end
+    result.json, model.pt and graph.npz. As a context manager it opens them. It is a part of a
+    checkpoint, which holds the tables as well: a resumed run cuts off what came later.
+
+    Args:
+        args: the script's flags.
+        script: the script's __file__.
+        task: the task's own name.
+        packages: names of packages whose versions the result tells.
+
+    Attributes:
+        path: the folder. It is locked: ValueError where another process goes on with the run.
+        step: number of steps begun.
+        charts: the numbers of the script's own that the next row of metrics.csv has; any name.
+        evaluations: mean return of each evaluation; train_evaluations: on levels of training.
+    """
+
+    path: Path
+    step: int
+    charts: dict[str, Any]
+    evaluations: list[float]
+    train_evaluations: list[float]
+
+    COUNTERS = (
+        "step", "charts", "evaluations", "train_evaluations", "evaluated_step", "training_seconds",
+        "_episode", "_last_episode", "_rewarded", "_logged",
+    )  # fmt: skip
+
+    def __init__(self, args: Any, script: str, task: str, packages: tuple[str, ...] = ()) -> None:
+        self._args, self._script, self._task = args, Path(script).resolve(), task
+        self.step = self.evaluated_step = self._rewarded = 0
+        self.charts = dict.fromkeys(("charts/epsilon", "losses/td_loss", "losses/q_values"))
+        self.evaluations, self.train_evaluations = [], []
+        self.training_seconds = 0.0
+        self._episode, self._last_episode = [0.0, 0], [None, None]  # return and length
+        self._logged = [0, 0, 0, 0.0]  # at the last row: steps, updates, evaluated states, seconds
+        self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later
+        self._begin = time.perf_counter()
+        self._tables = {METRICS: [], EVALUATIONS: []}  # lines; the first one is the header
+        self._open = contextlib.ExitStack()
+        if args.resume is None:
+            name = f"{task}__{self._script.stem}__{args.backup}__{args.seed}"
+            name = re.sub(r"[^\w.-]", "-", f"{name}__{time.strftime('%Y%m%d-%H%M%S')}")
+            self.path = _make_folder(Path(args.run_dir) / name)
+        else:
+            self.path = Path(args.resume)
+        self._open.callback(os.close, _lock(self.path))
+
+    def __enter__(self) -> "Logger":
+        from torch.utils.tensorboard import SummaryWriter  # 1 s that bad flags need not wait for
+
+        args, is_new = self._args, self._args.resume is None
+        config = {"script": str(self._script)} | vars(args) | {"resume": None}
+        if args.track:
+            self._open.callback(_begin_tracking(self.path, config).finish)
+        for name in RESULTS:  # those of an end before this one
+            (self.path / name).unlink(missing_ok=True)
+        self.write_json("config.json", config)
+        for name, lines in self._tables.items():
+            (self.path / name).write_text("".join(lines))
+        self._writer = SummaryWriter(self.path, purge_step=None if is_new else self.step + 1)
+        self._open.callback(self._writer.close)
+        rows = "".join(f"|{key}|{value}|\n" for key, value in config.items())
+        self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+        self._bar = tqdm(  # on a terminal alone
+            total=args.total_timesteps, initial=self.step, unit="step", mininterval=0.5,
+            smoothing=0.02, disable=None,
+        )  # fmt: skip
+        self._open.callback(self._bar.close)
+        device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
+        about = f"{with_file(self._task)}, {args.backup} backup, on {device}"
+        print(f"{about}; results go to {self.path}")
+        print(
+            "In a first run kernels are compiled, for about a minute, and kept on disk", flush=True
+        )
+        return self
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._open.close()
+        if isinstance(error, OSError):
+            fail(
+                f"{error}; mend that, and go on from the last checkpoint, if any: {self._command()}"
+            )
+        if isinstance(error, ValueError):  # of the algorithm, which its author wants to see whole
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.exit(1)
+
+    def begin_step(self) -> int:
+        """The number of the step. The time from here to its end is that of training."""
+        self.step += 1
+        self._step_begin = time.perf_counter()
+        return self.step
+
+    def end_step(self, reward: float, is_over: bool) -> None:
+        """A step gave a reward, the environment's own, and an episode may be over."""
+        self.training_seconds += time.perf_counter() - self._step_begin
+        self._rewarded += bool(reward)
+        self._episode = [self._episode[0] + reward, self._episode[1] + 1]
+        if is_over:
+            self._last_episode, self._episode = self._episode, [0.0, 0]
+            for name, value in zip(("return", "length"), self._last_episode, strict=True):
+                self._writer.add_scalar(f"charts/episodic_{name}", value, self.step)
+        self._bar.update()
+
+    def is_due(self, frequency: int) -> bool:
+        """Is it after so many steps (0: never), or after the last one?"""
+        at_end = self.step >= self._args.total_timesteps
+        return at_end or (frequency > 0 and self.step % frequency == 0)
+
+    def evaluation_is_due(self) -> bool:
+        """By --eval-frequency, or after the last step. One that a signal cut short is due again."""
+        return self.step > self.evaluated_step and self.is_due(self._args.eval_frequency)
+
+    def log(self, learner: Any, **more: float | None) -> None:
+        """A row of metrics.csv, and one TensorBoard scalar per number: charts, and more.
+
+        learner: with graph, num_updates and num_evaluated.
+        """
+        self.require_finite()
+        graph = learner.graph
+        now = [self.step, learner.num_updates, learner.num_evaluated, self.training_seconds]
+        steps, updates, evaluated, seconds = np.subtract(now, self._logged).tolist()
+        self._logged, (last_return, last_length) = now, self._last_episode
+        row = {
+            "charts/episodic_return": last_return,
+            "charts/episodic_length": last_length,
+            "charts/SPS": steps / seconds,
+            **self.charts,
+            "graph/nodes": graph.num_nodes,
+            "graph/edges": graph.num_edges,
+            "graph/novel_state_ratio": graph.novel_state_ratio,
+            "graph/evaluated_per_update": evaluated / updates if updates else None,
+            **more,
+        }
+        self._write(METRICS, global_step=self.step, **row)
+        for name in row.keys() - {"charts/episodic_return", "charts/episodic_length"}:
+            if row[name] is not None:
+                self._writer.add_scalar(name, row[name], self.step)
+        self._tell(row["charts/SPS"], last_return, graph.novel_state_ratio)
+
+    def log_evaluation(
+        self,
+        episodes: tuple[list[float], list[int]] | None,
+        training: tuple[list[float], list[int]] | None = None,
+    ) -> None:
+        """Log an evaluation: returns and lengths of its episodes; None, of one that was stopped.
+
+        training: the same of levels of training, where evaluations play others.
+        """
+        self.require_finite()
+        if episodes is None:
+            return
+        returns, lengths = episodes
+        train_returns = training[0] if training else [None] * len(returns)
+        rows = zip(returns, lengths, train_returns, strict=True)
+        for number, (of_episode, length, of_training) in enumerate(rows):
+            self._write(
+                EVALUATIONS, global_step=self.step, episode=number, episodic_return=of_episode,
+                episodic_length=length, train_return=of_training,
+            )  # fmt: skip
+        self.evaluated_step = self.step
+        self.evaluations.append(float(np.mean(returns)))
+        self._writer.add_scalar("eval/episodic_return", self.evaluations[-1], self.step)
+        if training:
+            self.train_evaluations.append(float(np.mean(train_returns)))
+            self._writer.add_scalar("eval/train_return", self.train_evaluations[-1], self.step)
+
+    def finish(self, learner: Any, score: float | None = None, **more: float | None) -> None:
+        """Write what was learned and result.json; say how it went.
+
+        Without a score, of a run that was interrupted, the program ends with status 130.
+        """
+        args = self._args
+        more = {name: value for name, value in more.items() if value is not None}
+        self._bar.close()
+        if args.save_model:
+            _write_model(self.path, learner.online, learner.graph)
+        seconds = self.training_seconds
+        on_gpu = args.cuda and torch.cuda.is_available()
+        result = {
+            "script": self._script.stem, "env_id": self._task, "backup": args.backup,
+            "exploration": args.exploration, "seed": args.seed, "score": score, **more,
+            "eval_episodes": args.eval_episodes, "steps": self.step, "interrupted": score is None,
+            "sps": self.step / max(seconds, 1e-9), "training_seconds": seconds,
+            "wall_seconds": time.perf_counter() - self._begin,
+            "novel_state_ratio": learner.graph.novel_state_ratio,
+            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "versions": self._versions,
+        }  # fmt: skip
+        self.write_json("result.json", result)
+        if score is not None and not self._rewarded:
+            frontier = "--exploration frontier (docs/frontier.md), "
+            print(
+                f"No reward was seen in {self.step} steps: is there one? What may find it: "
+                f"{frontier * (args.exploration != 'frontier')}more --total-timesteps"
+            )
+        values = {"score": score, **more}.items()
+        results = [f"{name.replace('_', ' ')} {v:g}" for name, v in values if v is not None]
+        print(
+            f"{self._task} {args.backup} seed {args.seed}: {', '.join(results) or 'interrupted'} "
+            f"after {self.step} steps, {result['sps']:.1f} steps/s, "
+            f"{result['wall_seconds']:.0f} s; {self.path if results else self._command()}"
+        )
+        if score is None:
+            sys.exit(130)
+
+    def require_finite(self) -> None:
+        """Make charts plain numbers. NaN ends the run; its last checkpoint is from before."""
+        for name, value in self.charts.items():
+            self.charts[name] = None if value is None else float(value)
+            if value is not None and not math.isfinite(self.charts[name]):
+                fail(
+                    f"{name} is {self.charts[name]} after {self.step} steps: nothing more can be "
+                    "learned; the last checkpoint, if there is one, is from before. Try a smaller "
+                    "--learning-rate, or scale the rewards", 1,
+                )  # fmt: skip
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a dict as indented JSON."""
+        with replacing(self.path / name) as new:
+            new.write_text(json.dumps(content, indent=2) + "\n")
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes back."""
+        self.require_finite()
+        self._writer.flush()
+        tables = {
+            name: np.frombuffer("".join(item).encode(), np.uint8)
+            for name, item in self._tables.items()
+        }
+        return {"tables": tables, **{name: getattr(self, name) for name in self.COUNTERS}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned; before the logger is entered."""
+        for name in self.COUNTERS:
+            setattr(self, name, state[name])
+        for name, table in state["tables"].items():
+            self._tables[name] = table.tobytes().decode().splitlines(keepends=True)
+
+    def _write(self, table, **row):
+        """A row, at once: a killed run loses none. A new column widens the table."""
+        lines = self._tables[table]
+        names = lines[0].rstrip("\n").split(",") if lines else []
+        if new := [name for name in row if name not in names]:
+            commas = "," * len(new) if lines else ""
+            body = [line.rstrip("\n") + commas + "\n" for line in lines[1:]]
+            names += new
+            lines[:] = [",".join(names) + "\n", *body]
+            with replacing(self.path / table) as path:
+                path.write_text("".join(lines))
+        values = [row.get(name) for name in names]
+        text = [f"{v:.9g}" if isinstance(v, float) else "" if v is None else str(v) for v in values]
+        lines.append(",".join(text) + "\n")
+        with (self.path / table).open("a") as file:
+            file.write(lines[-1])
+
+    def _tell(self, rate, last_return, ratio):
+        """On a terminal beside the bar; else a line."""
+        shown = "-" if last_return is None else f"{last_return:g}"
+        note, total = f"return {shown}, states new {ratio:.1%}", self._args.total_timesteps
+        self._bar.set_postfix_str(note, refresh=False)
+        if self._bar.disable:
+            speed = f"{round(rate, None if rate >= 100 else 1):,} steps/s"
+            line = f"{self.step:,} of {total:,} steps, {speed}, "
+            if self.step > self._args.learning_starts:  # steps before are many times quicker
+                line += f"{timedelta(seconds=round((total - self.step) / rate))} left, "
+            print(line + note, flush=True)
+
+    def _command(self):
+        """How to go on: the line to type."""
+        here = Path.cwd()
+        files = [
+            str(file.relative_to(here) if file.is_relative_to(here) else file)
+            for file in (Path(sys.executable), self._script, self.path)
+        ]
+        return f"go on with: {shlex.join([*files[:2], '--resume', files[2]])}"
+
+
+def _write_model(path, network, graph):
+    model = io.BytesIO()  # in memory first: on a full disk torch raises a bare RuntimeError
+    torch.save(network.state_dict(), model)
+    with replacing(path / "model.pt") as new:
+        new.write_bytes(model.getbuffer())
+    with replacing(path / "graph.npz") as new:
+        graph.save(new)
+
+
+def _make_folder(path):
+    """A new folder of that name, or with a number appended if there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for tries in itertools.count(1):
+        new = path if tries == 1 else Path(f"{path}-{tries}")
+        with contextlib.suppress(FileExistsError):
+            new.mkdir()
+            return new
+
+
+def _lock(path):
+    """A descriptor of a folder, to be closed to give it back."""
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise ValueError(f"another process goes on with the run {path}") from error
+    except OSError:
+        pass  # a file system without locks
+    return lock
+
+
+def _begin_tracking(path, config):
+    import wandb
+
+    of_run = {"project": config["wandb_project_name"], "entity": config["wandb_entity"]}
+    try:
+        return wandb.init(
+            **of_run, id=path.resolve().name, resume="allow", config=config, sync_tensorboard=True
+        )
+    except Exception as error:  # no login, no network
+        with contextlib.suppress(OSError):
+            path.rmdir()  # of a new run
+        fail(f"wandb cannot begin: {error}")
+
+
+def with_file(task: str) -> str:
+    """A task's name; of module:Id-v0 with the file that the module was imported from."""
+    module = sys.modules.get(task.rpartition(":")[0])
+    file = getattr(module, "__file__", None)
+    return f"{task} ({file})" if file else task
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Of this code (its commit, where git knows), Python and packages, for result.json."""
+    describe = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    try:
+        commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or a copied folder
+        commit = None
+    result = {package: metadata.version(package) for package in packages}
+    return {"commit": commit, "python": platform.python_version()} | result

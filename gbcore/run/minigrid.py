@@ -1,0 +1,122 @@
+"""MiniGrid: its tasks, whose levels are drawn by their seeds, and the names that people type."""
+
+import re
+
+import gymnasium
+import numpy as np
+from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
+from minigrid.minigrid_env import MiniGridEnv
+
+from gbcore.episode_graph import is_held_out
+from gbcore.run.episodes import ELSEWHERE, Replayed, nearest
+from gbcore.run.output import fail
+
+EMPTY = OBJECT_TO_IDX["empty"], 0, 0
+
+
+class Task(Replayed):
+    """A MiniGrid task, whose levels are drawn by their seeds: all chance is theirs.
+
+    A grid is uint8 [W, H, 3]: object, colour and state of each cell. It is what is observed, or, by
+    view, the state's key, and the last four 7x7 views of the agent are observed: [7, 7, 12], the
+    newest last. A time limit (the task's own) is a truncation.
+
+    A fifth of all worlds, a world being the first grid without the agent, is held out: training
+    draws again when it meets one. Where a task has too few worlds to tell, a fifth of all seeds.
+
+    Args:
+        args: num_levels, view and seed: of the only level, or of what the levels are.
+        rng: np.random.Generator that draws an episode's level.
+        held_out: play held-out levels, in place of those of training?
+    """
+
+    def __init__(self, env_id, args, rng, held_out=False, render_mode=None):
+        try:
+            env = gymnasium.make(env_id, disable_env_checker=True, render_mode=render_mode)
+        except gymnasium.error.Error as error:
+            fail(f"cannot make {env_id}: {error}; {ELSEWHERE}")
+        if not isinstance(env.unwrapped, MiniGridEnv):
+            fail(f"cannot use {env_id}, which is no MiniGrid grid; {ELSEWHERE}")
+        if not isinstance(env.action_space, gymnasium.spaces.Discrete):
+            fail(f"cannot use {env_id}: its actions are {env.action_space}, not discrete")
+        self.see = env.unwrapped.gen_obs
+        env.unwrapped.gen_obs = dict  # the view costs most of a step: leave it out
+        self.env, self.args, self.rng = env, args, rng
+        self.num_actions, self.held_out = int(env.action_space.n), held_out
+        self.by_world = args.num_levels != 1 and self._has_both_kinds()
+
+    def reset(self):
+        """The first observation of an episode."""
+        args, rng = self.args, self.rng
+        if args.num_levels == 1:
+            return self._begin(args.seed)
+        if args.num_levels > 1 and not self.held_out:
+            rng = np.random.default_rng([args.seed, int(rng.integers(args.num_levels))])
+        while True:
+            obs = self._begin(int(rng.integers(2**31)))
+            if self._is_held_out() == self.held_out:
+                return obs
+
+    def _has_both_kinds(self):
+        """Are there worlds that are held out, and others?"""
+        self.by_world, result = True, set()
+        for seed in range(200):
+            self._begin(seed)
+            result.add(self._is_held_out())
+            if len(result) == 2:
+                return True
+        return False
+
+    def _is_held_out(self):
+        """Is the level that has just begun?"""
+        world = self.grid.copy()
+        world[world[..., 0] == OBJECT_TO_IDX["agent"]] = EMPTY
+        return is_held_out(world.tobytes() if self.by_world else str(self.seed).encode())
+
+    def _begin(self, seed):
+        self.seed, self.actions = seed, []
+        self.views = [np.zeros((7, 7, 3), np.uint8)] * 4
+        self.env.reset(seed=seed)
+        return self._observe()
+
+    def _observe(self):
+        world = self.env.unwrapped
+        cells = [EMPTY if cell is None else cell.encode() for cell in world.grid.grid]
+        grid = np.array(cells, np.uint8).reshape(world.height, world.width, 3).swapaxes(0, 1).copy()
+        grid[tuple(world.agent_pos)] = OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], world.agent_dir
+        self.grid = self.obs = grid
+        self.key = None
+        if self.args.view == "partial":
+            self.views = [*self.views[1:], self.see()["image"]]
+            self.obs = np.concatenate(self.views, axis=2)
+            self.key = self.grid.reshape(-1)
+        return self.obs
+
+    def step(self, action):
+        """Observation, the environment's own reward, terminated, truncated."""
+        self.actions.append(action)
+        _, reward, terminated, truncated, _ = self.env.step(action)
+        return self._observe(), float(reward), terminated, truncated and not terminated
+
+    def render(self):
+        """uint8 [height, width, 3]."""
+        return self.env.render()
+
+
+def task_of(env_id):
+    """Registered id of a task, from any spelling of it that people use; the latest version."""
+
+    def key_of(name):
+        return re.sub("[-_ ]", "", name.strip().lower())
+
+    if env_id.strip() in gymnasium.registry:
+        return env_id.strip()
+    names = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
+    tasks = {}
+    for name in sorted(names):  # BabyAI's first: where both have a name it is MiniGrid's
+        for key in (key_of(name), key_of(name.rpartition("-v")[0])):
+            tasks[key] = tasks[re.sub("^(minigrid|babyai)", "", key)] = name
+    key = key_of(env_id)
+    if key not in tasks:
+        fail(f"unknown task {env_id!r}; nearest: {nearest(key, tasks)}; {ELSEWHERE}")
+    return tasks[key]
