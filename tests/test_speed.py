@@ -67,10 +67,7 @@ def test_ratios_are_those_within_turns():
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--turns", "0"), "--turns"),
-        (("--steps", "-1"), "--steps"),
         (("--scripts", "gb_dqn_minigrad"), "no script gb_dqn_minigrad"),
-        (("--variants", "depth"), "--variants"),
         (("--scripts", "gb_dqn_minigrid", "--env-ids", "Emty-5x5"), "unknown task 'Emty-5x5'"),
     ],
 )

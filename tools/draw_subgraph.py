@@ -4,48 +4,38 @@
     python tools/draw_subgraph.py runs/RUN --state 12 --action forward --depth 3 --breadth 0
 
 For one pair (s, a) `expand` is asked for the subgraph and `pair_q_values` for its nested values,
-with the run's depth, breadth, discount and target network, without its prior. Unless it is given,
-the pair is that of the transition whose target differs most from tree backup's, of 2,000 that are
-sampled (Atari: 256). What the target reads is printed as sums, so that it can be checked by hand.
-Of a run of whole-graph with a checkpoint, whose targets are nested without end, it prints the way
-that its values choose; the picture shows graph backup's target all the same.
-Atari runs learn distributions; here their expectations are nested, without noise and clipping.
+with the run's depth, breadth, discount and target network, without its prior. What the target reads
+is printed as sums, so that it can be checked by hand. Atari runs learn distributions; here their
+expectations are nested, without noise and clipping.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 import tyro
 from gbtools import recorded
-from gbtools.output import arguments, fail, lasting_output, warn
+from gbtools.output import arguments, fail, one_line_errors
 from gbtools.picture import plt, wrapped, write_figure
 
-from gbcore import pair_q_values, trajectory_subgraphs
-from gbcore.graph import MAX_DEPTH
-from gbcore.run import Amount, Share
+from gbcore import pair_q_values
+from gbcore.run import Depth, Fraction, NonNegative
 
-SAMPLED, OF_ATARI = 2_000, 256  # rows of the replay that are compared
 LINES = 36  # of sums: with the rest at most 39
 DRAWN = 20  # levels of a picture
-OF_LEVELS = "depth", "breadth", "gamma", "leaves"  # flags
 
 
 @dataclass
 class Args:
-    run: tyro.conf.Positional[Path]
-    """a run's folder, finished or running (with a checkpoint), or a graph file"""
+    run: tyro.conf.Positional[Path]  # a run's folder, with a checkpoint
     out: Path | None = None  # the picture, .png or .svg; none: only the sums are printed
-    state: int | None = None  # the root's; none: of a transition where graph and tree backup differ
-    action: str = ""  # the root's action, by name (by number where it has none)
-    depth: Annotated[int, (0, MAX_DEPTH)] = 0  # nested backups; 0 = the run's, or 5
-    breadth: Amount | None = None
-    """transitions followed per level, 0 = all; default: the run's (20 for a bare graph)"""
-    gamma: Share | None = None  # the discount; default: the run's (0.99 for a bare graph)
-    leaves: Literal["target", "online", "zero"] = "target"
-    """leaf values: of which network; zero: rewards alone"""
-    seed: Amount = 1  # of all sampling
+    state: int | None = None  # the root's; none: the first one that the run was in
+    action: str | None = None  # the root's action, by name; none: the one that was taken most often
+    depth: Depth | None = None  # nested backups; default: the run's
+    breadth: NonNegative | None = None
+    """transitions followed per level, 0 = all; default: the run's"""
+    gamma: Fraction | None = None  # the discount; default: the run's
+    seed: NonNegative = 1  # of the breadth's sampling
 
 
 class Nested:
@@ -102,11 +92,9 @@ class Nested:
 
 def backed_up(run, sub, args):
     """Nested values of the pairs of a subgraph, the leaf values under them, and the selector's."""
-    leaf_q, selector_q = np.zeros((len(sub.nodes), run.graph.num_actions)), None
-    if args.leaves != "zero":
-        leaf_q = run.q_values(sub.nodes, args.leaves).astype(np.float64)
-        if run.module.BACKUPS["graph"][1] == "double":
-            selector_q = run.q_values(sub.nodes, "online").astype(np.float64)
+    leaf_q, selector_q = run.q_values(sub.nodes, "target").astype(np.float64), None
+    if run.module.BACKUPS["graph"][1] == "double":
+        selector_q = run.q_values(sub.nodes, "online").astype(np.float64)
     rule = "greedy" if selector_q is None else "double"
     return pair_q_values(sub, leaf_q, args.gamma, rule, selector_q), leaf_q, selector_q
 
@@ -158,102 +146,46 @@ def draw(nested, title, path):
     write_figure(figure, path)
 
 
-def root_of(run, args, rng):
-    """The pair to back up, and tree backup's target of it, where it was a row of the replay."""
+def root_of(run, args):
+    """The pair to back up: a state and an action."""
     edges, names = run.graph.edges(), run.action_names()
-    if args.state is None:
-        if run.replay is None:
-            fail(f"{run.name} has no replay to sample a transition from: require --state")
-        num_rows = len(run.replay["node"])
-        most = min(num_rows, OF_ATARI if run.suite == "atari" else SAMPLED)
-        rows = rng.choice(num_rows, most, replace=False)
-        nodes, actions = run.replay["node"][rows], run.replay["action"][rows]
-        sub = run.graph.expand(nodes, actions, args.depth, args.breadth, rng)
-        targets = backed_up(run, sub, args)[0][: len(rows)]
-        columns = [run.replay[name] for name in recorded.COLUMNS]
-        sub = trajectory_subgraphs(rows, args.depth, *columns)
-        tree = backed_up(run, sub, args)[0][: len(rows)]
-        k = abs(targets - tree).argmax()
-        return nodes[k], actions[k], tree[k]
-    here = edges["source"] == args.state
+    state = int(run.replay["node"][0]) if args.state is None else args.state
+    here = edges["source"] == state
     if not here.any():
         most = edges["source"].max()
-        fail(f"no state {args.state}: require one with outgoing transitions, 0 to {most}")
-    if not args.action:
-        return args.state, edges["action"][here][edges["count"][here].argmax()], None
+        fail(f"no state {state}: require one with outgoing transitions, 0 to {most}")
+    if args.action is None:
+        return state, edges["action"][here][edges["count"][here].argmax()]
     if args.action not in names:
         fail(f"no action {args.action!r}: require one of {', '.join(names)}")
-    return args.state, names.index(args.action), None
+    return state, names.index(args.action)
 
 
-def way_of(run, state, action):
-    """The likeliest way on from a pair, as the values of the whole graph choose: lines."""
-    values, edges, names = run.graph_values(), run.graph.edges(), run.action_names()
-    target = values.targets([state], [action])[0]
-    yield f"the whole graph's target of ({state}, {names[action]}): {target:.4f}; its way"
-    met = set()
-    while (state, action) not in met and len(met) < LINES:
-        met.add((state, action))
-        here = np.flatnonzero((edges["source"] == state) & (edges["action"] == action))
-        if len(here) == 0:
-            yield f"{state}: {'nothing was' if action < 0 else f'{names[action]}, never'} tried"
-            return
-        most = here[edges["count"][here].argmax()]
-        share, after = edges["count"][most] / edges["count"][here].sum(), edges["next"][most]
-        step = f"{state}: {names[action]} {edges['reward'][most]:+g}"
-        step += f" x{share:.2g}" if share < 1 else ""
-        if edges["terminated"][most]:
-            yield f"{step}, the end"
-            return
-        yield f"{step}, to {after}: V = {values.values([after])[0]:.4f}"
-        state, action = after, values.actions([after])[0]
-    yield "and so on"
-
-
-@lasting_output()
+@one_line_errors
 def main():
     args = arguments(Args, __doc__)
-    if args.out is not None and args.out.suffix not in (".png", ".svg"):
-        fail(f"--out must end in .png or .svg, got {args.out}")
-    if args.action and args.state is None:
-        fail("--action needs --state")
     run = recorded.read(args.run)
-    if args.leaves != "zero" and run.missing:
-        fail(f"{run.missing}; --leaves zero backs up its rewards alone")
-    flags = run.config or {}
-    has_way = run.learner is not None and not run.missing  # of whole-graph, with a checkpoint
-    given = [f"--{name}" for name in OF_LEVELS if getattr(args, name) != getattr(Args, name)]
-    if given and has_way and args.state is not None and args.out is None:
-        told = f"{' and '.join(given)} change nothing without --out"
-        warn(f"{told}: the way is of the values that the run keeps")
-    of_the_run = 1 if flags.get("backup") == "one-step" else flags.get("depth")
-    args.depth = args.depth or of_the_run or 5
+    of_run = run.flags | {"depth": 1 if run.flags["backup"] == "one-step" else run.flags["depth"]}
+    for name in ("depth", "breadth", "gamma"):
+        if getattr(args, name) is None:
+            setattr(args, name, of_run[name])
     if args.out is not None and args.depth > DRAWN:
         fail(f"--out draws {DRAWN} levels at most: require --depth <= {DRAWN}, got {args.depth}")
-    args.breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth
-    args.gamma = flags.get("gamma", 0.99) if args.gamma is None else args.gamma
-    rng = np.random.default_rng(args.seed)
-    state, action, tree = root_of(run, args, rng)
-    nested = Nested(run, args, state, action, rng)
-    found = f"graph backup's target of ({state}, {nested.names[action]}): {nested.value[-1]:.4f}"
-    found += "" if tree is None else f" (tree backup: {tree:.4f})"
-    about = f"depth {args.depth}, breadth {args.breadth or 'all'}, gamma {args.gamma:g}, "
-    about += f"leaf values: {args.leaves}"
-    if flags.get("backup", "graph") != "graph" or flags.get("prior"):
+    state, action = root_of(run, args)
+    nested = Nested(run, args, state, action, np.random.default_rng(args.seed))
+    result = f"graph backup's target of ({state}, {nested.names[action]}): {nested.value[-1]:.4f}"
+    about = f"depth {args.depth}, breadth {args.breadth or 'all'}, gamma {args.gamma:g}"
+    if run.flags["backup"] != "graph" or run.flags["prior"]:
         about += "; the run learned from other targets"
-    if args.out is not None:
-        draw(nested, f"{run.task or run.name}\n{found}\n{about}", args.out)
     sub, lines = nested.sub, list(nested.sums())
-    told = f"{found}; {about}; {len(sub.outcome_pair)} transitions, {len(sub.nodes)} states"
-    if has_way:
-        lines = list(way_of(run, state, action))
-    else:
-        print(f"{told}; it reads")
+    size = f"{len(sub.outcome_pair)} transitions, {len(sub.nodes)} states"
+    print(f"{result}; {about}; {size}; it reads")
     print("\n".join(lines[:LINES]))
     if len(lines) > LINES:
         print(f"and {len(lines) - LINES} more")
     if args.out is not None:
-        print(f"wrote {args.out}" + f": {told}" * has_way)
+        draw(nested, f"{run.task}\n{result}\n{about}", args.out)
+        print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 
 Environments, action noise and episodes are those of the run's script: MiniGrid plays the layout of
 the run's seed, MinAtar with fixed episode seeds the run's game. What else is random (sticky
-actions, no-ops, the exploration of epsilon) is drawn from --seed. A run that is not finished, or
-was interrupted, plays what its checkpoint has.
+actions, no-ops, the exploration of epsilon) is drawn from --seed. A run that goes on plays what its
+checkpoint has.
 """
 
 from dataclasses import dataclass, replace
@@ -16,20 +16,20 @@ from pathlib import Path
 import numpy as np
 import tyro
 from gbtools import recorded
-from gbtools.output import arguments, fail, lasting_output
+from gbtools.output import arguments, fail, one_line_errors
 from scipy import stats
 
-from gbcore.run import Amount, Count, Share
-from gbcore.run.directory import with_file
+from gbcore.run import Count, Fraction, NonNegative
 from gbcore.run.flags import require_package
+from gbcore.run.logger import with_file
 
 
 @dataclass
 class Args:
-    run: tyro.conf.Positional[Path]  # a run's folder, with model.pt or a checkpoint
+    run: tyro.conf.Positional[Path]  # a run's folder, with a checkpoint
     episodes: Count = 100  # episodes to play
-    epsilon: Share | None = None  # share of random actions; default: the run's --eval-epsilon
-    seed: Amount = 0  # of everything that the script draws in an evaluation
+    epsilon: Fraction | None = None  # share of random actions; default: the run's --eval-epsilon
+    seed: NonNegative = 0  # of everything that the script draws in an evaluation
     video: Path | None = None  # write one more episode as mp4
     env_kwargs: str | None = None  # of a run in a Gymnasium environment: others than its own
 
@@ -39,7 +39,7 @@ def play(run, episodes, epsilon, seed, **flags):
 
     epsilon: None: the run's. flags: others of the script than the run's.
     """
-    policy, args = run.policy(), recorded.args_of(run.module, run.config)
+    policy, args = run.policy(), run.args
     if epsilon is not None:
         flags["eval_epsilon"] = epsilon
     for name in flags:
@@ -51,7 +51,7 @@ def play(run, episodes, epsilon, seed, **flags):
     return *played, lambda path: run.module.record_video(args, run.task, policy, seeds[1], path)
 
 
-@lasting_output()
+@one_line_errors
 def main():
     args = arguments(Args, __doc__)
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
@@ -64,7 +64,7 @@ def main():
     by_chance, *_ = play(run, args.episodes, 1.0, args.seed, **more)
     error = f" (standard error {stats.sem(returns):.2g})" if len(returns) > 1 else ""
     print(
-        f"{with_file(run.task)} {run.config['backup']} seed {run.config['seed']}: "
+        f"{with_file(run.task)} {run.flags['backup']} seed {run.flags['seed']}: "
         f"mean return {np.mean(returns):.4g}{error}, number of episodes {len(returns)}; median "
         f"{np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
         f"{np.max(returns):.4g}; {np.mean(lengths):.4g} steps per episode; "

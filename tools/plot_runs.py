@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from gbtools.output import arguments, fail, lasting_output, warn
+from gbtools.output import arguments, fail, one_line_errors, warn
 from gbtools.picture import plt, wrapped, write_figure
 from gbtools.runs import (
-    OF_BACKUPS,
     WITHOUT_EFFECT,
     band,
     read_config,
@@ -37,50 +36,36 @@ def read_settings(paths):
         folders |= dict.fromkeys(here := run_folders(path))
         if not here:
             warn(f"no run in {path}")
-    found = {}
+    result = {}
     for folder in folders:
-        try:
-            config, returns = read_config(folder), read_returns(folder)
-        except (OSError, ValueError) as error:
-            fail(error)
+        config, returns = read_config(folder), read_returns(folder)
         seed = config.pop("seed")
         flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
         flags["script"] = Path(config["script"]).stem
         if returns:
-            seeds = found.setdefault(json.dumps(flags, sort_keys=True), (flags, {}))[1]
+            seeds = result.setdefault(json.dumps(flags, sort_keys=True), (flags, {}))[1]
             seeds[seed] = returns  # of a seed that was run twice, the last
-    if not found:
+    if not result:
         fail(f"no run with an evaluation in {', '.join(map(str, paths))}")
-    return list(found.values())
+    return list(result.values())
 
 
 def labels(settings):
-    """A label per setting: task, backup, and the flags in which those of one task differ.
-
-    A flag whose default is the backup's differs where it does so among settings of one backup.
-    """
+    """A label per setting: task, backup, and the flags in which those of one backup differ."""
     flags = [of_setting for of_setting, _ in settings]
-    names = sorted(set().union(*flags) - {"env_id", "backup"})
-    differ = []
-    for name in names:
-        alike = ("env_id", "backup") if name in OF_BACKUPS else ("env_id",)
-        groups = [[of[part] for part in alike] for of in flags]
-        for group in groups:
-            members = (of for of, own in zip(flags, groups, strict=True) if own == group)
-            values = [of[name] for of in members if name in of]
-            if len(set(map(json.dumps, values))) > 1:
-                differ.append(name)
     for of_setting, seeds in settings:
+        alike = [item for item in flags if item["backup"] == of_setting["backup"]]
+        names = sorted(set().union(*alike) - {"env_id", "backup"})
+        differ = [n for n in names if len({json.dumps(item.get(n)) for item in alike}) > 1]
         words = [of_setting["env_id"], of_setting["backup"]]
-        names = [name for name in dict.fromkeys(differ) if name in of_setting]
-        words += [f"{name.replace('_', ' ')} {of_setting[name]}" for name in names]
+        words += [f"{name.replace('_', ' ')} {of_setting.get(name)}" for name in differ]
         number = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed: error over episodes"
         yield f"{', '.join(words)} ({number})"
 
 
 def curve_of(seeds):
     """Steps, mean and error: over seeds, or of one seed over an evaluation's episodes."""
-    curves = [{s: np.mean(found) for s, found in returns.items()} for returns in seeds.values()]
+    curves = [{s: np.mean(result) for s, result in returns.items()} for returns in seeds.values()]
     steps, mean, error, number = band(curves, window=1)
     if number == 1:
         (returns,) = seeds.values()
@@ -90,17 +75,17 @@ def curve_of(seeds):
 
 def panels_of(settings):
     """Task -> pairs of a label and the seeds of its settings; other env_kwargs, another task."""
-    found = {}
+    result = {}
     for flags, seeds in settings:
         kwargs = flags.get("env_kwargs", "{}")
         task = flags["env_id"] + (f" {kwargs}" if kwargs != "{}" else "")
-        found.setdefault(task, []).append((flags, seeds))
+        result.setdefault(task, []).append((flags, seeds))
     return {
         task: [
             (wrapped(label, 7, 9), seeds)
             for label, (_, seeds) in zip(labels(alike), alike, strict=True)
         ]
-        for task, alike in found.items()
+        for task, alike in result.items()
     }
 
 
@@ -127,7 +112,7 @@ def draw_panel(figure, task, curves):
         axis.legend(lines, names, frameon=False, fontsize=9)
 
 
-@lasting_output()
+@one_line_errors
 def main():
     args = arguments(Args, __doc__)
     panels = panels_of(read_settings(args.runs))

@@ -23,12 +23,12 @@ from statistics import median
 
 import numpy as np
 import torch
-from gbtools.output import arguments, fail, lasting_output, markdown, read_rows, write_rows
+import tyro
+from gbtools.output import arguments, fail, markdown, one_line_errors, read_rows, write_rows
 from gbtools.recorded import load_script
 from gbtools.runs import words_of
 
-from gbcore.run import Amount, Count
-from gbcore.run.flags import read_flags
+from gbcore.run import Count, NonNegative
 
 # Script -> task, steps of learning before the clock starts, steps on the clock.
 DEFAULTS = {
@@ -50,9 +50,10 @@ class Args:
     """the first is what the others are compared with"""
     variants: tuple[str, ...] = ("default",)  # flags of each backup in turn: default bf16=true
     turns: Count = 3  # runs of each
-    warm_up_steps: Amount = 0
+    warm_up_steps: NonNegative = 0
     """steps of learning before the clock starts; 0 = 1,000, with Atari 100"""
-    steps: Amount = 0  # on the clock; 0 = 8,000 (a period of the target network), with Atari 200
+    steps: NonNegative = 0
+    """on the clock; 0 = 8,000 (a period of the target network), with Atari 200"""
     out: Path | None = None  # CSV file of all runs
 
 
@@ -66,14 +67,6 @@ def rate(run, first_step):
     return steps.sum() / (steps / rates[counted]).sum(), int(steps.sum())
 
 
-def flags_of(variant, flags_class):
-    """The words of a command line: default, or name=value and so on."""
-    flags = dict(part.partition("=")[::2] for part in variant.split() if variant != "default")
-    if not all(flags.values()):
-        fail(f"--variants takes default or name=value, got {variant!r}")
-    return words_of(flags, flags_class)
-
-
 def timed(args, script, env_id, backup, variant):
     """Run a script: columns of a row."""
     stem = Path(script).stem
@@ -81,9 +74,10 @@ def timed(args, script, env_id, backup, variant):
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
     module = load_script(script)
     words = ["--backup", backup, *(["--env-id", env_id] if env_id else [])]
-    words += flags_of(variant, module.Args)
-    known = read_flags(module.Args, words)
-    first_step = known.learning_starts + warm_up
+    if variant != "default":
+        words += words_of(dict(part.partition("=")[::2] for part in variant.split()))
+    known = tyro.cli(module.Args, args=words)
+    task, first_step = module.task_of(known.env_id), known.learning_starts + warm_up
     length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // LOGGED, 1)}
     words += words_of(length | {"eval_frequency": 0, "eval_episodes": 1, "save_model": False})
     with tempfile.TemporaryDirectory() as folder:
@@ -93,8 +87,8 @@ def timed(args, script, env_id, backup, variant):
             reason = (done.stderr.strip() or "failed").splitlines()[-1]
             fail(f"{stem} {shlex.join(words)}: {reason}")
         (run,) = Path(folder).iterdir()
-        found, counted = rate(run, first_step)
-    values = script, module.task_of(known.env_id), backup, variant, counted, found
+        result, counted = rate(run, first_step)
+    values = script, task, backup, variant, counted, result
     return dict(zip([name for name in COLUMNS if name != "turn"], values, strict=True))
 
 
@@ -109,7 +103,7 @@ def hardware():
 
 def tables(rows):
     """Markdown of rows of COLUMNS: a table for each script's name and task."""
-    groups, found = {}, []
+    groups, result = {}, []
     for row in rows:
         groups.setdefault((Path(row["script"]).stem, row["task"]), []).append(row)
     for (script, task), group in groups.items():
@@ -126,15 +120,15 @@ def tables(rows):
             spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
             lines.append([name, f"**{middle}** ({low} to {high})", spread])
         header = ["backup", "steps/s (range)", f"of {first} (range)"]
-        found.append(f"`{script}.py`, {task}\n\n{markdown(header, lines)}\n")
-    return "\n".join(found)
+        result.append(f"`{script}.py`, {task}\n\n{markdown(header, lines)}\n")
+    return "\n".join(result)
 
 
 def short(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-@lasting_output()
+@one_line_errors
 def main():
     args = arguments(Args, __doc__)
     if not (args.backups and args.variants):
