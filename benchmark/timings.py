@@ -34,8 +34,8 @@ BATCH = 32
 def seconds(function, *arguments):
     """The seconds of a call, and its result."""
     begin = time.perf_counter()
-    found = function(*arguments)
-    return time.perf_counter() - begin, found
+    result = function(*arguments)
+    return time.perf_counter() - begin, result
 
 
 def targets(transitions: int = 20_000, batches: int = 1_000):

@@ -15,11 +15,11 @@ import aggregate
 import numpy as np
 import report_figures
 from folders import RESULTS, ROOT
-from gbtools.output import arguments, fail, lasting_output, markdown, read_rows
+from gbtools.output import arguments, fail, markdown, one_line_errors, read_rows
 from tables import (
     ATARI,
     FRONTIER,
-    OF_THE_PAPER,
+    PAPER_BACKUPS,
     RELEASED,
     SAME_RATE,
     WHOLE,
@@ -48,11 +48,11 @@ def claims(protocol):
 
     They are the paper's orders, and the whole graph against its backups, also at the same rate.
     """
-    ranked = sorted(OF_THE_PAPER, key=protocol.paper_mean, reverse=True) if protocol.paper else ()
-    others = [n for n in protocol.settings() if n in OF_THE_PAPER or n.endswith(SAME_RATE)]
+    ranked = sorted(PAPER_BACKUPS, key=protocol.paper_mean, reverse=True) if protocol.paper else ()
+    others = [n for n in protocol.settings() if n in PAPER_BACKUPS or n.endswith(SAME_RATE)]
     pairs = [*itertools.combinations(ranked, 2), *((WHOLE, name) for name in others)]
-    found = {pair: protocol.with_both(*pair) for pair in pairs}
-    return {pair: both for pair, both in found.items() if both.tasks}
+    result = {pair: protocol.with_both(*pair) for pair in pairs}
+    return {pair: both for pair, both in result.items() if both.tasks}
 
 
 def of_the_paper(protocol, setting, game):
@@ -74,8 +74,8 @@ def of_whole_graph(protocol):
     first = (WHOLE, backup_of(WHOLE), f"{backup_of(WHOLE)}, frontier")
     others = [name for name in protocol.settings() if backup_of(name) == backup_of(WHOLE)]
     names = dict.fromkeys((*first, *others))
-    found = (protocol.estimate(aggregate.mean_of_tasks, name) for name in names)
-    return next(filter(None, found), None)
+    result = (protocol.estimate(aggregate.mean_of_tasks, name) for name in names)
+    return next(filter(None, result), None)
 
 
 def summary(protocols, whole=()):
@@ -86,23 +86,23 @@ def summary(protocols, whole=()):
     learning rate of WHOLE, beside which that is to be read.
     """
     alone = (name for p in protocols for name in p.settings() if name == backup_of(name))
-    own = sorted({*alone} - {*OF_THE_PAPER, backup_of(WHOLE)})
+    own = sorted({*alone} - {*PAPER_BACKUPS, backup_of(WHOLE)})
     own, same = (
-        [n for n in of if any(p.estimate(aggregate.mean_of_tasks, n) for p in protocols)]
-        for of in (own, [f"tree{SAME_RATE}"])
+        [n for n in item if any(p.estimate(aggregate.mean_of_tasks, n) for p in protocols)]
+        for item in (own, [f"tree{SAME_RATE}"])
     )
-    names = [*OF_THE_PAPER, *own, FRONTIER, *same, backup_of(WHOLE)]
+    names = [*PAPER_BACKUPS, *own, FRONTIER, *same, backup_of(WHOLE)]
     own = {protocol.title: of_whole_graph(protocol) for protocol in whole}
     rows = []
     for protocol in protocols:
-        found = [protocol.estimate(aggregate.mean_of_tasks, name) for name in names[:-1]]
-        found.append(of_whole_graph(protocol) or own.get(protocol.title))
-        if not any(found):
+        result = [protocol.estimate(aggregate.mean_of_tasks, name) for name in names[:-1]]
+        result.append(of_whole_graph(protocol) or own.get(protocol.title))
+        if not any(result):
             continue
-        cells = [short(of and of.value) for of in found]
+        cells = [short(item and item.value) for item in result]
         for i, paper in enumerate(map(protocol.paper_mean, names)):
             cells[i] += "" if np.isnan(paper) else f" ({short(paper)})"
-        seeds = sorted({of.seeds for of in found if of})
+        seeds = sorted({item.seeds for item in result if item})
         of_human = f", {len(protocol.tasks)} games, % of human"
         title = protocol.title + of_human * (protocol.suite == ATARI)
         rows.append([title, *cells, " to ".join(map(str, {seeds[0]: 0, seeds[-1]: 0}))])
@@ -114,7 +114,7 @@ def summary(protocols, whole=()):
 def in_short(protocols, folder, whole=()):
     """The head of the report: a picture and the summary."""
     panels = [panel(p) for p in protocols if p.paper and p.suite != ATARI]
-    panels = [parts for parts in panels if any(found for found, _ in parts[2].values())]
+    panels = [parts for parts in panels if any(result for result, _ in parts[2].values())]
     if panels:
         report_figures.draw_summary(folder / "report_summary.png", panels)
         yield "![Mean scores of every backup, ours and the paper's](report_summary.png)"
@@ -129,20 +129,17 @@ def in_short(protocols, folder, whole=()):
 def panel(protocol):
     """Title, label and setting -> (Estimate, the paper's mean or nan) of a panel of the picture."""
     bars = {}
-    for name in dict.fromkeys((*OF_THE_PAPER, *protocol.settings())):
-        found = protocol.estimate(aggregate.mean_of_tasks, name, True)
-        if name in OF_THE_PAPER or (found is not None and not name.endswith(RELEASED)):
-            bars[name] = found, protocol.paper_mean(name, normalised=True)
+    for name in dict.fromkeys((*PAPER_BACKUPS, *protocol.settings())):
+        result = protocol.estimate(aggregate.mean_of_tasks, name, True)
+        if name in PAPER_BACKUPS or (result is not None and not name.endswith(RELEASED)):
+            bars[name] = result, protocol.paper_mean(name, normalised=True)
     label = "mean score / the paper's best" if protocol.scales else "mean return"
     return protocol.title.replace(", ", ",\n"), label, bars
 
 
 def judged(gain):
     """The difference, and what it says."""
-    verdict, strict = (aggregate.support(gain._replace(p=p)) for p in (gain.p, gain.strict_p))
-    text = f"{verdict}, p {chance_text(gain.p)}"
-    if strict != verdict:
-        text += f" (without the tolerance {strict}, p {chance_text(gain.strict_p)})"
+    text = f"{aggregate.support(gain)}, p {chance_text(gain.p)}"
     return interval(gain), text
 
 
@@ -163,12 +160,12 @@ def claims_table(protocol):
 
 def verdicts_text(protocol):
     """How many cells of the paper's table agree; "" where nothing can be compared."""
-    found = [protocol.verdict(b, task) for b in OF_THE_PAPER for task in protocol.tasks]
-    if not any(found):
+    result = [protocol.verdict(b, task) for b in PAPER_BACKUPS for task in protocol.tasks]
+    if not any(result):
         return ""
     return (
-        f"Of {len(found) - found.count('')} means: {found.count('inside')} inside the paper's "
-        f"mean ± std, {found.count('above')} above, {found.count('below')} below."
+        f"Of {len(result) - result.count('')} means: {result.count('inside')} inside the paper's "
+        f"mean ± std, {result.count('above')} above, {result.count('below')} below."
     )
 
 
@@ -185,7 +182,9 @@ def score_table(protocol):
         if name in protocol.paper:
             cells = [paper_text(*protocol.paper[name][task]) for task in protocol.tasks]
             rows.append(["paper", *cells, short(protocol.paper_mean(name)), "", ""])
-    ratios = [mean_of(protocol.of("graph", task), "novel_state_ratio") for task in protocol.tasks]
+    ratios = [
+        mean_of(protocol.runs_of("graph", task), "novel_state_ratio") for task in protocol.tasks
+    ]
     cells = [f"{ratio:.3f}".replace("nan", "-") for ratio in (*ratios, np.mean(ratios))]
     rows.append(["novel state ratio of graph", *cells, "", ""])
     return markdown([*header, "gain over the backup alone"], rows)
@@ -201,7 +200,7 @@ def games_table(protocol):
     unlike = {row["game"]: f"{float(row['unlike_tree']):.1%}" for row in measured}
     rows = []
     for game, name in itertools.product(protocol.tasks, protocol.settings()):
-        runs, paper = protocol.of(name, game), protocol.paper.get(name)
+        runs, paper = protocol.runs_of(name, game), protocol.paper.get(name)
         if runs:
             of_paper = f"{of_the_paper(protocol, name, game):,.1f}" if paper else "-"
             score, network = (
@@ -226,8 +225,8 @@ def section(protocol, folder):
         yield verdicts
     yield games_table(protocol) if is_atari else score_table(protocol)
     if curves := protocol.curves(protocol.settings()):
-        of = (protocol.suite.replace("-", "_"), protocol.episode_seed)
-        name = f"report_{'_'.join(filter(None, of))}_curves.png"
+        item = (protocol.suite.replace("-", "_"), protocol.episode_seed)
+        name = f"report_{'_'.join(filter(None, item))}_curves.png"
         report_figures.draw_curves(folder / name, curves)
         yield f"![Learning curves, {protocol.title}]({name})"
         yield f"Lines: mean of the seeds{'' if is_atari else ', over five evaluations'}; {LINES}"
@@ -241,19 +240,20 @@ def soon_table(protocols):
     rows = []
     for p in (p for p in protocols if p.suite.startswith("minigrid")):
         for task, setting in itertools.product(p.tasks, p.settings()):
-            runs = p.of(setting, task)
+            runs = p.runs_of(setting, task)
             curves = [np.array(sorted(run["curve"].items())) for run in runs]  # [evaluations, 2]
             curves = [curve for curve in curves if curve[:, 1].max() > 0]
             near = [curve[:, 1] >= 0.9 * curve[:, 1].max() for curve in curves]
-            after = [curve[of.argmax() :] for curve, of in zip(curves, near, strict=True)]
+            after = [curve[item.argmax() :] for curve, item in zip(curves, near, strict=True)]
             steps = [curve[0, 0] for curve in after] + [np.inf] * (len(runs) - len(after))
             if runs:
-                told = [
-                    f"{of(steps):,.0f}".replace("inf", "-") for of in (np.min, np.median, np.max)
+                message = [
+                    f"{item(steps):,.0f}".replace("inf", "-")
+                    for item in (np.min, np.median, np.max)
                 ]
                 least = min((curve[:, 1].min() for curve in after), default=np.nan)
                 scores = [run["score"] for run in runs]
-                cells = [f"{len(after)} of {len(runs)}", *told, short(least), cell_text(scores)]
+                cells = [f"{len(after)} of {len(runs)}", *message, short(least), cell_text(scores)]
                 rows.append([short_task(task), setting, *cells])
     header = ["", "setting", "seeds near their best", "first after", "median", "last after"]
     return markdown([*header, "least evaluation then", "score"], rows)
@@ -262,14 +262,14 @@ def soon_table(protocols):
 def draw_whole_graph(path, whole, others):
     """Its curves beside other backups', of runs five times as long."""
     setting = next(name for name in whole.settings() if name.startswith("whole-graph, frontier"))
-    found = others.curves(["one-step", "tree", "graph", FRONTIER], window=1)
+    result = others.curves(["one-step", "tree", "graph", FRONTIER], window=1)
     for task, curves in whole.curves([setting], window=1).items():
-        found[task]["whole-graph, frontier"] = curves[setting]
-    report_figures.draw_curves(path, found, 8, dots=False, xscale="log")
+        result[task]["whole-graph, frontier"] = curves[setting]
+    report_figures.draw_curves(path, result, 8, dots=False, xscale="log")
 
 
 def origin(protocols):
-    runs = [run for p in protocols for of in p.runs.values() for run in of.values()]
+    runs = [run for p in protocols for item in p.runs.values() for run in item.values()]
     runs = [run for run in runs if "commit" in run]
     commits = sorted({run["commit"] or "an unknown commit" for run in runs})
     return (
@@ -328,22 +328,14 @@ def write_report(protocols, folder):
     return folder / "report.md"
 
 
-@lasting_output()
+@one_line_errors
 def main():
     args = arguments(Args, __doc__)
-    try:
-        protocols = read_protocols(args.results_dir)
-        if not protocols:
-            fail(f"no rows in {args.results_dir}; reproduce/sweep.py makes them")
-        is_ours = args.results_dir.resolve() == RESULTS
-        print(
-            "wrote",
-            write_pages(protocols) if is_ours else write_report(protocols, args.results_dir),
-        )
-    except KeyError as error:
-        fail(f"a CSV file in {args.results_dir} has no column {error}")
-    except (OSError, ValueError) as error:
-        fail(error)
+    protocols = read_protocols(args.results_dir)
+    if not protocols:
+        fail(f"no rows in {args.results_dir}; reproduce/sweep.py makes them")
+    is_ours = args.results_dir.resolve() == RESULTS
+    print("wrote", write_pages(protocols) if is_ours else write_report(protocols, args.results_dir))
 
 
 if __name__ == "__main__":

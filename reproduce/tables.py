@@ -12,18 +12,18 @@ import numpy as np
 from folders import RESULTS
 from gbtools.output import read_rows
 from gbtools.runs import band
-from run_records import SUITES, Records, script_of, tasks_of
+from suites import curve_of, read_table, script_of, tasks_of
 
-OF_THE_PAPER = ("one-step", "n-step", "tree", "graph")
+PAPER_BACKUPS = ("one-step", "n-step", "tree", "graph")
 FRONTIER = "graph, frontier"
 RELEASED = ", as released"  # with the update of the code that the authors released
 SAME_RATE = ", rate 2.5e-4"  # of learning
 WHOLE = f"whole-graph{SAME_RATE}, prior 0.3"  # docs/minatar.md
-WHOLE_FLAGS = {"act_on=graph", "depth=0"}  # --backup whole-graph, as it was called once
 ATARI, BF16 = "atari100k", "bf16=True"
 NAMED = {"exploration=frontier": "frontier", "persist_targets=True": "persistent", BF16: "bfloat16"}
 NAMED["learning_rate=0.00025"] = "rate 2.5e-4"
 NUMBERS = "wall_seconds steps_per_second novel_state_ratio".split()
+WITHOUT_SEED = "suite task backup variant episode_seed".split()
 TITLES = {
     ("minigrid", ""): "MiniGrid",
     ("minigrid-hard", ""): "MiniGrid, harder tasks",
@@ -52,29 +52,31 @@ class Protocol:
 
     def settings(self):
         """Those of the paper first, then by name."""
-        found = {setting for setting, _ in self.runs}
-        return [n for n in OF_THE_PAPER if n in found] + sorted(found - set(OF_THE_PAPER))
+        result = {setting for setting, _ in self.runs}
+        return [n for n in PAPER_BACKUPS if n in result] + sorted(result - set(PAPER_BACKUPS))
 
-    def of(self, setting, task):
+    def runs_of(self, setting, task):
         """Runs, in the order of their seeds."""
         return list(self.runs.get((setting, task), {}).values())
 
     def scores(self, setting, normalised=False):
         """{seed: score} of each task."""
         scales = self.scales if normalised else {}
-        found = ((scales.get(t, 1), self.runs.get((setting, t), {})) for t in self.tasks)
-        return [{seed: run["score"] / scale for seed, run in of.items()} for scale, of in found]
+        result = ((scales.get(t, 1), self.runs.get((setting, t), {})) for t in self.tasks)
+        return [
+            {seed: run["score"] / scale for seed, run in item.items()} for scale, item in result
+        ]
 
     @functools.cache  # noqa: B019
     def estimate(self, statistic, setting, normalised=False):
         """Estimate of a statistic of the tasks' scores; None until every task has a run."""
         scores = self.scores(setting, normalised)
-        return aggregate.estimate(statistic, [np.array(list(of.values())) for of in scores])
+        return aggregate.estimate(statistic, [np.array(list(item.values())) for item in scores])
 
     @functools.cache  # noqa: B019
     def gain(self, setting, other, normalised=False):
         """Estimate of the mean difference over tasks, on the seeds of both; None without any."""
-        return aggregate.difference(*(self.scores(of, normalised) for of in (setting, other)))
+        return aggregate.difference(*(self.scores(item, normalised) for item in (setting, other)))
 
     def with_both(self, setting, other):
         """The protocol of the tasks in which both have a run of one seed."""
@@ -98,25 +100,25 @@ class Protocol:
 
     def verdict(self, setting, task):
         """inside, above or below the paper's; "" without runs or without the paper's number."""
-        runs, paper = self.of(setting, task), self.paper.get(backup_of(setting), {}).get(task)
-        if not (runs and paper and (setting in OF_THE_PAPER or setting.endswith(RELEASED))):
+        runs, paper = self.runs_of(setting, task), self.paper.get(backup_of(setting), {}).get(task)
+        if not (runs and paper and (setting in PAPER_BACKUPS or setting.endswith(RELEASED))):
             return ""
         return aggregate.verdict(np.mean([run["score"] for run in runs]), *paper)
 
     def cell(self, setting, task):
         """0.38 ± 0.47 (5), inside"""
-        text = cell_text([run["score"] for run in self.of(setting, task)])
+        text = cell_text([run["score"] for run in self.runs_of(setting, task)])
         return ", ".join(filter(None, (text, self.verdict(setting, task))))
 
     def curves(self, settings, window=5):
         """Task -> setting -> `band` of its runs, where there are any with curves."""
-        found = {}
+        result = {}
         for task, setting in itertools.product(self.tasks, settings):
-            curves = [run["curve"] for run in self.of(setting, task) if run["curve"]]
+            curves = [run["curve"] for run in self.runs_of(setting, task) if run["curve"]]
             if curves:
-                of_task = found.setdefault(short_task(task), {})
+                of_task = result.setdefault(short_task(task), {})
                 of_task[setting] = band(curves, 1 if self.suite == ATARI else window)
-        return found
+        return result
 
 
 def backup_of(setting):
@@ -126,60 +128,59 @@ def backup_of(setting):
 def setting_of(backup, variant):
     """graph, breadth 0; graph, frontier, share 0.1."""
     words = variant.split()
-    if set(words) >= WHOLE_FLAGS:
-        backup, words = "whole-graph", [word for word in words if word not in WHOLE_FLAGS]
     words = [NAMED.get(w, re.sub("[_=]", " ", w.removeprefix("frontier_"))) for w in words]
     return ", ".join([backup, *words])
 
 
 def read_paper():
     """suite -> backup -> task -> (mean, std); Atari's in percent of human."""
-    found = {}
+    result = {}
     for row in read_rows(RESULTS / "paper" / "paper_results.csv"):
         if row["metric"] != "raw_score":
-            of_backup = found.setdefault(row["suite"], {}).setdefault(row["backup"], {})
+            of_backup = result.setdefault(row["suite"], {}).setdefault(row["backup"], {})
             of_backup[row["task"]] = float(row["mean"]), float(row["std"])
-    return found
+    return result
 
 
 def new_protocol(suite, episode_seed, numbers):
     tasks, scales = list(numbers.get("graph", tasks_of(suite))), {}
     if suite.startswith("minatar"):
-        scales = {t: max(numbers[b][t][0] for b in OF_THE_PAPER) for t in tasks}
+        scales = {t: max(numbers[b][t][0] for b in PAPER_BACKUPS) for t in tasks}
     return Protocol(suite, episode_seed, tasks, {}, numbers, scales)
 
 
 def read_protocols(results_dir):
     """Every protocol that has rows, in the order of TITLES."""
-    records, paper, found = Records(results_dir), read_paper(), {}
-    for suite in SUITES:
-        rows, curves = records.rows(suite), records.curves(suite)
-        given = {key[:-1] for key in rows}  # without the seed
-        for key, row in rows.items():
-            where = suite, key.episode_seed
-            protocol = found.get(where) or new_protocol(*where, paper.get(suite, {}))
-            if key.task not in protocol.tasks:
-                continue
-            found[where], words = protocol, key.variant.split()
-            run = {name: float(row[name]) if row[name] else None for name in NUMBERS}
-            run |= {"commit": row["commit"], "bf16": BF16 in words, "curve": curves.get(key, {})}
-            run["score"] = run["game_score"] = float(row["score"])
-            if suite == ATARI:  # the paper's tables are in percent of human
-                run["score"] = 100 * script_of(suite).human_normalized(key.task, run["score"])
-            # Runs in bfloat16 are those of their setting where it has no others.
-            alike = key._replace(variant=" ".join(word for word in words if word != BF16))
-            setting = setting_of(key.backup, (key if alike[:-1] in given else alike).variant)
-            protocol.runs.setdefault((setting, key.task), {})[key.seed] = run
+    table, paper, result = read_table(results_dir), read_paper(), {}
+    alone = set(zip(*(table[name] for name in WITHOUT_SEED), strict=True))
+    for row in table.to_dict("records"):
+        where = row["suite"], row["episode_seed"]
+        if where not in TITLES:
+            continue
+        protocol = result.get(where) or new_protocol(*where, paper.get(row["suite"], {}))
+        if row["task"] not in protocol.tasks:
+            continue
+        result[where], words = protocol, row["variant"].split()
+        run = {name: row[name] for name in (*NUMBERS, "commit", "score")}
+        run |= {"bf16": BF16 in words, "curve": curve_of(row["curve"]), "game_score": row["score"]}
+        if row["suite"] == ATARI:  # the paper's tables are in percent of human
+            normalized = script_of(ATARI).human_normalized(row["task"], row["score"])
+            run["score"] = 100 * normalized
+        # Runs in bfloat16 are those of their setting where it has no others.
+        plain = row | {"variant": " ".join(word for word in words if word != BF16)}
+        is_alone = tuple(plain[name] for name in WITHOUT_SEED) not in alone
+        setting = setting_of(row["backup"], (plain if is_alone else row)["variant"])
+        protocol.runs.setdefault((setting, row["task"]), {})[row["seed"]] = run
     with contextlib.suppress(FileNotFoundError):
         for row in read_rows(Path(results_dir) / "released_updates.csv"):
-            if protocol := found.get((row["suite"], row["episode_seed"])):
+            if protocol := result.get((row["suite"], row["episode_seed"])):
                 released = RELEASED if row["update"] == "released" else ""
                 where = f"{row['backup']}, depth {row['depth']}{released}", row["task"]
                 run = {"score": float(row["score"]), "curve": {}}
                 protocol.runs.setdefault(where, {})[int(row["seed"])] = run
-    if atari := found.get((ATARI, "")):  # of 26 games those that were run
+    if atari := result.get((ATARI, "")):  # of 26 games those that were run
         atari.tasks = [game for game in atari.tasks if any(game in where for where in atari.runs)]
-    return [found[where] for where in TITLES if where in found]
+    return [result[where] for where in TITLES if where in result]
 
 
 def short(value):
