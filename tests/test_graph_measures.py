@@ -151,7 +151,13 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
         assert "Collect more transitions" in none
 
 
-CROSSES = {"targets_read": 0.9, "acted_in": 9, "rewarded": 0.0}
+ONE_LEVEL = {
+    "levels_episodes": 50,
+    "levels_starts": 0.0,
+    "levels_within": 0.6,
+    "levels_across": 0.9,
+}
+CROSSES = {"targets_read": 0.9, "acted_in": 9, "rewarded": 0.0} | ONE_LEVEL
 
 
 @pytest.mark.parametrize("suite", play.SUITES)
@@ -180,6 +186,29 @@ def test_a_rare_reward_is_still_to_be_found():
     assert "--exploration frontier" in would_it_help.command(found, "gymnasium", "Lock-v0", {})
     found["rewarded"] = 0.01
     assert "frontier" not in would_it_help.command(found, "gymnasium", "Lock-v0", {})
+
+
+def test_states_of_an_episode_and_of_others_come_again():
+    rows = [(0, 1), (1, 0), (0, 2), (3, 4), (4, 3), (0, 5)]  # three episodes; cuts after 2, 4, 5
+    rows = [(n, 0, 0.0, after, False, i in (2, 4, 5)) for i, (n, after) in enumerate(rows)]
+    assert measures.recurrence(recorded_rows(rows).replay) == {
+        "episodes": 3,
+        "starts": 1 / 3,  # 3 alone: two begin in 0
+        "within": pytest.approx(2 / 6),  # back to 0, back to 3
+        "across": pytest.approx(1 / 7),  # (0, 1, 2), (3, 4), (0, 5): 0 comes again
+    }
+
+
+def test_levels_that_change_are_told_from_one_level_and_from_states_that_never_recur():
+    mazes, lake, pole = (
+        would_it_help.measure(played(task, 1_500), 3, 10, 20, np.random.default_rng(0))
+        for task in ("examples.mazes:Maze-v0", "FrozenLake-v1", "CartPole-v1")
+    )
+    assert would_it_help.levels_change(mazes)
+    assert not would_it_help.levels_change(lake)
+    assert not would_it_help.levels_change(pole)
+    assert "--num-levels 0" in would_it_help.command(mazes, "gymnasium", "Maze-v0", {})
+    assert "own (docs/levels.md)" in would_it_help.judge(mazes)[1]
 
 
 def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path, monkeypatch):

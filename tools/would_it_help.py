@@ -52,6 +52,7 @@ MANY = 0.3
 GAMMA = 0.99  # of the targets compared
 HIDDEN = 0.01  # share of the uncertainty that the step before may explain
 JUDGED = 0.05, 200  # share and number of steps of pairs that came again, to say so at least
+ELSEWHERE = 10, 0.9, 0.2, 0.1  # of levels that change: least episodes, starts, within; most across
 STILL = 0.5  # share of the steps that may change nothing under a key
 
 
@@ -102,6 +103,7 @@ def measure(run, depth, breadth, sampled, rng):
     result = measures.crossovers(graph) | {"depth": depth}
     changes = measures.target_changes(graph, replay, depth, breadth, GAMMA, rng, sampled)
     result |= {f"targets_{name}": value for name, value in changes.items()}
+    result |= {f"levels_{name}": value for name, value in measures.recurrence(replay).items()}
     violation = measures.markov_violation(replay, rng)
     return result | {f"markov_{name}": value for name, value in violation.items()}
 
@@ -116,6 +118,13 @@ def is_judged(result):
     """Did enough pairs come again to tell whether states hide something?"""
     share, rows = JUDGED
     return result["markov_judged"] >= max(share, rows / result["transitions"])
+
+
+def levels_change(result):
+    """Does an episode meet its states again, and those of other episodes hardly ever?"""
+    names = ("episodes", "starts", "within", "across")
+    found = [result[f"levels_{name}"] for name in names]
+    return all(np.greater_equal(found, ELSEWHERE) == (True, True, True, False))
 
 
 def objection(result, still=STILL):
@@ -193,6 +202,8 @@ def judge(result):
             else "none was met"
         )
         verdict += f" First of all, exploration has to find a reward: {met}."
+    if levels_change(result):
+        verdict += " Each episode is in a level of its own (docs/levels.md)."
     return failing, verdict
 
 
@@ -212,7 +223,9 @@ def command(result, suite, task, more, flag=None, backup=None):
     elif backup is None:
         merges = flag is not None and "--round" in flag  # a short nesting trusts such states less
         backup = BEST.get(suite, "graph") if changed >= MANY and not merges else "graph"
-        if changed >= MANY and result["rewarded"] < RARE and suite == "gymnasium":
+        if suite == "gymnasium" and changed >= MANY and levels_change(result):
+            backup += " --exploration frontier --num-levels 0"
+        elif suite == "gymnasium" and changed >= MANY and result["rewarded"] < RARE:
             backup += " --exploration frontier"
     words = ["python", f"{play.SUITES[suite][0].removesuffix('.py')}.py", "--env-id", task]
     for name, value in more.items():
@@ -235,6 +248,8 @@ def report(name, by_key, played=None):
         "states / transitions": f"{result['states']:,} / {result['transitions']:,}",
         "novel state ratio": f"{result['novel_state_ratio']:.3f}   (paper's averages: MiniGrid "
         "0.006, MinAtar 0.298, Atari 0.927)",
+        "steps to a state of the same episode": f"{percent(result['levels_within'])}   (an "
+        f"episode's states that an earlier one met: {percent(result['levels_across'])})",
         "states with several predecessors": percent(result["crossed"]),
         "self-loops, rewarded transitions": f"{result['self_loops']:.1%}, "
         f"{100 * result['rewarded']:.3g}%",
@@ -267,7 +282,7 @@ def report(name, by_key, played=None):
             yield f"  {key:<36} {one['states']:>6,} {shares[0]:>14} {shares[1]:>22}{mark}"
         best = coarsest(by_key)
         passed = f"{best}: of those that pass it has the fewest states"
-        yield f"key: {passed if best else 'none item these passes'}"
+        yield f"key: {passed if best else 'none of these passes'}"
         if best not in (None, PLAIN):
             yield f"verdict with that key: {judge(by_key[best])[1]}"
     if played:

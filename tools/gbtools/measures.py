@@ -29,6 +29,26 @@ def crossovers(graph):
     }
 
 
+def recurrence(replay):
+    """Do episodes share a level? How often states come again, in one and in others: a dict.
+
+    replay: columns of rows, the oldest first. starts: share of the episodes that begin where no
+    other one does. within: share of the steps that lead to a state of the same episode. across:
+    share of an episode's states that an earlier episode met.
+    """
+    over = replay["terminated"] | replay["cut"]
+    begins, episode = np.append(True, over[:-1]), np.append(0, np.cumsum(over)[:-1])
+    starts = replay["node"][begins]
+    visits = np.append(episode[begins], episode), np.append(starts, replay["next_node"])
+    met = np.unique(np.stack(visits), axis=1)  # pairs of an episode and a state
+    return {
+        "episodes": len(starts),
+        "starts": (np.unique(starts, return_counts=True)[1] == 1).sum() / len(starts),
+        "within": 1 - (met.shape[1] - len(starts)) / len(episode),
+        "across": 1 - len(np.unique(met[1])) / met.shape[1],
+    }
+
+
 def target_changes(graph, replay, depth, breadth, gamma, rng, num_rows=2_000):
     """How graph targets differ from tree targets of the same rows: a dict.
 
