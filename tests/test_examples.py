@@ -332,7 +332,7 @@ gymnasium.register("Sokoban-v0", "%s:World", max_episode_steps=5)
 """
 
 
-@pytest.mark.parametrize("name", ["sokoban", "play", "runs", "test", "offline"])
+@pytest.mark.parametrize("name", ["sokoban", "play", "test"])
 def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
     name, tmp_path, monkeypatch, capsys
 ):

@@ -240,12 +240,13 @@ class Logger:
             sys.exit(130)
 
     def require_finite(self) -> None:
-        """Make charts plain numbers. NaN ends the run; its last checkpoint is from before."""
+        """Make charts plain numbers. A loss of NaN ends the run; its last checkpoint is older."""
         for name, value in self.charts.items():
             self.charts[name] = None if value is None else float(value)
-            if value is not None and not math.isfinite(self.charts[name]):
+            value = self.charts[name]
+            if value is not None and name.startswith("losses/") and not math.isfinite(value):
                 fail(
-                    f"{name} is {self.charts[name]} after {self.step} steps: nothing more can be "
+                    f"{name} is {value} after {self.step} steps: nothing more can be "
                     "learned; the last checkpoint, if there is one, is from before. Try a smaller "
                     "--learning-rate, or scale the rewards", 1,
                 )  # fmt: skip
