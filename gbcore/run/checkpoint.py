@@ -79,7 +79,7 @@ class LearnerState:
     parts of a checkpoint by themselves.
     """
 
-    APART = ("args", "graph", "replay")
+    APART: tuple[str, ...] = ("args", "graph", "replay")
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""

@@ -24,6 +24,9 @@ class Replayed:
     to which `step(action)` appends.
     """
 
+    seed: int
+    actions: list[int]
+
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
         return {"seed": self.seed, "actions": list(self.actions)}

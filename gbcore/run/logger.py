@@ -54,8 +54,10 @@ class Logger:
     charts: dict[str, Any]
     evaluations: list[float]
     train_evaluations: list[float]
+    evaluated_step: int
+    training_seconds: float
 
-    COUNTERS = (
+    COUNTERS: tuple[str, ...] = (
         "step", "charts", "evaluations", "train_evaluations", "evaluated_step", "training_seconds",
         "_episode", "_last_episode", "_rewarded", "_logged",
     )  # fmt: skip

@@ -1,17 +1,19 @@
 """MiniGrid: its tasks, whose levels are drawn by their seeds, and the names that people type."""
 
 import re
+from typing import Any
 
 import gymnasium
 import numpy as np
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
+from numpy.typing import NDArray
 
 from gbcore.episode_graph import is_held_out
 from gbcore.run.episodes import ELSEWHERE, Replayed, nearest
 from gbcore.run.output import fail
 
-EMPTY = OBJECT_TO_IDX["empty"], 0, 0
+EMPTY: tuple[int, int, int] = OBJECT_TO_IDX["empty"], 0, 0
 
 
 class Task(Replayed):
@@ -30,7 +32,16 @@ class Task(Replayed):
         held_out: play held-out levels, in place of those of training?
     """
 
-    def __init__(self, env_id, args, rng, held_out=False, render_mode=None):
+    obs: NDArray[np.uint8]
+    grid: NDArray[np.uint8]
+    key: NDArray[np.uint8] | None
+    num_actions: int
+    held_out: bool
+
+    def __init__(
+        self, env_id: str, args: Any, rng: Any, held_out: bool = False,
+        render_mode: str | None = None,
+    ) -> None:  # fmt: skip
         try:
             env = gymnasium.make(env_id, disable_env_checker=True, render_mode=render_mode)
         except gymnasium.error.Error as error:
@@ -45,7 +56,7 @@ class Task(Replayed):
         self.num_actions, self.held_out = int(env.action_space.n), held_out
         self.by_world = args.num_levels != 1 and self._has_both_kinds()
 
-    def reset(self):
+    def reset(self) -> NDArray[np.uint8]:
         """The first observation of an episode."""
         args, rng = self.args, self.rng
         if args.num_levels == 1:
@@ -92,18 +103,18 @@ class Task(Replayed):
             self.key = self.grid.reshape(-1)
         return self.obs
 
-    def step(self, action):
+    def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool]:
         """Observation, the environment's own reward, terminated, truncated."""
         self.actions.append(action)
         _, reward, terminated, truncated, _ = self.env.step(action)
         return self._observe(), float(reward), terminated, truncated and not terminated
 
-    def render(self):
+    def render(self) -> Any:
         """uint8 [height, width, 3]."""
         return self.env.render()
 
 
-def task_of(env_id):
+def task_of(env_id: str) -> str:
     """Registered id of a task, from any spelling of it that people use; the latest version."""
 
     def key_of(name):
