@@ -86,7 +86,7 @@ class Task(Replayed):
 
     def _begin(self, seed):
         self.seed, self.actions = seed, []
-        self.views = [np.zeros((7, 7, 3), np.uint8)] * 4
+        self._views = [np.zeros((7, 7, 3), np.uint8)] * 4
         self.env.reset(seed=seed)
         return self._observe()
 
@@ -98,8 +98,8 @@ class Task(Replayed):
         self.grid = self.obs = grid
         self.key = None
         if self.args.view == "partial":
-            self.views = [*self.views[1:], self.see()["image"]]
-            self.obs = np.concatenate(self.views, axis=2)
+            self._views = [*self._views[1:], self.see()["image"]]
+            self.obs = np.concatenate(self._views, axis=2)
             self.key = self.grid.reshape(-1)
         return self.obs
 
