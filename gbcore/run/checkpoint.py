@@ -34,6 +34,8 @@ class Checkpoint:
             `obs`, the observation that it is in.
     """
 
+    path: Path
+
     def __init__(
         self, args: Any, script: str, rng: np.random.Generator, path: str | Path, **parts: Any
     ) -> None:

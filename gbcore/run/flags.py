@@ -18,11 +18,11 @@ from gbcore.run.output import fail, warn
 
 
 class _Spec(tyro.constructors.PrimitiveConstructorSpec[Any]):
-    def __repr__(self):  # tyro prints it where a flag may be None
+    def __repr__(self) -> str:  # tyro prints it where a flag may be None
         return self.metavar
 
 
-def number(kind: type, least: float, most: float) -> _Spec:
+def number(kind: type[int] | type[float], least: float, most: float) -> Any:
     """How a flag is read: an int or float within a range, which --help shows; 1e5 is an integer.
 
     seed: Annotated[int, number(int, 0, 2**30 - 1)] = 1

@@ -37,6 +37,12 @@ class Task(Replayed):
     key: NDArray[np.uint8] | None
     num_actions: int
     held_out: bool
+    env: Any
+    args: Any
+    rng: Any
+    see: Any
+    seed: int
+    actions: list[int]
 
     def __init__(
         self, env_id: str, args: Any, rng: Any, held_out: bool = False,
