@@ -577,7 +577,7 @@ def test_the_readme_has_the_tabular_agent():
 # --------------------------------------------------------------------------------------------------
 
 OWN, AGENT = ((ROOT / "docs" / f"your_{name}.md").read_text() for name in ("own", "agent"))
-SB3, KEY, DICT, NEXT_STEP, SAME_STEP, *CLEANRL, WHOLE = re.findall(
+SB3, LEVELS, KEY, DICT, NEXT_STEP, SAME_STEP, *CLEANRL, WHOLE = re.findall(
     r"```python\n(.*?)```", AGENT, re.DOTALL
 )
 
