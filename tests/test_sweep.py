@@ -138,8 +138,8 @@ def test_bad_input_is_one_line_and_status_2(words, named, capsys):
 
 SMALL = (
     "--suites", "minigrid", "--tasks", "Empty-8x8", "--backups", "tree", "--seeds", "1",
-    "--overrides", "total_timesteps=3000", "learning_starts=2990", "eval_frequency=0",
-    "eval_episodes=1", "--checkpoint-frequency", "20",
+    "--overrides", "total_timesteps=1500", "learning_starts=1490", "eval_frequency=0",
+    "eval_episodes=1", "--checkpoint-frequency", "100",
 )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_a_stopped_sweep_goes_on_and_one_with_nothing_to_do_ends(tmp_path, capsy
     assert f"--resume {run}" in log
     assert not (run / "checkpoint.npz").exists()
     (row,) = read_rows(tmp_path / "runs" / "results" / suites.TABLE)
-    assert (row["steps"], row["backup"]) == ("3000", "tree")
+    assert (row["steps"], row["backup"]) == ("1500", "tree")
     capsys.readouterr()
     assert command(sweep, *words) == 0
     assert "0 of 1 runs are left" in capsys.readouterr().out
@@ -184,5 +184,5 @@ def test_a_run_that_fails_is_named_and_a_cluster_gets_every_run(tmp_path, monkey
     assert sizes == ["auto", {"num_cpus": 1, "num_gpus": 0.5, "max_retries": 2}]
     assert len(made) == 1
     assert only_run(tmp_path).name == "minigrid__MiniGrid-Empty-8x8-v0__tree__" + (
-        "eval_episodes=1_eval_frequency=0_learning_starts=2990_total_timesteps=3000__1"
+        "eval_episodes=1_eval_frequency=0_learning_starts=1490_total_timesteps=1500__1"
     )
