@@ -357,6 +357,8 @@ def test_the_size_of_blocks_does_not_leak():
         ((8,), np.uint8),
         ((9, 9), np.uint8),
         ((5, 5, 4), np.bool_),
+        ((9,), np.bool_),
+        ((), np.bool_),
         ((7, 7, 3), np.int32),
         ((5,), np.float32),
         ((), np.int64),
@@ -372,6 +374,13 @@ def test_observations_of_any_shape_and_dtype(shape, dtype):
         twins.add(first, 1, 0.5, twins.node(obs), False)
     assert twins.graph.num_nodes == zero.size + 1
     twins.check()
+
+
+def test_a_boolean_takes_a_bit():
+    graph = TransitionGraph(2, (10, 10, 4), np.bool_)
+    obs = np.random.default_rng(0).random((500, 10, 10, 4)) < 0.1
+    np.testing.assert_array_equal(graph.observations_of(graph.nodes(obs)), obs)
+    assert graph._keys.table.rows[0].nbytes == 56  # 400 bits, in whole words
 
 
 KEYED = {"key_shape": (2,), "key_dtype": np.int16}
