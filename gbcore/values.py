@@ -527,7 +527,7 @@ def settle(
         turns[nodes] = sweeps.TURNS
     else:
         near = sweeps.with_leaning(arrays, choice, changed, False)
-        sweeps.follow(arrays, value, rule, choice, near, queue, turns)
+        sweeps.improve(arrays, value, rule, choice, near, queue, turns, True)
     while (turns == sweeps.TURNS).any():
         left = sweeps.with_leaning(arrays, choice, np.flatnonzero(turns == sweeps.TURNS), True)
         of_left = np.full(n, EMPTY, np.int32)
@@ -535,7 +535,7 @@ def settle(
         sweeps.evaluate(arrays, value, rule, of_left)
         left = sweeps.with_leaning(arrays, choice, left, False)
         turns[:] = 0
-        sweeps.improve(arrays, value, rule, choice, left, queue, turns)
+        sweeps.improve(arrays, value, rule, choice, left, queue, turns, False)
 
 
 def find_tried(
@@ -573,8 +573,10 @@ def find_tried(
     sweeps.choose_last(arrays, value, rule, looked_at[has_tried[looked_at]], chosen)
     while True:  # what is so far that float64 gives it 0 is sought again, magnified
         far = nodes[np.abs(value[nodes]) < TINY]
+        is_far = np.zeros(len(value), np.bool_)
+        is_far[far] = True
         is_new = rule.scale == 1.0 or len(far) < len(nodes)
-        if not (len(far) and is_new and sweeps.leads_out(arrays, value, far)):
+        if not (len(far) and is_new and sweeps.leads_out(arrays, value, far, is_far)):
             return
         # A scale that is too large hides no sign.
         nodes, rule = far, rule._replace(scale=min(rule.scale * MAGNIFIED, 1e300))

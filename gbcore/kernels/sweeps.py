@@ -276,33 +276,12 @@ def size_of_terms(graph, value, rule, node, action):
 
 
 @jit_in_place
-def improve(graph, value, rule, choice, nodes, queue, turns):
-    """Back up int64 [n] nodes, and then whatever leads to one that rose.
+def improve(graph, value, rule, choice, nodes, queue, turns, may_fall):
+    """Back up int64 [n] nodes, and then whatever leads to one that rose, or, if values may fall as
+    transitions changed, to one that changed at all.
 
-    Out: turns int8 [N], zeros at first; a node with TURNS is left, and may rise further.
+    Out: turns int8 [N], zeros at first; a node with TURNS is left, and may change further.
     """
-    push_all(queue, nodes)
-    while queue.ends[1] > 0:
-        node = pop(queue)
-        old = value[node]
-        best, new = back_up(graph, value, rule, node)
-        if not new > old:
-            continue
-        if new - old <= EXACT * (size_of_terms(graph, value, rule, node, best) + abs(old)):
-            continue
-        value[node], choice[node] = new, best
-        turns[node] += 1
-        e = graph.in_first[node]
-        while e != EMPTY:
-            source = graph.edge_source[e]
-            if choice[source] != EMPTY and turns[source] < TURNS:
-                push(queue, source)
-            e = graph.in_next[e]
-
-
-@jit_in_place
-def follow(graph, value, rule, choice, nodes, queue, turns):
-    """As `improve`, from values that may fall, too, since transitions changed."""
     push_all(queue, nodes)
     while queue.ends[1] > 0:
         node = pop(queue)
@@ -310,11 +289,14 @@ def follow(graph, value, rule, choice, nodes, queue, turns):
             continue
         old, before = value[node], choice[node]
         best, new = back_up(graph, value, rule, node)
-        choice[node] = before if rule.q[before] == new else best
-        rounding = EXACT * (size_of_terms(graph, value, rule, node, best) + abs(old))
-        if not abs(new - old) > rounding:
+        best = before if rule.q[before] == new else best
+        if may_fall:
+            choice[node] = best
+        if not (new > old or (may_fall and new < old)):
             continue
-        value[node] = new
+        if abs(new - old) <= EXACT * (size_of_terms(graph, value, rule, node, best) + abs(old)):
+            continue
+        value[node], choice[node] = new, best
         if turns[node] < TURNS:
             turns[node] += 1
             e = graph.in_first[node]
@@ -369,17 +351,12 @@ def choose_last(graph, value, rule, nodes, chosen):
                     chosen[node], most_often = a, count
 
 
-@jit
-def leads_out(graph, value, nodes):
-    """Does a transition of int64 [n] nodes bring a reward, or lead to another that has a value?"""
-    inside = np.zeros(value.shape[0], np.bool_)
-    inside[nodes] = True
-    return find_way_out(graph, value, nodes, inside)
-
-
 @jit_in_place
-def find_way_out(graph, value, nodes, inside):
-    """`leads_out`, where inside bool [N] marks the nodes."""
+def leads_out(graph, value, nodes, inside):
+    """Does a transition of int64 [n] nodes bring a reward, or lead to another that has a value?
+
+    inside: bool [N], of these nodes.
+    """
     found = False
     for node in nodes:
         start = graph.block_start[node]
