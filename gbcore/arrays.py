@@ -13,7 +13,7 @@ def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
     """The array, or a longer copy where it has fewer than `length` rows; new rows hold `fill`.
 
     For arrays by node id take `graph.capacity` as the length: it doubles, so that the copies cost
-    O(1) per node. What grows an array returns it: the one that was read before is too short.
+    O(1) per node.
     """
     if len(array) >= length:
         return array
@@ -25,13 +25,13 @@ def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
 
 
 def all_grown(arrays: Arrays, fills: Mapping[str, float], length: int) -> Arrays:
-    """The named tuple, those of its arrays `grown` that fills names, each with its fill."""
+    """The named tuple with the arrays that `fills` names `grown`, each with its fill."""
     longer = {name: grown(getattr(arrays, name), length, fill) for name, fill in fills.items()}
     return arrays._replace(**longer)  # type: ignore[attr-defined]
 
 
 def check_array(name: str, array: object, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
-    """Raise ValueError, naming the array, for another dtype or shape, or what is no array."""
+    """Raise ValueError, naming the array, unless it is one of the dtype and shape."""
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
         kind = f"{getattr(array, 'dtype', type(array))} {np.shape(array)}"  # type: ignore[arg-type]
         raise ValueError(f"Require {name} of {np.dtype(dtype)} {shape}, got {kind}")

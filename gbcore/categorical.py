@@ -109,7 +109,7 @@ def _check_support(support):
 
 
 class SubgraphTensors(NamedTuple):
-    """What `back_up` reads of `Subgraphs`, on a device."""
+    """The columns of `Subgraphs` that `back_up` reads, on a device."""
 
     vertex_row: torch.Tensor  # int64 [V]
     pair_action: torch.Tensor  # int64 [P]
@@ -238,8 +238,10 @@ def best_actions(q: torch.Tensor) -> torch.Tensor:
 
 
 def _chosen_rows(sub, best, num_leaves, end):
-    """int64 [M + V + 1 + P]: the row of each of them, but for a vertex that of the online network's
-    action there, or of its leaf where that was never seen.
+    """The row that each row of pmfs is read from: int64 [M + V + 1 + P].
+
+    A vertex is read from the pair of the online network's action, or from its leaf where that pair
+    was never seen. All others are read from themselves.
     """
     num_nested, first_nested = len(sub.pair_vertex), len(sub.pair_action) - len(sub.pair_vertex)
     is_best = sub.pair_action[first_nested:] == best[sub.vertex_row][sub.pair_vertex]
@@ -262,7 +264,7 @@ def _positions(sub, end, support, gamma):
 
 
 def _shares(position):
-    """What each atom gives to each: [O, n_atoms, n_atoms], two in a row that is not on a point."""
+    """The share of its mass that each atom gives to each: [O, n_atoms, n_atoms]."""
     atoms = torch.arange(position.shape[1], device=position.device)
     return (1 - (position[:, :, None] - atoms).abs()).clamp(min=0)
 

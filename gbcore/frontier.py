@@ -28,7 +28,7 @@ Kinds = Callable[[NDArray[Any]], NDArray[Any]]  # observations [n, *obs_shape] -
 class FrontierPlanner:
     """Values of a graph's states whose only reward is to try something for the first time.
 
-    With c(s, a) the count of a pair, f(T) those of its transitions, and V(s) = max_a Q(s, a):
+    With counts c(s, a) of pairs and f(T) of transitions, and V(s) = max_a Q(s, a):
 
         Q(s, a) = w(s, a)                                                         if c(s, a) = 0
         Q(s, a) = (prior w(s, a) + discount sum_T f(T) (1 - done) V(s')) / (prior + c(s, a))  else
@@ -268,7 +268,7 @@ class FrontierPlanner:
         return self._plan
 
     def _appraise(self, nodes):
-        """Worth of those of int64 [n] nodes that are new: 1 / k for the k-th of its kind."""
+        """Give nodes int64 [n] their worth if they are new: 1 / k to the k-th of a kind."""
         nodes = nodes[~self._appraised.has(nodes)]
         for node, kind in self._kinds_of(nodes):
             self._kinds[kind] = number = self._kinds.get(kind, 0) + 1

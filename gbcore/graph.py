@@ -68,7 +68,7 @@ class TransitionGraph:
     it. An id that `node` returned is therefore safe until the next `remove`: intern, then add, then
     remove.
 
-    One or many: `node` and `find` take one observation, `nodes` takes [n]. What takes ids (`add`,
+    One or many: `node` and `find` take one observation, `nodes` takes [n]. Methods of ids (`add`,
     `remove`, `expand`) takes one or [n]: integers, lists and arrays.
 
     Threads wait for each other: every method holds `lock`, and so does every method of a `Replay`.
@@ -89,7 +89,7 @@ class TransitionGraph:
         key_shape: shape of the keys. By default a state's key is its observation. With keys of
             their own, observations of equal keys are one node, and equal observations of other keys
             are two: a key may be coarser (rounded numbers) or finer (with the last action). The
-            node keeps the first observation that it was made of, of which the network's values are
+            node keeps its first observation; the network's values of the node are
             taken. Keys are compared by their bytes, too: round to integers, since -0.0 is not 0.0.
         key_dtype: dtype of the keys.
 
@@ -549,7 +549,7 @@ class TransitionGraph:
             }
 
     def _positions(self):
-        """Where the edges are, those of a node together: int64 [num_edges]."""
+        """The places of all edges, node by node: int64 [num_edges]."""
         degree = self._arrays.degree[: self.num_ids].astype(np.int64)
         first = self._arrays.block_start[: self.num_ids] - (np.cumsum(degree) - degree)
         return np.arange(degree.sum()) + np.repeat(first, degree)
@@ -613,8 +613,8 @@ class TransitionGraph:
     # Storage
     # ----------------------------------------------------------------------------------------------
 
-    # What grows arrays returns them: those that were read before may be too short. Kernels do not
-    # look at the length.
+    # A method that makes arrays longer returns them: the old ones may be too short, and kernels do
+    # not look at lengths.
 
     def _make_room(self):
         """The arrays, with room for every id."""
@@ -710,9 +710,7 @@ class TransitionGraph:
         return saved
 
     def _columns(self, used):
-        """What is saved of the arrays, of which so many edge positions are used: name -> array and
-        number of rows.
-        """
+        """The arrays to save, by name, each with its number of rows; `used` is that of edges."""
         arrays, interners = self._arrays, [("keys_", self._keys)]
         rows = dict.fromkeys(NODE_ARRAYS, self.num_ids) | dict.fromkeys(EDGE_ARRAYS, used)
         rows |= {name: len(getattr(arrays, name)) for name in ("free_blocks", "totals")}
@@ -780,7 +778,7 @@ class TransitionGraph:
         return graph
 
     def check_valid(self) -> list[str]:
-        """What is broken, one sentence each; empty if every invariant holds."""
+        """A sentence for each broken invariant; none for a whole graph."""
         with self.lock:
             return problems_of(self)
 
@@ -803,7 +801,7 @@ def _absent(transition):
 
 
 class KnownNodes:
-    """Nodes marked as known, by id. One that is freed is known no more."""
+    """Marks of nodes, by id. A node that is freed loses its mark."""
 
     def __init__(self, graph: TransitionGraph) -> None:
         self._graph = graph

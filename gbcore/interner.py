@@ -133,7 +133,7 @@ class Interner:
         key = self._key.view(np.uint8)[: self._num_bytes]
         return key if self._is_packed else key.view(self.dtype).reshape(self.shape)
 
-    def _grow(self):  # returns the table: what was read of it before is void
+    def _grow(self):  # returns the new table; the old one is void
         old = self.table
         capacity = 2 * self.capacity
         slots = np.full(slots_for(capacity), EMPTY, np.int32)
@@ -148,7 +148,7 @@ class Interner:
         self.table.totals[TABLE_IDS] = max(num_ids, self.num_ids)
 
     def columns(self) -> dict[str, tuple[NDArray[Any], int]]:
-        """What is to be saved: name -> array and number of rows. `hash_all` after they are read."""
+        """The arrays to save, by name, with their numbers of rows. Once read, call `hash_all`."""
         table, n = self.table, self.num_ids
         return {"rows": (table.rows, n), "links": (table.links, n), "totals": (table.totals, 3)}
 
@@ -159,7 +159,7 @@ class Interner:
         hashing.rebuild_slots(self.table)
 
     def check_valid(self) -> list[str]:
-        """What is broken, one sentence each; empty if nothing is."""
+        """A sentence for each broken invariant."""
         table, links, problems = self.table, self.table.links[: self.num_ids], []
         live = np.flatnonzero(links == hashing.LIVE)
         held, free = table.slots[table.slots != EMPTY], int(table.totals[TABLE_FREE])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def problems_of(graph: "TransitionGraph") -> list[str]:
-    """What is broken, one sentence each."""
+    """A sentence for each broken invariant."""
     problems = [f"nodes: {problem}" for problem in graph._keys.check_valid()]
     if graph._frames is not None:
         problems += [f"frames: {problem}" for problem in graph._frames.check_valid()]

@@ -149,7 +149,7 @@ class Replay:
         return Batch(rows, self.node[rows], self.action[rows], weights)
 
     def observations(self, batch: Batch) -> NDArray[Any]:
-        """What was observed in the rows of a batch: [B, *obs_shape]."""
+        """The observations of a batch: [B, *obs_shape]."""
         if self.obs is None:
             return self.graph.observations_of(batch.nodes)
         return self.obs[batch.rows]
@@ -162,7 +162,7 @@ class Replay:
         breadth: SupportsIndex = 0,
         rng: np.random.Generator | None = None,
     ) -> Subgraphs:
-        """What the targets of a batch are computed over.
+        """The subgraphs that the targets of a batch are computed over.
 
         source: "trajectory", the rows that follow each sample, or "graph", its local expansion,
         see `TransitionGraph.expand`; breadth and rng are of the expansion.
@@ -304,7 +304,7 @@ class SumTree:
 
 
 class PrioritizedReplay(Replay):
-    """A replay of which rows are drawn in proportion to their priority (Schaul et al. 2016).
+    """A replay that draws rows in proportion to their priority (Schaul et al. 2016).
 
     A row's priority is its error to the power `exponent`, in a sum tree; a new row gets the
     largest one so far.
@@ -350,7 +350,7 @@ class PrioritizedReplay(Replay):
         Raises ValueError for one that is not finite, or too large to be added up.
         """
         errors = np.maximum(np.abs(np.asarray(errors, np.float64)), 1e-6)
-        # What is not finite stays so, to be refused: to the power 0 it would be 1.
+        # Infinity and NaN stay, to be refused: to the power 0 they would be 1.
         priorities = np.where(np.isfinite(errors), errors**self.exponent, errors)
         with self.graph.lock:
             self.priorities.set(rows, priorities)
@@ -399,7 +399,7 @@ def trajectory_subgraphs(
 
     Raises:
         ValueError: for depth < 1 or arrays of different length.
-        IndexError: for a start that is no row, or a row followed that holds a negative action or
+        IndexError: for a start out of range, or a row on the way that holds a negative action or
             next node.
     """
     depth = operator.index(depth)

@@ -1,6 +1,6 @@
 """Subgraphs: the part of a graph that one batch of targets reads, and how it is read.
 
-With V_0 from the network, c(s, a) the count of a pair and f(T) those of its transitions:
+With V_0 from the network, and counts c(s, a) of pairs and f(T) of transitions:
 
     G_k(s, a) = sum_T f(T) / c(s, a) * (r + gamma (1 - done) V_{k-1}(s'))     seen pairs, else q
     V_k(s)    = max_a G_k(s, a)                                               rule "greedy"
@@ -8,7 +8,7 @@ With V_0 from the network, c(s, a) the count of a pair and f(T) those of its tra
               = sum_a pi(a | s) G_k(s, a)                                     rule "policy"
               = mean over all transitions of s, weighted by f                 rule "behaviour"
 
-The roots are pairs, worth G_d. What they lead to lies on levels below them:
+The roots are pairs, worth G_d. The levels below them hold the states that they lead to:
 
     level 0      pair 0 .. B-1: the roots                      G_d
                    | outcomes
@@ -85,7 +85,7 @@ class Subgraphs(NamedTuple):
 
     @property
     def pair_vertex(self) -> NDArray[np.int64]:
-        """int64 [P - B], the vertex of every pair that is no root, from 0."""
+        """int64 [P - B], the vertex of every pair below the roots, from 0."""
         return np.repeat(np.arange(len(self.vertex_row)), np.diff(self.vertex_pairs))
 
     @property
@@ -94,8 +94,8 @@ class Subgraphs(NamedTuple):
         return np.append(self.root_nodes, self.nodes[self.vertex_row[self.pair_vertex]])
 
     def check_valid(self) -> list[str]:
-        """What is broken, one sentence each. Ask it of subgraphs made by hand: targets do not look
-        at indices, and read what lies beside an array where one is out of place.
+        """A sentence for each index out of place. Call it for subgraphs made by hand: targets do
+        not look at indices, and read memory beside an array where one is out of place.
         """
         num_leaves, num_roots, num_vertices = len(self.nodes), self.num_roots, len(self.vertex_row)
         num_pairs, num_outcomes = len(self.pair_action), len(self.outcome_pair)

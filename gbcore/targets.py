@@ -103,11 +103,11 @@ def rows_read(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The rows of `subgraphs.nodes` that a "double" or "behaviour" target reads.
 
-    With "double" the action at a state is the online network's, whatever the nested values are: of
-    each state only that one pair can matter. So the online network is needed along that path alone,
-    and the target network where it leaves the graph; with "behaviour" at the boundary alone. A
-    prior reads the leaf values of every state on the way, too. Of the other rows values may be any
-    finite number: the targets stay what they are.
+    With "double" the online network chooses the action at a state, and nested values do not count.
+    So only one pair of each state matters. The online network is needed along that path alone, and
+    the target network where the path leaves the graph. With "behaviour" only the boundary matters.
+    A prior reads the leaf values of every state on the way, too. Other rows may hold any finite
+    number: the targets stay the same.
 
     Args:
         subgraphs: as in `q_targets`.

@@ -36,9 +36,9 @@ class LeafTable:
 
     The last bits that a network gives a state depend on the size of its batch, since that decides
     in which order products are summed. So the network is asked for CHUNK states at a time, the last
-    one repeated if need be: a value is then the state's own, whenever and with whatever other
-    states it was evaluated, and a table gives the same bits as no table. `GraphValues`, which
-    promises no such thing, asks for more at a time.
+    one repeated if need be. Then neither the time nor the other states of a batch change a value,
+    and a table gives the same bits as no table. `GraphValues` promises no such bits, and asks for
+    more states at a time.
 
     A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
     freed since names another state, whose value is then unknown.
@@ -50,7 +50,7 @@ class LeafTable:
         graph: the TransitionGraph.
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
         network: the torch.nn.Module that `evaluate` asks. All values are forgotten where its
-            parameters or buffers are no longer those of the last look, whatever wrote into them;
+            parameters or buffers have changed since the last look, by whatever means;
             it is asked in evaluation mode. Without it, `forget_all` has to be called.
 
     Attributes:
@@ -115,7 +115,7 @@ class LeafTable:
         self.num_forgotten += 1
 
     def evaluated(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
-        """float32 [n, A] of node ids int64 [n], by the network as it is now; none is kept."""
+        """float32 [n, A] of node ids int64 [n], by the network as it is now. Nothing is kept."""
         if chunk < 1:
             raise ValueError(f"Require chunk >= 1, got {chunk}")
         nodes = as_indices("nodes", nodes)
@@ -191,7 +191,7 @@ def in_evaluation(network: Any) -> Iterator[None]:
 class GraphValues:
     """Values of all states of a graph: the limit of the rule "greedy" as the depth grows.
 
-    With q the leaf values, c(s, a) the count of a pair and f(T) those of its transitions:
+    With leaf values q, counts c(s, a) of pairs and f(T) of transitions:
 
         Q(s, a) = (sum_T f(T) (r + gamma (1 - done) V(s')) + prior q(s, a)) / (c(s, a) + prior)
         V(s)    = max_a Q(s, a)                                 of pairs never seen, Q = q
@@ -320,7 +320,7 @@ class GraphValues:
         """Greedy actions int64 [n] for observations [n, *obs_shape], as training acts.
 
         Args:
-            otherwise: asked for the actions of observations of which `actions` knows none.
+            otherwise: asked where `actions` knows no action.
             keys: of the states [n, *key_shape], where the graph has keys.
         """
         return _complete(self._choose(self._find(obs, keys)), obs, otherwise)
@@ -329,9 +329,9 @@ class GraphValues:
         """The policy that is greedy among what was really seen: function of (obs, keys=None).
 
         V(s) is the maximum over tried actions alone, and the network's where nothing was tried; it
-        is exact. Of equal actions the one counts that was tried most often. What was found is where
-        the next search begins, and no part of training: it makes no difference whether and when
-        this is called.
+        is exact. Of equal actions the policy takes the one that was tried most often. The next call
+        starts from these values and follows what changed. Training does not read them: it makes no
+        difference whether and when this is called.
         The policy stays as it is when graph or network change. `otherwise` is asked where nothing
         was tried.
         """
@@ -374,7 +374,7 @@ class GraphValues:
         )
 
     def _choose(self, nodes):
-        """-1 for ids of which nothing is known."""
+        """As `actions`, of ids that are known to be ids."""
         nodes = np.where(nodes < 0, EMPTY, nodes)
         known = np.flatnonzero(nodes >= 0)
         if len(known):
@@ -483,7 +483,7 @@ def without_inf(leaf_q: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Tried(NamedTuple):
-    """What `find_tried` found, by node id."""
+    """Values and actions that `find_tried` found, by node id."""
 
     value: NDArray[np.float64] = np.empty(0)
     choice: NDArray[np.int32] = np.empty(0, np.int32)  # see `settle`
@@ -508,16 +508,16 @@ def settle(
 ) -> None:
     """V(s) of nodes in which something was tried, exact but for rounding.
 
-    Policy iteration, in the time that it takes to read the graph a few times, whatever rewards and
-    discount are.
+    Policy iteration. It takes the time of reading the graph a few times, for any rewards and any
+    discount.
 
     Args:
         value: float64 [num_ids]. In: V(s) of all other nodes. Out: of all.
-        choice: int32 [num_ids]. In: an action to begin with; -1 where none is known, and of all
-            other nodes. Out: a best action.
+        choice: int32 [num_ids]. In: an action to begin with, or -1; -1 of all other nodes. Out: a
+            best action.
         nodes: int64 [n], those whose value is sought.
-        changed: int64 [m] of them or others, where value and choice were right but for what follows
-            from these. Only that is read.
+        changed: int64 [m], nodes that changed since value and choice were right. Only states whose
+            value these change are solved again. Without it, all are.
     """
     arrays, n = graph.arrays, len(value)
     queue, new = new_queue(n), nodes[choice[nodes] == EMPTY]
@@ -548,14 +548,13 @@ def find_tried(
 ) -> None:
     """The best action of each node where only tried ones count, -1 where there are none.
 
-    Of equal actions the one counts that was tried most often.
+    Of equal actions it is the one that was tried most often.
 
     Args:
-        leaf_q: float32 [num_ids or more, A], read with a prior alone.
-        tried: arrays [num_ids]. In: the value of states in which nothing was tried; a choice of an
-            earlier call or -1. Out: all.
-        changed: int64 [n], the nodes in which anything changed since the earlier call; or None, and
-            all is sought anew.
+        leaf_q: float32 [num_ids or more, A], read only with a prior.
+        tried: arrays [num_ids]. In: values of states in which nothing was tried, choices of an
+            earlier call or -1. Out: all of it.
+        changed: int64 [n], nodes that changed since the earlier call. None: all is solved anew.
     """
     arrays, (value, choice, chosen, *_) = graph.arrays, tried
     before = value.copy()
@@ -593,7 +592,7 @@ def solve(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Values and best actions where only tried actions count, exact but for rounding.
 
-    With c(s, a) the count of a pair and f(T) those of its transitions:
+    With counts c(s, a) of pairs and f(T) of transitions:
 
         Q(s, a) = sum_T f(T) (r + gamma (1 - done) V(s')) / c(s, a)
         V(s)    = max of Q(s, a) over the tried actions; where there are none,

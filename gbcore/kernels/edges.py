@@ -331,8 +331,8 @@ def clear_edge_slot(graph, hole):
 def remove_transition(graph, table, node, action, reward, next_node, terminated, freed):
     """Count one transition fewer; at 0 the edge goes, and nodes that no edge names are freed.
 
-    Writes the freed ids into freed int64 [2] and returns how many, or -1 where there is no such
-    transition.
+    Writes the freed ids into freed int64 [2]. Returns their number, or -1 for a transition that is
+    not there.
     """
     totals = graph.totals
     slot = find_edge_slot(graph, node, action, reward, next_node, terminated)

@@ -257,7 +257,7 @@ def expand_level(graph, lists, vertex, nodes, starts, kept, is_inner):
 
 @jit_in_place(inline=True)
 def write_pairs(graph, lists, node, vertex, kept, place):
-    """The pairs of a vertex: the actions of which a transition is kept, from kept[place] on."""
+    """Write the pairs of a vertex: actions with a transition that is kept, by kept[place ..]."""
     pair_of, pair = lists.pair_of, lists.sizes[PAIRS]
     pair_of[:] = EMPTY
     lists.vertex_pairs[vertex] = pair

@@ -84,7 +84,7 @@ def list_waiting(queue):
 
 
 class Rule(NamedTuple):
-    """What a backup reads beside the graph and the values of the successors."""
+    """The equation's constants and leaf values, and scratch."""
 
     leaf_q: NDArray[np.float32]  # [N, A]
     gamma: float
@@ -277,10 +277,10 @@ def size_of_terms(graph, value, rule, node, action):
 
 @jit_in_place
 def improve(graph, value, rule, choice, nodes, queue, turns, may_fall):
-    """Back up int64 [n] nodes, and then whatever leads to one that rose, or, if values may fall as
-    transitions changed, to one that changed at all.
+    """Back up int64 [n] nodes. Where a value rises, go on with the nodes that lead there.
 
-    Out: turns int8 [N], zeros at first; a node with TURNS is left, and may change further.
+    may_fall: transitions changed, so that values may fall, too. Out: turns int8 [N], how often a
+    node changed, zeros at first; one with TURNS is left, and may change further.
     """
     push_all(queue, nodes)
     while queue.ends[1] > 0:
@@ -472,7 +472,7 @@ def next_found(graph, choice, search, node):
 
 @jit_in_place
 def solve_component(graph, value, rule, choice, search, begin, end):
-    """The value of a policy in the nodes left from begin to end, each of which leads to all."""
+    """The value of a policy in a component: the nodes left from begin to end."""
     b, at, weights = search.b, search.at, search.weight
     size, scale, is_number = 0, 0.0, True
     for i in range(begin, end):
