@@ -3,7 +3,8 @@
     python reproduce/levels.py runs/*num-levels-run*
 
 Every evaluation of a run is a row of results/levels.csv, and its trained network plays 100 more
-held-out episodes, alone and on a graph of the episode under way. Rows that are there already stay.
+held-out episodes, alone and on a graph of the episode under way, where an untrained one plays, too.
+Rows that are there already stay.
 Without runs the table and the picture are made anew. Baselines: levels_sb3.py.
 """
 
@@ -29,7 +30,10 @@ COLUMNS = (
     "task agent exploration view num_levels seed act_on step mean_return solved episodes commit "
     "wall_seconds"
 ).split()
+ACTS = "graph", "network"
 LAST = 100  # episodes of the trained network
+ENOUGH = 0.9
+BEGIN, END = "<!-- rows: python reproduce/levels.py -->", "<!-- end of rows -->"
 
 
 @dataclass
@@ -83,7 +87,12 @@ def collect(folder):
         seed = [args.seed, args.total_timesteps, 2]
         returns, _ = gb_dqn_minigrid.evaluate(args, task, policy, seed, LAST)
         rows.append(row_of(same, act_on, args.total_timesteps, returns))
-    return rows
+    torch.manual_seed(args.seed)
+    untrained = gb_dqn_minigrid.make_network(args, env.obs.shape, env.num_actions)
+    network.load_state_dict(untrained.state_dict())
+    returns, _ = gb_dqn_minigrid.evaluate(args, task, policies["graph"], seed, LAST)
+    none = {"agent": "untrained", "exploration": "", "wall_seconds": ""}
+    return [*rows, row_of(same | none, "graph", 0, returns)]
 
 
 @torch.inference_mode()
@@ -91,24 +100,65 @@ def values(network, obs):
     return network(torch.from_numpy(obs)).numpy()
 
 
-def report(rows):
+def names_of(rows):
+    """Each row's agent, as table and picture call it."""
+    explores = np.where(rows.exploration == "frontier", ", frontier", "")
+    sees = np.where(rows["view"] == "partial", ", 7x7 view", "")
+    levels = np.where(rows.num_levels > 0, ", " + rows.num_levels.astype(str) + " levels", "")
+    return rows.agent + explores + sees + levels
+
+
+def table(rows):
+    """Lines of docs/levels.md: when each agent got to ENOUGH, and where it ended; medians."""
+    yield "| task | agent | seeds | steps to 0.9 | own graph, in the end | network alone |"
+    yield "|---|---|---|---|---|---|"
+    for (task, name), part in rows.groupby([rows.task, names_of(rows)]):
+        curves = part[part.episodes != LAST]
+        reached = curves[curves.mean_return >= ENOUGH].groupby("seed").step.min()
+        steps = reached.reindex(part.seed.unique()).fillna(np.inf).median()
+        most = f"> {part.step.max():,}" if part.step.max() else ""  # untrained: none
+        steps = most if steps == np.inf else f"{steps:,.0f}"
+        cells = [task.removeprefix("MiniGrid-"), name, str(part.seed.nunique()), steps]
+        last = part[part.step == part.groupby("seed").step.transform("max")]
+        last = last.sort_values("episodes").groupby(["act_on", "seed"]).tail(1)
+        for act_on in ACTS:
+            ends = last[last.act_on == act_on]
+            solved = (
+                f"{ends.mean_return.median():.2f} ({ends.solved.sum()} of {ends.episodes.sum()})"
+            )
+            cells.append(solved if len(ends) else "")
+        yield f"| {' | '.join(cells)} |"
+
+
+def draw(rows):
     """Write docs/levels.png: mean return by step, a panel a task, a line an agent."""
-    tasks = sorted(rows.task.unique())
+    rows = rows[(rows.agent != "untrained") & (rows.episodes != LAST) & (rows.num_levels == 0)]
+    tasks = sorted(rows.task.unique(), key=lambda task: -len(rows[rows.task == task]))
+    high = -(-len(tasks) // 4)
     figure, panels = plt.subplots(
-        -(-len(tasks) // 4), min(4, len(tasks)), figsize=(11, 2.6 * -(-len(tasks) // 4)),
-        squeeze=False, sharey=True, constrained_layout=True,
+        high, min(4, len(tasks)), figsize=(11, 2.6 * high), squeeze=False, sharey=True, sharex=True,
+        constrained_layout=True,
     )  # fmt: skip
+    for panel in panels.flat[len(tasks) :]:
+        panel.axis("off")
     for panel, task in zip(panels.flat, tasks, strict=False):
-        for name, part in rows[rows.task == task].groupby(["agent", "view"]):
-            part = part[(part.episodes != LAST) & (part.act_on == part.act_on.min())]
+        for name, part in rows[rows.task == task].groupby(names_of(rows)):
+            part = part[part.act_on == part.act_on.min()]  # graph, where there is one
             curve = part.groupby("step").mean_return.agg(["median", "min", "max"])
-            label = name[0] if name[1] == "grid" else f"{name[0]}, 7x7 view"
-            panel.plot(curve.index, curve["median"], label=label)
+            panel.plot(curve.index, curve["median"], label=name)
             panel.fill_between(curve.index, curve["min"], curve["max"], alpha=0.2)
         panel.set(title=task.removeprefix("MiniGrid-"), xscale="log", ylim=(0, 1), xlabel="steps")
-        panel.legend(fontsize="small")
-    panels[0, 0].set_ylabel("mean return, held-out levels")
+        panel.legend(fontsize="x-small")
+    panels[0, 0].set_ylabel("return, held-out levels")
     figure.savefig(ROOT / "docs" / "levels.png", dpi=110)
+
+
+def write_page(rows):
+    """Put the table between its marks in docs/levels.md."""
+    page = ROOT / "docs" / "levels.md"
+    before, rest = page.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    page.write_text("\n".join([before + BEGIN, *table(rows), END + after]))
 
 
 @one_line_errors
@@ -117,7 +167,9 @@ def main():
     torch.set_num_threads(1)
     for folder in args.runs:
         write_rows(collect(folder))
-    report(pd.read_csv(ROWS, keep_default_na=False))
+    rows = pd.read_csv(ROWS, keep_default_na=False)
+    draw(rows)
+    write_page(rows)
 
 
 if __name__ == "__main__":
