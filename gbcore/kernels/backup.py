@@ -42,7 +42,7 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, prior):
     return of_pairs
 
 
-@jit_in_place(inline=True)
+@jit  # a rule of one's own may make arrays
 def read_value(rule, q, i, best, policy, row):
     """Value of the state nodes[row] from its action values q[i] under greedy, double or policy."""
     if rule == DOUBLE:
@@ -59,7 +59,7 @@ def read_value(rule, q, i, best, policy, row):
     return value
 
 
-@jit_in_place
+@jit
 def read_leaves(rule, leaf_q, best, policy, values):
     """Values of the leaves."""
     for row in range(leaf_q.shape[0]):
@@ -100,16 +100,18 @@ def average_pairs(sub, begin, end, of_pairs, of_vertices):
         of_vertices[v] = total / max(count, 1)
 
 
-@jit_in_place
+@jit
 def read_vertices(sub, leaf_q, rule, best, policy, begin, end, of_pairs, of_vertices, q):
     """Vertices begin .. end are worth what the rule reads of their pairs, and of leaf values of
     actions without a pair. q [1, A] is scratch.
     """
+    # Read from the tuple once: in a loop, each read would count a reference up and down.
+    vertex_row, vertex_pairs, pair_action = sub.vertex_row, sub.vertex_pairs, sub.pair_action
     for v in range(begin, end):
-        row = sub.vertex_row[v]
+        row = vertex_row[v]
         for a in range(q.shape[1]):
             q[0, a] = leaf_q[row, a]
-        for k in range(sub.vertex_pairs[v], sub.vertex_pairs[v + 1]):
+        for k in range(vertex_pairs[v], vertex_pairs[v + 1]):
             p = np.uint64(k)
-            q[0, np.uint64(sub.pair_action[p])] = of_pairs[p]
+            q[0, np.uint64(pair_action[p])] = of_pairs[p]
         of_vertices[v] = read_value(rule, q, 0, best, policy, row)
