@@ -164,14 +164,14 @@ def test_a_copy_that_postpones_its_annotations_can_be_resumed(tmp_path, monkeypa
         .read_text()
         .replace("gamma: gb.Fraction = 0.99", "gamma: gb.Fraction = 1")
     )
-    (tmp_path / "mine.py").write_text(f"from __future__ import annotations\n{source}")
+    (tmp_path / "postponed.py").write_text(f"from __future__ import annotations\n{source}")
     monkeypatch.syspath_prepend(tmp_path)
-    mine = importlib.import_module("mine")
-    monkeypatch.setattr(sys, "argv", ["mine.py", "--total-timesteps", "1e3"])
+    mine = importlib.import_module("postponed")
+    monkeypatch.setattr(sys, "argv", ["postponed.py", "--total-timesteps", "1e3"])
     args = parse_flags(mine.Args, mine.__file__)
     assert (args.total_timesteps, args.gamma) == (1000, 1)
     save_checkpoint(tmp_path, {"flags": asdict(args) | {"script": mine.__file__}})
-    monkeypatch.setattr(sys, "argv", ["mine.py", "--resume", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["postponed.py", "--resume", str(tmp_path)])
     assert asdict(parse_flags(mine.Args, mine.__file__)) == asdict(args) | {"resume": str(tmp_path)}
 
 

@@ -417,9 +417,11 @@ def test_what_is_set_later_is_refused(tmp_path):
 
 def test_the_page_s_lines_learn():
     page = (Path(__file__).resolve().parents[1] / "docs" / "your_agent.md").read_text()
-    (lines,) = re.findall(r"```python\n([^`]*gbcore.sb3 .*?)```", page, re.DOTALL)
-    exec(lines.replace("2_000", "300"), found := {})
+    learn, levels = re.findall(r"```python\n([^`]*gbcore.sb3 .*?)```", page, re.DOTALL)
+    exec(learn.replace("2_000", "300"), found := {})
     assert found["model"].leaves.graph.novel_state_ratio < 0.9
+    exec(levels.replace("2_000", "300"), found)
+    assert 0 <= found["mean"] <= 1
 
 
 def test_the_example_runs(capsys):
@@ -435,7 +437,6 @@ def test_the_example_runs(capsys):
         (("--env-id", "Frozen Lakes"), "unknown environment"),
         (("--num-envs", 0), "--num-envs >= 1"),
         (("--env-id", "Pendulum-v1"), "cannot use Pendulum-v1: "),
-        (("--depth", 0), "Unrecognized options: --depth"),
     ],
 )
 def test_bad_flags_of_the_example_are_one_line(flags, named, capsys):
