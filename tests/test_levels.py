@@ -3,6 +3,7 @@
 import csv
 import json
 
+import evaluate
 import numpy as np
 import pytest
 from conftest import command, jitted, only_run
@@ -317,3 +318,11 @@ def test_the_network_alone_and_its_own_graph_are_two_scores(tmp_path):
     rows = [(only_run(tmp_path / h) / "metrics.csv").read_text() for h in ("graph", "network")]
     drop = [[line.split(",")[4:] for line in text.splitlines()] for text in rows]
     assert drop[0] == drop[1]  # training is the same
+
+
+@jitted
+def test_evaluate_tells_what_the_network_does_alone(tmp_path, capsys):
+    flags = [*SMALL, "--num-levels", "0", "--run-dir", tmp_path]
+    assert command(gb_dqn_minigrid, *flags) == 0
+    assert command(evaluate, only_run(tmp_path), "--episodes", "2") == 0
+    assert " on a graph of its own episode, " in capsys.readouterr().out.splitlines()[-1]

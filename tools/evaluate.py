@@ -4,10 +4,10 @@
     python tools/evaluate.py runs/RUN --episodes 500 --epsilon 0 --seed 7
     python tools/evaluate.py runs/RUN --video episode.mp4
 
-Environments, action noise and episodes are those of the run's script: MiniGrid plays the layout of
-the run's seed, MinAtar with fixed episode seeds the run's game. What else is random (sticky
-actions, no-ops, the exploration of epsilon) is drawn from --seed. A run that goes on plays what its
-checkpoint has.
+Environments, levels, action noise and episodes are those of the run's script: MiniGrid plays the
+layout of the run's seed or, where levels change, held-out ones; MinAtar with fixed episode seeds
+the run's game. What else is random (sticky actions, no-ops, the exploration of epsilon) is drawn
+from --seed. A run that goes on plays what its last checkpoint has.
 """
 
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from gbtools import recorded
 from gbtools.output import arguments, fail, one_line_errors
 from scipy import stats
 
+from gbcore import EpisodeGraph
 from gbcore.run import Count, Fraction, NonNegative
 from gbcore.run.flags import require_package
 from gbcore.run.logger import with_file
@@ -34,12 +35,12 @@ class Args:
     env_kwargs: str | None = None  # of a run in a Gymnasium environment: others than its own
 
 
-def play(run, episodes, epsilon, seed, **flags):
+def play(run, episodes, epsilon, seed, policy=None, **flags):
     """Returns, lengths, and a function of a path that films one more.
 
-    epsilon: None: the run's. flags: others of the script than the run's.
+    epsilon, policy: None: the run's. flags: others of the script than the run's.
     """
-    policy, args = run.policy(), run.args
+    policy, args = policy or run.policy(), run.args
     if epsilon is not None:
         flags["eval_epsilon"] = epsilon
     for name in flags:
@@ -62,11 +63,16 @@ def main():
     more = {} if args.env_kwargs is None else {"env_kwargs": args.env_kwargs}
     returns, lengths, film = play(run, args.episodes, args.epsilon, args.seed, **more)
     by_chance, *_ = play(run, args.episodes, 1.0, args.seed, **more)
+    alone = ""
+    if isinstance(run.policy(), EpisodeGraph):  # docs/levels.md
+        act = run.learner.act_on_network
+        on_network, *_ = play(run, args.episodes, args.epsilon, args.seed, act, **more)
+        alone = f" on a graph of its own episode, {np.mean(on_network):.4g} on the network alone"
     error = f" (standard error {stats.sem(returns):.2g})" if len(returns) > 1 else ""
     print(
         f"{with_file(run.task)} {run.flags['backup']} seed {run.flags['seed']}: "
-        f"mean return {np.mean(returns):.4g}{error}, number of episodes {len(returns)}; median "
-        f"{np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
+        f"mean return {np.mean(returns):.4g}{error}{alone}, number of episodes {len(returns)}; "
+        f"median {np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
         f"{np.max(returns):.4g}; {np.mean(lengths):.4g} steps per episode; "
         f"random actions {np.mean(by_chance):.4g}"
     )
