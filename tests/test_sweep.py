@@ -186,3 +186,11 @@ def test_a_run_that_fails_is_named_and_a_cluster_gets_every_run(tmp_path, monkey
     assert only_run(tmp_path).name == "minigrid__MiniGrid-Empty-8x8-v0__tree__" + (
         "eval_episodes=1_eval_frequency=0_learning_starts=1490_total_timesteps=1500__1"
     )
+
+
+def test_rows_that_are_there_stay_as_they_are(tmp_path):
+    table = suites.TABLE
+    before = (ROOT / "reproduce" / "results" / table).read_bytes()
+    (tmp_path / table).write_bytes(before)
+    assert suites.collect(tmp_path / "no-runs", tmp_path) == 0
+    assert (tmp_path / table).read_bytes() == before
