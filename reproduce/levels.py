@@ -80,7 +80,7 @@ def collect(folder):
     network = gb_dqn_minigrid.make_network(args, env.reset().shape, env.num_actions)
     network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
     policies = {
-        "network": lambda obs: values(network, obs).argmax(axis=1),
+        "network": lambda obs, keys=None: values(network, obs).argmax(axis=1),
         "graph": EpisodeGraph(functools.partial(values, network), env.num_actions, args.gamma),
     }
     for act_on, policy in policies.items():
@@ -134,20 +134,23 @@ def draw(rows):
     """Write docs/levels.png: mean return by step, a panel a task, a line an agent."""
     rows = rows[(rows.agent != "untrained") & (rows.episodes != LAST) & (rows.num_levels == 0)]
     tasks = sorted(rows.task.unique(), key=lambda task: -len(rows[rows.task == task]))
-    high = -(-len(tasks) // 4)
+    high = -(-len(tasks) // 5)
     figure, panels = plt.subplots(
-        high, min(4, len(tasks)), figsize=(11, 2.6 * high), squeeze=False, sharey=True, sharex=True,
+        high, min(5, len(tasks)), figsize=(12, 2.4 * high), squeeze=False, sharey=True,
         constrained_layout=True,
     )  # fmt: skip
     for panel in panels.flat[len(tasks) :]:
         panel.axis("off")
+    names, limits = sorted(names_of(rows).unique()), (rows.step.min(), rows.step.max())
     for panel, task in zip(panels.flat, tasks, strict=False):
         for name, part in rows[rows.task == task].groupby(names_of(rows)):
             part = part[part.act_on == part.act_on.min()]  # graph, where there is one
             curve = part.groupby("step").mean_return.agg(["median", "min", "max"])
-            panel.plot(curve.index, curve["median"], label=name)
-            panel.fill_between(curve.index, curve["min"], curve["max"], alpha=0.2)
-        panel.set(title=task.removeprefix("MiniGrid-"), xscale="log", ylim=(0, 1), xlabel="steps")
+            colour = f"C{names.index(name)}"
+            panel.plot(curve.index, curve["median"], colour, label=name)
+            panel.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.2)
+        panel.set(title=task.removeprefix("MiniGrid-"), xscale="log", xlim=limits, ylim=(0, 1))
+        panel.set_xlabel("steps")
         panel.legend(fontsize="x-small")
     panels[0, 0].set_ylabel("return, held-out levels")
     figure.savefig(ROOT / "docs" / "levels.png", dpi=110)

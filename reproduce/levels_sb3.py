@@ -90,14 +90,14 @@ def make_model(args, flags, task):
 def policies(model, num_actions):
     """How an evaluation acts -> its policy."""
     if isinstance(model, PPO):
-        return {"network": lambda obs: model.predict(obs)[0]}
+        return {"network": lambda obs, keys=None: model.predict(obs)[0]}
 
     @torch.inference_mode()
     def values(obs):
         return model.q_net(torch.from_numpy(obs)).numpy()
 
     return {
-        "network": lambda obs: values(obs).argmax(axis=1),
+        "network": lambda obs, keys=None: values(obs).argmax(axis=1),
         "graph": EpisodeGraph(values, num_actions, gamma=0.95),
     }
 
