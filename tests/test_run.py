@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import command, interpreted, is_one_line, only_run
+from conftest import command, interpreted, is_one_line, jitted, only_run
 from gbtools.runs import read_metrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -204,6 +204,7 @@ def test_cuda_where_there_is_none(script, capsys):
 # --------------------------------------------------------------------------------------------------
 
 
+@jitted
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, capsys):
     """Its last checkpoint is from before."""
