@@ -12,7 +12,7 @@ them. What is not learning (flags of a run, its folder, resume) is in gbcore/run
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -356,12 +356,10 @@ def main():
         train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
-        how = replace(args, eval_epsilon=1.0), env_id, gb.any_action, [args.seed, logger.step]
-        at_random = evaluate(*how, args.eval_episodes, stop)
         logger.finish(
             learner,
             score=gb.last_tenth(logger.evaluations),
-            random_actions=at_random and float(np.mean(at_random[0])),
+            random_actions=gb.score_at_random(evaluate, args, env_id, logger.step, stop),
         )
     if args.capture_video:
         seed = [args.seed, args.total_timesteps, 1]

@@ -14,7 +14,7 @@ gbcore/run.
 
 import copy
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -379,13 +379,11 @@ def main():
         train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
-        how = replace(args, eval_epsilon=1.0), env_id, gb.any_action, [args.seed, logger.step]
-        at_random = evaluate(*how, args.eval_episodes, stop)
         logger.finish(
             learner,
             score=gb.last_tenth(logger.evaluations),
             train_score=gb.last_tenth(logger.train_evaluations),
-            random_actions=at_random and float(np.mean(at_random[0])),
+            random_actions=gb.score_at_random(evaluate, args, env_id, logger.step, stop),
         )
     if args.capture_video:
         seed = [args.seed, args.total_timesteps, 1]

@@ -12,7 +12,7 @@ DQN with six choices of bootstrap target. docs/your_own.md says what to change f
 import copy
 import functools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -350,13 +350,11 @@ def main():
         train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
-        how = replace(args, eval_epsilon=1.0), env_id, gb.any_action, [args.seed, logger.step]
-        at_random = evaluate(*how, args.eval_episodes, stop)
         logger.finish(
             learner,
             score=gb.last_tenth(logger.evaluations),
             train_score=gb.last_tenth(logger.train_evaluations),
-            random_actions=at_random and float(np.mean(at_random[0])),
+            random_actions=gb.score_at_random(evaluate, args, env_id, logger.step, stop),
         )
     if args.capture_video:
         seed = [args.seed, args.total_timesteps, 1]

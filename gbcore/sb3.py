@@ -412,7 +412,7 @@ class Levels(gymnasium.Wrapper):
         """As the environment's, drawn again until the level is of this kind.
 
         Raises:
-            ValueError: where 1,000 levels are not.
+            ValueError: where 1,000 levels are not. KeyError: where none is named.
         """
         for _ in range(1_000):
             obs, info = super().reset(**kwargs)

@@ -1,11 +1,11 @@
 """Runs on levels that change: their rows, a table and a picture.
 
-    python reproduce/levels.py runs/*num-levels-run*
+    python reproduce/levels.py runs/RUN runs/OTHER
 
 Every evaluation of a run is a row of results/levels.csv, and its trained network plays 100 more
 held-out episodes, alone and on a graph of the episode under way, where an untrained one plays, too.
-Rows that are there already stay.
-Without runs the table and the picture are made anew. Baselines: levels_sb3.py.
+Rows that are there already stay. Without runs the table and the picture are made anew. Baselines:
+levels_sb3.py.
 """
 
 import csv
@@ -61,7 +61,7 @@ def row_of(same, act_on, step, returns):
 
 
 def collect(folder):
-    """Rows of a run: its evaluations, and two of its trained network."""
+    """Rows of a run: its evaluations, two of its trained network, one of an untrained one."""
     config = json.loads((folder / "config.json").read_text())
     result = json.loads((folder / "result.json").read_text())
     args = gb_dqn_minigrid.Args(
@@ -81,7 +81,9 @@ def collect(folder):
     network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
     policies = {
         "network": lambda obs, keys=None: values(network, obs).argmax(axis=1),
-        "graph": EpisodeGraph(functools.partial(values, network), env.num_actions, args.gamma),
+        "graph": EpisodeGraph(
+            functools.partial(values, network), env.num_actions, args.gamma, args.prior
+        ),
     }
     for act_on, policy in policies.items():
         seed = [args.seed, args.total_timesteps, 2]

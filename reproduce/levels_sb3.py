@@ -41,11 +41,11 @@ class Args:
     num_levels: int = 0  # levels that training plays; 0: a new one each
 
 
-class Levels(gymnasium.Env):
+class TrainingLevels(gymnasium.Env):
     """The script's training levels, with MiniGrid's own reward or, for DQN, its sign."""
 
-    def __init__(self, args, task, rng):
-        self.task, self.is_sign = gb_dqn_minigrid.make_env(args, task, rng), args.is_sign
+    def __init__(self, flags, task, rng, is_sign):
+        self.task, self.is_sign = gb_dqn_minigrid.make_env(flags, task, rng), is_sign
         shape = self.task.reset().shape
         self.observation_space = gymnasium.spaces.Box(0, 15, shape, np.uint8)  # codes, no image
         self.action_space = gymnasium.spaces.Discrete(self.task.num_actions)
@@ -73,21 +73,23 @@ class Features(BaseFeaturesExtractor):
 def make_model(args, flags, task):
     how = {"features_extractor_class": Features, "net_arch": [], "normalize_images": False}
     rng = np.random.default_rng(args.seed)
-    envs = [Levels(flags, task, one) for one in rng.spawn(8 if args.algorithm == "ppo" else 1)]
-    if args.algorithm == "ppo":  # as rl-starter-files trains MiniGrid
+    is_ppo = args.algorithm == "ppo"
+    envs = [TrainingLevels(flags, task, one, not is_ppo) for one in rng.spawn(8 if is_ppo else 1)]
+    if is_ppo:  # as rl-starter-files trains MiniGrid
         vec = DummyVecEnv([lambda env=env: env for env in envs])
         return PPO(
             "MlpPolicy", vec, 1e-3, n_steps=128, batch_size=256, n_epochs=4, ent_coef=0.01,
             policy_kwargs=how, seed=args.seed, device="cpu",
         )  # fmt: skip
     return DQN(  # the script's own numbers, and SB3's exploration
-        "MlpPolicy", envs[0], 1e-3, buffer_size=100_000, batch_size=128, gamma=0.95, tau=1.0,
-        train_freq=4, target_update_interval=2_000, exploration_fraction=0.1, policy_kwargs=how,
-        exploration_final_eps=0.02, seed=args.seed, device="cpu",
+        "MlpPolicy", envs[0], flags.learning_rate, buffer_size=flags.total_timesteps,
+        batch_size=flags.batch_size, gamma=flags.gamma, train_freq=flags.train_frequency,
+        target_update_interval=flags.target_network_frequency, exploration_fraction=0.1,
+        exploration_final_eps=flags.end_e, policy_kwargs=how, seed=args.seed, device="cpu",
     )  # fmt: skip
 
 
-def policies(model, num_actions):
+def policies(model):
     """How an evaluation acts -> its policy."""
     if isinstance(model, PPO):
         return {"network": lambda obs, keys=None: model.predict(obs)[0]}
@@ -98,7 +100,7 @@ def policies(model, num_actions):
 
     return {
         "network": lambda obs, keys=None: values(obs).argmax(axis=1),
-        "graph": EpisodeGraph(values, num_actions, gamma=0.95),
+        "graph": EpisodeGraph(values, model.action_space.n, model.gamma),
     }
 
 
@@ -110,7 +112,6 @@ def main():
     flags = gb_dqn_minigrid.Args(
         env_id=args.env_id, seed=args.seed, num_levels=args.num_levels, view=args.view
     )
-    flags.is_sign = args.algorithm == "dqn"
     task = gb_dqn_minigrid.task_of(args.env_id)
     model = make_model(args, flags, task)
     same = {
@@ -121,7 +122,7 @@ def main():
     while model.num_timesteps < args.total_timesteps and best < args.enough:
         model.learn(args.eval_frequency, reset_num_timesteps=False)
         rows = []
-        for act_on, policy in policies(model, model.action_space.n).items():
+        for act_on, policy in policies(model).items():
             seed = [args.seed, model.num_timesteps]
             returns, _ = gb_dqn_minigrid.evaluate(flags, task, policy, seed, EPISODES)
             same["wall_seconds"] = round(time.perf_counter() - begin, 1)

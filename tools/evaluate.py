@@ -20,7 +20,7 @@ from gbtools.output import arguments, fail, one_line_errors
 from scipy import stats
 
 from gbcore import EpisodeGraph
-from gbcore.run import Count, Fraction, NonNegative
+from gbcore.run import Count, Fraction, NonNegative, any_action
 from gbcore.run.flags import require_package
 from gbcore.run.logger import with_file
 
@@ -61,12 +61,12 @@ def main():
         require_package("imageio_ffmpeg")
     run = recorded.read(args.run)
     more = {} if args.env_kwargs is None else {"env_kwargs": args.env_kwargs}
-    returns, lengths, film = play(run, args.episodes, args.epsilon, args.seed, **more)
-    by_chance, *_ = play(run, args.episodes, 1.0, args.seed, **more)
+    policy, how = run.policy(), (args.episodes, args.epsilon, args.seed)
+    returns, lengths, film = play(run, *how, policy, **more)
+    by_chance, *_ = play(run, args.episodes, 1.0, args.seed, any_action, **more)
     alone = ""
-    if isinstance(run.policy(), EpisodeGraph):  # docs/levels.md
-        act = run.learner.act_on_network
-        on_network, *_ = play(run, args.episodes, args.epsilon, args.seed, act, **more)
+    if isinstance(policy, EpisodeGraph):  # docs/levels.md
+        on_network, *_ = play(run, *how, run.learner.act_on_network, **more)
         alone = f" on a graph of its own episode, {np.mean(on_network):.4g} on the network alone"
     error = f" (standard error {stats.sem(returns):.2g})" if len(returns) > 1 else ""
     print(

@@ -9,6 +9,7 @@ from gbcore.run.episodes import (
     last_tenth,
     nearest,
     play_episodes,
+    score_at_random,
     write_video,
 )  # fmt: skip
 from gbcore.run.flags import (
@@ -31,5 +32,5 @@ __all__ = [
     "NonNegative", "PositiveFloat", "Prior", "Replayed", "RunFlags", "StopSignal", "any_action",
     "fail", "film_episode", "flush_denormals", "last_tenth", "load_checkpoint", "nearest",
     "number", "one_line_errors", "parse_flags", "play_episodes", "save_checkpoint",
-    "seed_everything", "warn", "write_video",
+    "score_at_random", "seed_everything", "warn", "write_video",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,15 @@ def play_episodes(
         lengths[running] += 1
         running = [i for i, is_over in zip(running, over, strict=True) if not is_over]
     return returns.tolist(), lengths.tolist()
+
+
+def score_at_random(
+    evaluate: Callable[..., Any], args: Any, env_id: str, step: int, stop: Any
+) -> float | None:
+    """Mean return of random actions in a script's evaluation; None if stop was asked."""
+    how = replace(args, eval_epsilon=1.0), env_id, any_action, [args.seed, step]
+    played = evaluate(*how, args.eval_episodes, stop)
+    return None if played is None else float(np.mean(played[0]))
 
 
 def any_action(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> NDArray[np.int64]:
