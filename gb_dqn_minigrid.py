@@ -109,11 +109,11 @@ class Args(gb.RunFlags):
 class QNetwork(nn.Module):
     """One channel per object, colour and state; two convolutions, two dense layers.
 
-    Where levels change the dense layers also read the largest value of each channel of the first
-    convolution, 32 in place of 16: lava ahead is then lava ahead, wherever the agent is.
+    Around the agent, a grid is moved and turned until the agent is in the middle and looks along
+    the first axis: a door ahead is then a door ahead, wherever the agent is in whatever level.
     """
 
-    def __init__(self, obs_shape, num_actions, levels_change=False):
+    def __init__(self, obs_shape, num_actions, around_agent=False):
         super().__init__()
         # Of each of the three, the first (empty, red, open or right) is where all channels are 0.
         num_objects, num_colours, num_states = len(OBJECT_TO_IDX), len(COLOR_TO_IDX), 4
@@ -131,35 +131,56 @@ class QNetwork(nn.Module):
         which, code = torch.tensor(codes).unbind(1)
         self.register_buffer("which", which, persistent=False)
         self.register_buffer("code", code.to(torch.uint8), persistent=False)
-        self.levels_change, size = levels_change, 32 * ((width - 1) // 2) * ((height - 1) // 2)
-        if not levels_change:
-            self.layers = nn.Sequential(
-                nn.Conv2d(len(codes), 16, 3), nn.ReLU(),  # the border of a grid is wall
-                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
-                nn.Flatten(),
-                nn.Linear(size, 128), nn.ReLU(),
-                nn.Linear(128, num_actions),
-            )  # fmt: skip
-            return
-        self.near = nn.Sequential(nn.Conv2d(len(codes), 32, 3), nn.ReLU())
-        self.far = nn.Sequential(nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten())
-        self.out = nn.Sequential(nn.Linear(size + 32, 128), nn.ReLU(), nn.Linear(128, num_actions))
+        around = cells_around_agent(width, height) if around_agent else None
+        self.register_buffer("around", around, persistent=False)
+        if around_agent:
+            width = height = max(width, height)
+        self.layers = nn.Sequential(
+            nn.Conv2d(len(codes), 16, 3), nn.ReLU(),  # the border of a grid is wall
+            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * ((width - 1) // 2) * ((height - 1) // 2), 128), nn.ReLU(),
+            nn.Linear(128, num_actions),
+        )  # fmt: skip
 
     def forward(self, obs):
         """uint8 [B, W, H, 3 or 12] -> values [B, num_actions]."""
+        if self.around is not None:
+            obs = self.move_to_agent(obs)
         x = obs.index_select(3, self.which) == self.code
-        x = x.permute(0, 3, 1, 2).float()
-        if not self.levels_change:
-            return self.layers(x)
-        near = self.near(x)  # [B, 32, W - 2, H - 2]
-        return self.out(torch.cat([self.far(near), near.amax((2, 3))], 1))
+        return self.layers(x.permute(0, 3, 1, 2).float())
+
+    def move_to_agent(self, obs):
+        """uint8 [B, W, H, 3] -> [B, N, N, 3], N = max(W, H), without the agent itself."""
+        cells, size = obs.flatten(1, 2), max(obs.shape[1:3])
+        agent = (cells[..., 0] == OBJECT_TO_IDX["agent"]).int().argmax(1)  # [B]
+        direction = cells[torch.arange(len(obs), device=obs.device), agent, 2].long()
+        around = self.around[agent, direction]  # [B, N * N]
+        moved = cells.take_along_dim(around[..., None], 1).unflatten(1, (size, size))
+        moved[:, size // 2, size // 2] = 0
+        return moved
 
     values = forward
 
 
+def cells_around_agent(width, height):
+    """Cells in the order in which an agent sees them, by its cell and direction.
+
+    Returns int64 [W * H, 4, N * N], N = max(W, H). The grid goes on beyond each side with the other
+    one; where it is no square, cells that it lacks are its corner, a wall.
+    """
+    size = max(width, height)
+    ahead, right = torch.meshgrid(*[torch.arange(size) - size // 2] * 2, indexing="ij")
+    dx, dy = torch.tensor([[1, 0, -1, 0], [0, 1, 0, -1]])[..., None, None]  # right, down, left, up
+    cell = torch.arange(width * height)[:, None, None, None]
+    x = (cell // height + dx * ahead - dy * right) % size
+    y = (cell % height + dy * ahead + dx * right) % size
+    return torch.where((x < width) & (y < height), x * height + y, 0).flatten(2)
+
+
 def make_network(args, obs_shape, num_actions):
     """The network that these flags ask for."""
-    return QNetwork(obs_shape, num_actions, args.num_levels != 1)
+    return QNetwork(obs_shape, num_actions, args.num_levels != 1 and args.view == "grid")
 
 
 # --------------------------------------------------------------------------------------------------

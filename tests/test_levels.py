@@ -6,11 +6,14 @@ import json
 import evaluate
 import numpy as np
 import pytest
+import torch
 from conftest import command, jitted, only_run
+from minigrid.core.constants import OBJECT_TO_IDX
 
 import gb_dqn_minigrid
 from gbcore import EpisodeGraph, FirstTries, FrontierEpisodes, FrontierPlanner, TransitionGraph
 
+ROBOT = OBJECT_TO_IDX["agent"]
 GAMMA = 0.9
 
 
@@ -298,6 +301,47 @@ SMALL = [
     "--total-timesteps", "200", "--eval-frequency", "100", "--eval-episodes", "2",
     "--batch-size", "4", "--log-frequency", "100", "--target-network-frequency", "70",
 ]  # fmt: skip
+
+
+def naive_view(grid):
+    """The grid from the agent's place: [i, j] is i - N // 2 cells ahead of it, j - N // 2 right."""
+    width, height, _ = grid.shape
+    size = max(width, height)
+    (x, y), result = np.argwhere(grid[..., 0] == ROBOT)[0], np.zeros((size, size, 3), np.uint8)
+    dx, dy = ((1, 0), (0, 1), (-1, 0), (0, -1))[grid[x, y, 2]]
+    for i, j in np.ndindex(size, size):
+        ahead, right = i - size // 2, j - size // 2
+        at = (x + dx * ahead - dy * right) % size, (y + dy * ahead + dx * right) % size
+        is_self, is_inside = ahead == right == 0, at[0] < width and at[1] < height
+        result[i, j] = 0 if is_self else grid[at] if is_inside else grid[0, 0]
+    return result
+
+
+@pytest.mark.parametrize("task", ["DoorKey-6x6", "KeyCorridorS3R1"])  # a square, and none
+def test_where_levels_change_the_network_sees_the_grid_from_the_agent(task):
+    args = gb_dqn_minigrid.Args(env_id=task, num_levels=0)
+    rng = np.random.default_rng(0)
+    env = gb_dqn_minigrid.make_env(args, gb_dqn_minigrid.task_of(task), rng)
+    grids, directions = [env.reset()], set()
+    for action in rng.integers(3, size=60):
+        grids.append(env.step(action)[0])
+        directions.add(env.env.unwrapped.agent_dir)
+    network = gb_dqn_minigrid.make_network(args, env.obs.shape, env.num_actions)
+    moved = network.move_to_agent(torch.from_numpy(np.array(grids)))
+    assert directions == {0, 1, 2, 3}
+    np.testing.assert_array_equal(moved, [naive_view(grid) for grid in grids])
+    assert (moved[:, moved.shape[1] // 2, moved.shape[1] // 2] == 0).all()
+
+
+def test_a_level_that_is_turned_has_the_same_values():
+    args, rng = gb_dqn_minigrid.Args(num_levels=0), np.random.default_rng(0)
+    grid = gb_dqn_minigrid.make_env(args, "MiniGrid-DoorKey-6x6-v0", rng).reset()
+    turned = np.rot90(grid).copy()  # x, y -> W - 1 - y, x: right becomes down
+    x, y = np.argwhere(turned[..., 0] == ROBOT)[0]
+    turned[x, y, 2] = (turned[x, y, 2] + 1) % 4
+    network = gb_dqn_minigrid.QNetwork(grid.shape, 7, around_agent=True)
+    values = network(torch.from_numpy(np.stack([grid, turned])))
+    torch.testing.assert_close(values[0], values[1])
 
 
 @jitted
