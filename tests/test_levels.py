@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 
 import evaluate
 import numpy as np
@@ -176,6 +177,113 @@ def test_a_turn_is_worth_less_than_a_step_elsewhere():
     node = step(graph, tries, room((0, 0), [(3, 0)]), 0, room((1, 1), [(3, 0)]))
     planner.plan()
     assert planner.action_values(node) == pytest.approx([1.0, (1 + 1 / np.sqrt(2)) / 2])
+
+
+class NaiveFirstTries:
+    """FirstTries by its definition, of rooms: a list of all first tries, no sums."""
+
+    def __init__(self, num_actions):
+        self.num_actions, self.history, self.met, self.tried = num_actions, [], {}, set()
+
+    def begin(self, obs):
+        self.first, self.found = obs, Counter()
+        self.met[obs.tobytes()] = []
+
+    def observe(self, obs, action, reward, after, terminated):
+        """The worths of a state that is new, else None."""
+        contexts, gain, worths = self.met[obs.tobytes()], float(reward > 0), None
+        if after.tobytes() not in self.met and not terminated:
+            changed = map(tuple, np.argwhere((obs != after).any(axis=2)))
+            place = min(changed, key=lambda cell: np.count_nonzero(after == after[cell]))
+            self.found[place] += 1
+            gain = max(gain, self.found[place] ** -0.5)
+            beside = self.met[after.tobytes()] = self.contexts(after, *place)
+            worths = [self.worth(beside, action) for action in range(self.num_actions)]
+        if (obs.tobytes(), action) not in self.tried:
+            self.history.append((contexts, action, gain))
+        self.tried.add((obs.tobytes(), action))
+        return worths
+
+    def contexts(self, obs, row, column):
+        """Eight tuples (kind, content, ...)."""
+        has_changed, result = np.sum((obs != self.first).any(axis=2)) > 2, []
+        for side, (down, right) in enumerate([(-1, 0), (1, 0), (0, -1), (0, 1)]):
+            x, y = row + down, column + right
+            content = int(obs[row, column, 0])
+            beside = int(obs[x, y, 0]) if 0 <= x < 4 and 0 <= y < 4 else None
+            result += [(side, content, beside), (4 + side, content, beside, has_changed)]
+        return result
+
+    def gains(self, context, action):
+        return [gain for known, made, gain in self.history if made == action and context in known]
+
+    def explained(self, context, action):
+        kind = {one for known, *_ in self.history for one in known if one[:2] == context[:2]}
+        gains = [self.gains(one, action) for one in kind]
+        return sum(sum(of_one) ** 2 / len(of_one) for of_one in gains if of_one)
+
+    def worth(self, contexts, action):
+        explained = [self.explained(one, action) for one in contexts]
+        most = max(explained) - 1e-9
+        best = [one for one, share in zip(contexts, explained, strict=True) if share > most]
+        gains = [self.gains(one, action) for one in best]
+        return np.prod([(1 + sum(g)) / (1 + len(g)) for g in gains]) ** (1 / len(best))
+
+
+def test_worths_are_those_of_their_definition():
+    rng = np.random.default_rng(0)
+    graph, planner, tries = make_first_tries(num_actions=3)
+    naive, num_compared = NaiveFirstTries(3), 0
+    for _ in range(40):
+        lava, at = [tuple(rng.integers(4, size=2)) for _ in range(3)], (0, 0)
+        obs = room(at, lava)
+        tries.begin(graph.node(obs))
+        naive.begin(obs)
+        for time in range(8):
+            action, terminated = int(rng.integers(3)), False
+            if action == 2:  # clears lava, once some steps were made
+                lava = lava[1:] if time > 2 else lava
+            else:  # 0 goes right, 1 down
+                at = (min(3, at[0] + action), min(3, at[1] + 1 - action))
+                terminated = at in lava
+            after, reward = room(at, lava), float(at == (3, 3))
+            node = step(graph, tries, obs, action, after, reward, terminated)
+            worths = naive.observe(obs, action, reward, after, terminated)
+            if worths is not None:
+                planner.plan()
+                np.testing.assert_allclose(planner.action_values(node), worths)
+                num_compared += min(worths) < 1
+            if terminated:
+                break
+            obs = after
+    assert num_compared > 50
+
+
+def test_a_door_that_a_key_opens_is_tried_with_the_key_alone():
+    graph, planner, tries = make_first_tries(num_actions=2)
+    key, door = (3, 3), (1, 2)
+    for number in range(3):  # levels that differ in a cell far away
+        first = room((0, 0), [key, door, (3, number)])
+        before = room((1, 1), [key, door, (3, number)])
+        tries.begin(graph.node(first))
+        step(graph, tries, first, 0, before)
+        step(graph, tries, before, 1, before)  # in vain
+    for number in range(3):
+        first = room((0, 0), [key, door, (2, number)])
+        taken = room((0, 0), [door, (2, number)])
+        before = room((1, 1), [door, (2, number)])
+        tries.begin(graph.node(first))
+        step(graph, tries, first, 0, taken)
+        node = step(graph, tries, taken, 0, before)
+        planner.plan()
+        if number < 2:
+            step(graph, tries, before, 1, room((1, 2), [(2, number)]), reward=1.0, terminated=True)
+    with_key = planner.action_values(node)[1]
+    tries.begin(graph.node(room((0, 0), [key, door])))
+    node = step(graph, tries, room((0, 0), [key, door]), 0, room((1, 1), [key, door]))
+    planner.plan()
+    assert with_key == pytest.approx(1.0)
+    assert planner.action_values(node)[1] == pytest.approx(1 / 4)
 
 
 def test_an_episode_counts_its_places_anew():
