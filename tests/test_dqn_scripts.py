@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import JIT, command, jitted, only_run, play, scaled
-from gbtools.output import read_rows
 from gbtools.runs import read_metrics
 from minigrid.wrappers import FullyObsWrapper
 
@@ -280,52 +279,11 @@ SMALL = [
 ]  # fmt: skip
 
 
-@both
-@jitted
-def test_what_a_run_leaves(script, task, tmp_path):
-    """That it is the same for the same seed is in test_resume.py."""
-    words = ("--env-id", task, "--buffer-size", "20", *SMALL, "--run-dir", tmp_path)
-    assert command(script, *words) == 0
-    run = only_run(tmp_path)
-    assert len(read_metrics(run)) == 6
-    rows = read_rows(run / "evaluations.csv")
-    assert [row["global_step"] for row in rows] == ["25", "25", "50", "50", "60", "60"]
-    result = json.loads((run / "result.json").read_text())
-    assert result["steps"] == 60
-    assert result["score"] == np.mean([float(row["episodic_return"]) for row in rows[-2:]])
-    names = {path.name.partition(".1")[0] for path in run.iterdir()}
-    tables = {"metrics.csv", "evaluations.csv"}
-    others = {"config.json", "result.json", "checkpoint.npz", "model.pt", "graph.npz"}
-    assert names == {*tables, *others, "events.out.tfevents"}
-    graph = TransitionGraph.load(run / "graph.npz")
-    assert graph.num_transitions == 20
-    assert graph.check_valid() == []
-
-
 @jitted
 def test_video(tmp_path):
     flags = ("--env-id", "breakout", *SMALL, "--capture-video", "--run-dir", tmp_path)
     assert command(minatar_script, *flags) == 0
     assert (only_run(tmp_path) / "episode.mp4").stat().st_size > 1_000
-
-
-@pytest.mark.parametrize(
-    ("script", "name", "expected"),
-    [
-        (minigrid_script, "DoorKey-6x6", "MiniGrid-DoorKey-6x6-v0"),
-        (minigrid_script, "minigrid-empty-8x8", "MiniGrid-Empty-8x8-v0"),
-        (minigrid_script, "LAVACROSSINGS9N2-v0", "MiniGrid-LavaCrossingS9N2-v0"),
-        (minigrid_script, "MultiRoom-N4-S5", "MiniGrid-MultiRoom-N4-S5-v1"),
-        (minigrid_script, "GoToRedBall", "BabyAI-GoToRedBall-v0"),
-        (minigrid_script, "Unlock", "MiniGrid-Unlock-v0"),
-        (minigrid_script, "babyai-unlock", "BabyAI-Unlock-v0"),
-        (minatar_script, "MinAtar/Freeway-v0", "freeway"),
-        (minatar_script, "MinAtar/SpaceInvaders-v1", "space_invaders"),
-        (minatar_script, "SpaceInvaders", "space_invaders"),
-    ],
-)
-def test_spellings_of_a_task(script, name, expected):
-    assert script.task_of(name) == expected
 
 
 def test_a_grid_with_other_actions_is_one_line(capsys):

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 import would_it_help
-from conftest import as_bytes, command, is_one_line, jitted, only_run
-from gbtools.runs import read_metrics
+from conftest import command, is_one_line, jitted, only_run
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
@@ -27,7 +26,7 @@ from examples import gb_dqn_gymnasium as example
 from examples import offline, sokoban
 from gbcore import FrontierEpisodes, Replay, TransitionGraph
 from gbcore.run import load_checkpoint, write_video
-from gbcore.run.environment import GymnasiumTask, gymnasium_id
+from gbcore.run.environment import GymnasiumTask
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
@@ -287,21 +286,6 @@ def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
     assert (a != b, b == c, c != d) == (True, True, True)
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("FrozenLake-v1", "FrozenLake-v1"),
-        ("frozen_lake", "FrozenLake-v1"),
-        (" taxi ", "Taxi-v4"),
-        ("CartPole-v0", "CartPole-v0"),
-        ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid:MiniGrid-Empty-5x5-v0"),
-        ("minigrid:minigrid-empty-5x5", "minigrid:MiniGrid-Empty-5x5-v0"),
-    ],
-)
-def test_names_as_people_type_them(typed, meant):
-    assert gymnasium_id(typed) == meant
-
-
 def test_parts_of_observations_can_be_left_out():
     def task(space, names):
         kwargs, rng = json.dumps({"space": space}), np.random.default_rng(0)
@@ -411,19 +395,6 @@ def test_a_replay_with_keys_refuses_what_is_no_observation_and_has_then_not_chan
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backup", [*example.BACKUPS, "whole-graph"])
-def test_every_backup_leaves_a_whole_run(backup, tmp_path):
-    run = run_example(tmp_path, "--backup", backup, "--train-frequency", "10")
-    result = json.loads((run / "result.json").read_text())
-    names = ("script", "env_id", "backup", "steps")
-    assert [result[name] for name in names] == ["gb_dqn_gymnasium", "FrozenLake-v1", backup, 300]
-    assert result["versions"]["gymnasium"] == gymnasium.__version__
-    assert len((run / "evaluations.csv").read_text().splitlines()) == 1 + 2 * 2
-    assert len(read_metrics(run)) == 3
-    assert TransitionGraph.load(run / "graph.npz").num_transitions == 300
-    assert next(run.glob("events.out.tfevents.*")).stat().st_size > 0
-
-
 def test_frozen_lake_is_learned_and_evaluated_elsewhere_and_beside_chance(tmp_path, capsys):
     run = run_example(
         tmp_path, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000"
@@ -474,29 +445,6 @@ def test_the_replay_holds_the_observations_of_the_run(flags, tmp_path):
         env.state = seen[i].astype(np.float64)
         after = env.step(int(rows["action"][i]))[0]
         np.testing.assert_allclose(after, seen[i + 1], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--env-id", "CartPole-v1", "--round", "1", "--exploration", "frontier"),
-        ("--env-id", "FrozenLake-v1", "--key-last-action", "--buffer-size", "120"),
-        ("--env-id", "CartPole-v1", "--round", "0", "--backup", "whole-graph", "--prior", "0.3"),
-    ],
-    ids=["rounded", "last action", "whole graph"],
-)
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(flags, tmp_path):
-    flags = ("--buffer-size", "200", *flags)
-    whole = run_example(tmp_path / "whole", *flags)
-    run = run_example(tmp_path / "parts", *flags, "--total-timesteps", "170")
-    assert command(example, "--resume", run, "--total-timesteps", 300) == 0
-    name = "evaluations.csv"
-    kept = [line for line in (run / name).read_text().splitlines() if not line.startswith("170,")]
-    assert kept == (whole / name).read_text().splitlines()
-    a, b = load_checkpoint(whole), load_checkpoint(run)
-    for tree in (a, b):
-        del tree["logger"], tree["flags"]
-    assert as_bytes(a) == as_bytes(b)
 
 
 BAD = {

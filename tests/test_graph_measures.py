@@ -5,7 +5,6 @@ import itertools
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -30,7 +29,7 @@ from gbcore.run import load_checkpoint, save_checkpoint
 from gbcore.run.flags import check_flags
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = conftest.jitted
+pytestmark = [conftest.jitted, pytest.mark.usefixtures("torch_settings")]
 
 
 def recorded_rows(rows, num_actions=2):
@@ -361,10 +360,9 @@ def draw_graph():
 def run_folder(tmp_path_factory):
     """A finished run of 300 steps."""
     folder = tmp_path_factory.mktemp("runs")
-    words = "gb_dqn_minigrid.py --env-id Empty-5x5 --total-timesteps 300 --learning-starts 200 "
-    words += "--train-frequency 20 --eval-frequency 0 --eval-episodes 1 --run-dir"
-    command = (sys.executable, *words.split(), str(folder))
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    words = "--env-id Empty-5x5 --total-timesteps 300 --learning-starts 200 --train-frequency 20 "
+    words += "--eval-frequency 0 --eval-episodes 1 --run-dir"
+    assert command(gb_dqn_minigrid, *words.split(), folder) == 0
     return next(folder.iterdir())
 
 
@@ -425,7 +423,6 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     assert is_one_line(capsys, "--video", "none/e.mp4")
 
 
-@pytest.mark.usefixtures("torch_settings")
 def test_what_acts_on_its_graph_plays_on_so(tmp_path):
     flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50, "batch_size": 4}
     flags |= {"total_timesteps": 400, "eval_frequency": 0, "target_network_frequency": 100}

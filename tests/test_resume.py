@@ -50,6 +50,10 @@ CASES = {
                           "--buffer-size", "90", *ON_GRAPH, *DQN]
     ),
     "gymnasium": (gb_dqn_gymnasium, ["--env-id", "Taxi-v4", "--key-last-action", *DQN[:-2]]),
+    "gymnasium, rounded": (
+        gb_dqn_gymnasium, ["--env-id", "CartPole-v1", "--round", "1", "--time-limit", "50",
+                           "--buffer-size", "120", *ON_GRAPH, *DQN]
+    ),
     "minatar": (gb_dqn_minatar, ["--env-id", "asterix", "--train-frequency", "7", "--backup",
                                  "graph-mixed", *FRONTIER, *DQN]),
     "atari": (gb_rainbow_atari, ["--buffer-size", "100", *FRONTIER, *ATARI]),

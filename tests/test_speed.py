@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import speed
 from conftest import command, is_one_line, jitted
-from gbtools.output import read_rows, write_rows
+from gbtools.runs import read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
