@@ -40,6 +40,12 @@ JIT = not numba.config.DISABLE_JIT
 # that in which it is quicker. A new process without JIT has no kernels to load.
 jitted = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
 interpreted = pytest.mark.skipif(JIT, reason="runs with the suite without JIT")
+if not JIT:  # what all of a file is marked with is not imported for nothing
+    collect_ignore = [
+        path.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        if re.search(r"^pytestmark = \[?jitted", path.read_text(), re.MULTILINE)
+    ]
 
 
 def scaled(jitted, interpreted=None):

@@ -95,15 +95,15 @@ def test_minigrid_observations_are_the_full_grid_in_a_fixed_layout():
 @pytest.mark.skipif(not JIT, reason="thousands of steps")
 def test_frontier_episodes_try_everything_and_ordinary_ones_do_not(tmp_path):
     """Nothing is learned: what is found is exploration's alone."""
-    found = {}
+    num_states = {}
     for exploration in ("epsilon-greedy", "frontier"):
         learner, run = play(
             minigrid_script, tmp_path / exploration, env_id="LavaCrossingS9N2",
             total_timesteps=4_000, eval_frequency=0, exploration=exploration, log_frequency=500,
         )  # fmt: skip
-        found[exploration] = learner.graph.num_nodes
+        num_states[exploration] = learner.graph.num_nodes
     assert learner.replay.reward.max() == 1.0
-    assert found["epsilon-greedy"] < 0.7 * found["frontier"]
+    assert num_states["epsilon-greedy"] < 0.7 * num_states["frontier"]
     rows = read_metrics(run)
     assert max(float(row["frontier/share"]) for row in rows) > 0.25
     assert [float(rows[-1][f"frontier/{name}"]) for name in ("untried", "share")] == [0, 0]

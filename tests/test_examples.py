@@ -255,8 +255,8 @@ def test_a_limit_of_the_environment_s_own_is_told(capsys):
     )  # fmt: skip
     task.reset()
     assert [task.step(0)[3] for _ in range(100)][-1]
-    told = "cuts its episodes itself, before --time-limit: this one after 100 steps"
-    assert is_one_line(capsys, "warning: ", told)
+    message = "cuts its episodes itself, before --time-limit: this one after 100 steps"
+    assert is_one_line(capsys, "warning: ", message)
 
 
 def test_an_end_at_the_limit_is_an_end_and_no_truncation():
@@ -269,11 +269,11 @@ def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
     def keys(obs, **flags):
         task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), **flags)
         task.reset()
-        found = []
+        result = []
         for values, task.actions in obs:
             task._observe(np.array(values, np.float32))
-            found.append(None if task.key is None else task.key.tobytes())
-        return found
+            result.append(None if task.key is None else task.key.tobytes())
+        return result
 
     near = [([0.01, 2.0, -0.04], []), ([-0.02, 1.96, 0.0], [1]), ([0.06, 2.0, 0.0], [1])]
     assert keys(near) == [None] * 3
@@ -570,25 +570,25 @@ def floats(*values):
 def graph_of_the_page():
     """The namespace after the page's first snippet: key_of, graph and replay."""
     obs, next_obs = floats(0.0, -0.01, 0.32, 1), floats(0.01, 0.0, 0.33, 1)
-    found = names(obs=obs, next_obs=next_obs, action=1, reward=1.0, terminated=False)
-    exec(KEY, found)
-    return found
+    namespace = names(obs=obs, next_obs=next_obs, action=1, reward=1.0, terminated=False)
+    exec(KEY, namespace)
+    return namespace
 
 
 def test_the_page_s_key_merges_and_its_replay_keeps_what_was_seen():
-    found = graph_of_the_page()
-    graph, replay = found["graph"], found["replay"]
-    assert found["node"] == found["next_node"]
-    replay.add(found["node"], 0, 0.0, found["node"], False, found["next_obs"])
+    namespace = graph_of_the_page()
+    graph, replay = namespace["graph"], namespace["replay"]
+    assert namespace["node"] == namespace["next_node"]
+    replay.add(namespace["node"], 0, 0.0, namespace["node"], False, namespace["next_obs"])
     seen = replay.observations(replay.batch_of(np.array([0, 1])))
-    np.testing.assert_array_equal(seen, [found["obs"], found["next_obs"]])
-    np.testing.assert_array_equal(graph.observations_of([found["node"]]), [found["obs"]])
+    np.testing.assert_array_equal(seen, [namespace["obs"], namespace["next_obs"]])
+    np.testing.assert_array_equal(graph.observations_of([namespace["node"]]), [namespace["obs"]])
 
 
 def test_the_page_s_dict_observation_is_an_array():
     space = spaces.Dict(position=spaces.Box(0, 1, (2,)), has_key=spaces.Discrete(2))
-    exec(DICT, found := names(space=space))
-    np.testing.assert_allclose(found["obs"], [0.1, 0.2, 0, 1], rtol=1e-6)
+    exec(DICT, namespace := names(space=space))
+    np.testing.assert_allclose(namespace["obs"], [0.1, 0.2, 0, 1], rtol=1e-6)
 
 
 class Clock(gymnasium.Env):
@@ -615,16 +615,16 @@ def clocks(mode):
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 def test_the_page_s_loops_record_every_transition_and_no_reset(mode):
-    found = graph_of_the_page()
-    graph = found["graph"] = TransitionGraph(
+    namespace = graph_of_the_page()
+    graph = namespace["graph"] = TransitionGraph(
         2, (4,), np.float32, key_shape=(4,), key_dtype=np.int32
     )
-    found["envs"] = clocks(getattr(gymnasium.vector.AutoresetMode, mode))
+    namespace["envs"] = clocks(getattr(gymnasium.vector.AutoresetMode, mode))
     if mode == "NEXT_STEP":
-        exec(NEXT_STEP, found)
+        exec(NEXT_STEP, namespace)
     else:
         start, body = NEXT_STEP.split("    obs, rewards")[0], SAME_STEP
-        exec(start + body, found)
+        exec(start + body, namespace)
     edges = graph.edges()
     before = graph.observations_of(edges["source"])[:, :2]
     after = graph.observations_of(edges["next"])[:, :2]
@@ -654,8 +654,10 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
         network.forward = lambda x, forward=forward: forward(x.float())
     optimizer = torch.optim.Adam(q_network.parameters(), lr=0.01)
     obs, _ = envs.reset(seed=0)
-    found = names(args=args, envs=envs, obs=obs, target_network=target_network, q_network=q_network)
-    exec(begin, found)
+    namespace = names(
+        args=args, envs=envs, obs=obs, target_network=target_network, q_network=q_network
+    )
+    exec(begin, namespace)
     rng, num_truncated = np.random.default_rng(0), 0
     for step in range(3500):
         actions = rng.integers(4, size=1)
@@ -665,22 +667,22 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
             if truncated:
                 real_next_obs[i] = infos["final_obs"][i]
                 num_truncated += 1
-        found |= {"actions": actions, "rewards": rewards, "terminations": terminations}
-        found |= {"obs": obs, "real_next_obs": real_next_obs}
-        exec(add, found)
+        namespace |= {"actions": actions, "rewards": rewards, "terminations": terminations}
+        namespace |= {"obs": obs, "real_next_obs": real_next_obs}
+        exec(add, namespace)
         obs = next_obs
         if step % 4 == 3:
-            exec(learn, found)
+            exec(learn, namespace)
             optimizer.zero_grad()
-            torch.nn.functional.mse_loss(found["td_target"], found["old_val"]).backward()
+            torch.nn.functional.mse_loss(namespace["td_target"], namespace["old_val"]).backward()
             optimizer.step()
         if step % 100 == 99:
             target_network.load_state_dict(q_network.state_dict())
-            assert not found["leaves"].known.any()
+            assert not namespace["leaves"].known.any()
     start = q_network(torch.eye(16)[0]).max().item()
     assert start == pytest.approx(0.9**5, abs=0.05)
-    exec(WHOLE, found | {"obs": np.eye(16)[:1].astype(obs.dtype)})
-    edges, states = found["graph"].edges(), found["graph"].observations.argmax(axis=1)
+    exec(WHOLE, namespace | {"obs": np.eye(16)[:1].astype(obs.dtype)})
+    edges, states = namespace["graph"].edges(), namespace["graph"].observations.argmax(axis=1)
     assert num_truncated > 5
     for source, action, after, over in zip(
         *(edges[name] for name in ("source", "action", "next", "terminated")), strict=True

@@ -119,8 +119,8 @@ def test_evaluate_plays_each_environment_its_share(monkeypatch):
     games = iter([Timed(9), Timed(2)])
     monkeypatch.setattr(atari, "make_envs", lambda *_, **__: next(games))
     args = script.Args(eval_envs=2, eval_epsilon=0.0)
-    found = atari.evaluate(args, "", lambda obs: np.ones(len(obs)), 5, 3)
-    assert found == ([9, 9, 2], [9, 9, 2])
+    episodes = atari.evaluate(args, "", lambda obs: np.ones(len(obs)), 5, 3)
+    assert episodes == ([9, 9, 2], [9, 9, 2])
 
 
 def test_video_is_written(tmp_path):
@@ -177,18 +177,18 @@ def on_gpu(learner):
 
 def updated(learner, batch):
     """What an update returns, and its targets; always of the same noise and subgraphs."""
-    found = []
+    targets = []
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
         for states in (updates.PathStates, updates.PaddedStates):
 
-            def noted(*args, of=states.targets):
-                found.append(of(*args))
-                return found[-1]
+            def noted(*args, call=states.targets):
+                targets.append(call(*args))
+                return targets[-1]
 
             patch.setattr(states, "targets", noted)
         result = learner.update(batch, np.random.default_rng(1))
-    return result, *found
+    return result, *targets
 
 
 def whole_targets(learner, batch):

@@ -415,11 +415,11 @@ def test_a_damaged_checkpoint_is_refused(finished, capsys):
         changed[place] ^= 16
         path.write_bytes(changed)
         try:
-            found = as_bytes(checkpoint.load_checkpoint(run))
+            read = as_bytes(checkpoint.load_checkpoint(run))
         except ValueError:
             noticed.append(place)
         else:
-            assert found == tree, "bits of no meaning, as the date of a member"
+            assert read == tree, "bits of no meaning, as the date of a member"
     assert set(in_arrays) <= set(noticed)
     assert len(noticed) > len(in_arrays) + 150
     is_refused(script, run, capsys, "whole checkpoint")

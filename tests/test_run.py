@@ -321,10 +321,10 @@ def test_a_tracked_run_begins_and_ends_at_wandb(tmp_path, monkeypatch, capsys):
 
 def test_denormals_are_flushed_before_anything_is_played(tmp_path, monkeypatch):
     """Also where a run goes on: the episode under way is played again."""
-    found, reset = [], script.Game._begin
+    denormals, reset = [], script.Game._begin
 
     def resetting(game, seed):
-        found.append(float(torch.tensor(1e-40) * 1))
+        denormals.append(float(torch.tensor(1e-40) * 1))
         return reset(game, seed)
 
     monkeypatch.setattr(script.Game, "_begin", resetting)
@@ -332,8 +332,8 @@ def test_denormals_are_flushed_before_anything_is_played(tmp_path, monkeypatch):
         words = words if "--run-dir" in words else (*words, only_run(tmp_path))
         torch.set_flush_denormal(False)
         assert command(script, *words) == 0
-    assert found
-    assert not any(found)
+    assert denormals
+    assert not any(denormals)
 
 
 def test_a_run_without_a_reward_says_so(tmp_path, capsys, monkeypatch):

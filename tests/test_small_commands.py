@@ -86,8 +86,8 @@ def test_labels_of_curves_are_the_flags_that_differ(tmp_path):
         make_run(run := tmp_path / name, env_id="DoorKey-6x6")
         config = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps(config | {"script": f"/a/{name}.py"}))
-    found = plot_runs.labels(plot_runs.read_settings([tmp_path]))
-    names = [label.split(" (")[0] for label in found]
+    labels = plot_runs.labels(plot_runs.read_settings([tmp_path]))
+    names = [label.split(" (")[0] for label in labels]
     assert names == [f"DoorKey-6x6, graph, script {name}" for name in ("mine", "theirs")]
 
 
@@ -98,8 +98,8 @@ def test_words_of_flags_are_read_again_as_they_were():
         {"run_dir": "-x", "env_id": "--seed", "env_kwargs": "-1", "save_model": False},
         {"round": -2, "leave_out": "", "seed": 3},
     ):
-        found = tyro.cli(flags, args=words_of(given))
-        assert {name: getattr(found, name) for name in given} == given
+        args = tyro.cli(flags, args=words_of(given))
+        assert {name: getattr(args, name) for name in given} == given
         assert words_of({name: str(value) for name, value in given.items()}) == words_of(given)
 
 

@@ -176,7 +176,7 @@ def test_a_run_that_fails_is_named_and_a_cluster_gets_every_run(tmp_path, monkey
     ray = SimpleNamespace(
         init=lambda address, **_: sizes.append(address),
         remote=lambda function: SimpleNamespace(options=options),
-        get=lambda found: found,
+        get=lambda status: status,
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(sys, "executable", "false")
