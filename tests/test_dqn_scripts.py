@@ -109,6 +109,7 @@ def test_frontier_episodes_try_everything_and_ordinary_ones_do_not(tmp_path):
     assert [float(rows[-1][f"frontier/{name}"]) for name in ("untried", "share")] == [0, 0]
 
 
+@jitted
 def test_minigrid_trains_on_success_and_collisions_and_reports_returns(tmp_path):
     learner, run = play(
         minigrid_script,
@@ -162,6 +163,7 @@ def test_minatar_time_limits_are_truncations(name):
             game.reset()
 
 
+@jitted
 def test_minatar_episodes_are_cut_at_the_cap(tmp_path, monkeypatch):
     monkeypatch.setattr(minatar_script, "MAX_STEPS", 50)
     replay = learner_of(minatar_script, "freeway", tmp_path, total_timesteps=160).replay
@@ -206,6 +208,7 @@ def test_minatar_episode_seed():
 
 
 @both
+@jitted
 @pytest.mark.parametrize(("steps", "score"), [(100, 95.5), (12, 12.0)])
 def test_score_is_the_mean_over_the_last_tenth_of_the_evaluations(
     script, task, steps, score, tmp_path
@@ -260,6 +263,7 @@ def test_targets_are_bit_identical_with_and_without_the_table(script, task, tmp_
 
 
 @both
+@jitted
 def test_update_moves_the_prediction_towards_the_target(script, task, tmp_path):
     learner = learner_of(script, task, tmp_path, learning_rate=1e-3)
     rng = np.random.default_rng(0)

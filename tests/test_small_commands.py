@@ -14,7 +14,7 @@ from gbtools.play import script_of
 from gbtools.runs import read_returns, words_of
 from test_sweep import make_run
 
-from benchmark import timings
+pytestmark = jitted
 
 
 def test_a_learning_curve_is_the_mean_of_its_seeds(tmp_path, capsys):
@@ -140,11 +140,3 @@ def test_every_task_has_a_panel_and_every_text_is_shown_as_it_was_typed(monkeypa
         text.set_parse_math(False)
         boxes.append(text.get_window_extent())
         assert boxes[0].width == boxes[1].width, "shown letter by letter"
-
-
-@jitted
-def test_targets_are_timed(capsys):
-    timings.targets(transitions=200, batches=20)
-    assert capsys.readouterr().out.count("\n| ") == 5  # and the header
-    timings.curve(1_000, 1_000)
-    assert "\n| 1,000 | " in capsys.readouterr().out
