@@ -6,8 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import JIT, command, jitted, only_run, play, scaled
-from gbtools.runs import read_metrics
+from conftest import JIT, command, jitted, only_run, play, read_metrics, scaled
 from minigrid.wrappers import FullyObsWrapper
 
 import gb_dqn_minatar as minatar_script

@@ -210,14 +210,7 @@ def test_levels_that_change_are_told_from_one_level_and_from_states_that_never_r
     assert "own (docs/levels.md)" in would_it_help.judge(mazes)[1]
 
 
-def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path, monkeypatch):
-    (tmp_path / "my_module.py").write_text(
-        "import gymnasium\n"
-        "from gymnasium.envs.toy_text import FrozenLakeEnv\n"
-        "gymnasium.register('MyLake-v3', FrozenLakeEnv, max_episode_steps=9)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    assert played("my_module:MyLake-v3", 30).graph.num_transitions == 30
+def test_the_suite_of_a_task_is_told_by_its_name():
     assert play.suite_of("minigrid:MiniGrid-Empty-5x5-v0")[0] == "minigrid"
     assert play.suite_of("ale_py:ALE/Pong-v5") == ("atari", "pong")
     assert play.suite_of("Taxi") == play.suite_of("taxi") == ("gymnasium", "Taxi-v4")

@@ -5,8 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from conftest import jitted, play, spy
-from gbtools.runs import read_metrics
+from conftest import jitted, play, read_metrics, spy
 from test_dqn_scripts import make_learner
 
 import gb_dqn_minatar

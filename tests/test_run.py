@@ -13,8 +13,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import command, is_one_line, jitted, only_run
-from gbtools.runs import read_metrics, read_rows
+from conftest import command, is_one_line, jitted, only_run, read_metrics
+from gbtools.runs import read_rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gb_dqn_minatar

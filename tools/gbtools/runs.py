@@ -66,14 +66,6 @@ def run_folders(run_dir):
     return sorted(path.parent for place in places for path in Path(run_dir).glob(place))
 
 
-def read_metrics(folder):
-    """Rows of a run's metrics.csv, but for the one column that is a time."""
-    rows = read_rows(Path(folder) / "metrics.csv")
-    for row in rows:
-        row.pop("charts/SPS")
-    return rows
-
-
 def read_returns(folder):
     """Step -> returns of the episodes of the evaluation after that step."""
     returns = {}
