@@ -252,11 +252,7 @@ COLOURS = np.array(
 def task_of(env_id):
     """Name of a game, from any spelling of it that people use."""
     name = env_id.strip().lower().removeprefix("minatar/").split("-v")[0]
-    games = {game.replace("_", ""): game for game in GAMES}
-    key = name.replace("_", "").replace("-", "").replace(" ", "")
-    if key not in games:
-        gb.fail(f"unknown game {env_id!r}; nearest: {gb.nearest(key, games)}; {gb.ELSEWHERE}")
-    return games[key]
+    return gb.task_meant(name, {gb.plain(game): game for game in GAMES}, "game")
 
 
 def make_env(args, env_id, rng, render=False):

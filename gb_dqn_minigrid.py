@@ -277,9 +277,8 @@ class Learner(gb.LearnerState):
 
 
 def kinds_of_grids(obs):
-    """The kinds of observations uint8 [n, W, H, 3], uint64 [n]: of a kind are grids with the same
-    cells, wherever these lie. An object carried elsewhere makes no new kind, an open door does.
-    """
+    """Kinds uint64 [n] of grids [n, W, H, 3]: those with the same cells, wherever these lie, are of
+    a kind. An object carried elsewhere makes no new kind, an open door does."""
     return cell_contents(obs, num_axes=3).sum(axis=(1, 2))
 
 
@@ -298,8 +297,7 @@ def evaluate(args, env_id, policy, seed, num_episodes, stop=None, held_out=True)
 def log_evaluation(args, env_id, logger, learner, stop):
     """Play and log an evaluation of the run as it is; of N levels, those of training as well."""
     how = [args.seed, logger.step], args.eval_episodes, stop
-    held_out = evaluate(args, env_id, learner.policy(), *how)
-    training = None
+    held_out, training = evaluate(args, env_id, learner.policy(), *how), None
     if args.num_levels > 1:
         training = evaluate(args, env_id, learner.policy(held_out=False), *how, held_out=False)
     logger.log_evaluation(held_out, training)
@@ -377,8 +375,7 @@ def main():
     env_id = task_of(args.env_id)
     rng, device = gb.seed_everything(args)
     env = make_env(args, env_id, rng)
-    obs = env.reset()
-    capacity = args.buffer_size or args.total_timesteps
+    obs, capacity = env.reset(), args.buffer_size or args.total_timesteps
     graph = TransitionGraph(
         env.num_actions, obs.shape, obs.dtype, capacity=2 * capacity + 2,
         key_shape=None if env.key is None else env.key.shape,
@@ -388,9 +385,8 @@ def main():
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     frontier = None
     if args.exploration == "frontier":
-        levels_change = args.num_levels != 1
-        by_kind = args.backup == "whole-graph" and not levels_change and args.view == "grid"
-        how = args.frontier_share, kinds_of_grids if by_kind else None, levels_change
+        by_kind = args.backup == "whole-graph" and args.num_levels == 1 and args.view == "grid"
+        how = args.frontier_share, kinds_of_grids if by_kind else None, args.num_levels != 1
         parts["frontier"] = frontier = FrontierEpisodes(graph, *how)
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium", "minigrid"))
     checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)

@@ -17,7 +17,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from gbtools import play
-from gbtools.output import markdown
+from gbtools.runs import markdown
 
 from gbcore import (
     FrontierPlanner,

@@ -134,7 +134,7 @@ def read_transitions(
         texts = _texts_of(episodes)
         known = dict(_parts_of(episodes[0]["observations"])) if episodes else {}
         _require_parts(leave_out, known)
-        constant = [name for name, found in texts.items() if len(found) == 1]
+        constant = [name for name, seen in texts.items() if len(seen) == 1]
         left_out = () if flatten else (*leave_out, *constant)
         parts = [_columns_of(one, flatten or _flat, left_out) for one in episodes]
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -196,18 +196,18 @@ def _episodes_of_minari(folder):
 
 def constant_texts(path: str | Path) -> list[str]:
     """Names of the parts of a Minari dataset's observations that are one text throughout."""
-    found = _texts_of(_episodes_of_minari(Path(path))) if Path(path).is_dir() else {}
-    return [name for name, texts in found.items() if len(texts) == 1]
+    parts = _texts_of(_episodes_of_minari(Path(path))) if Path(path).is_dir() else {}
+    return [name for name, texts in parts.items() if len(texts) == 1]
 
 
 def _texts_of(episodes):
     """Name -> set of texts, of each part of the observations that is text."""
-    found = {}
+    texts = {}
     for episode in episodes:
         for name, part in _parts_of(episode["observations"]):
             if _is_text(part := np.asarray(part)):
-                found.setdefault(name, set()).update(map(_text, part))
-    return found
+                texts.setdefault(name, set()).update(map(_text, part))
+    return texts
 
 
 def _is_text(array):
@@ -275,13 +275,13 @@ def _at(tree, t):
 
 def _flat(obs):
     """The numbers of an observation as one vector."""
-    found = []
+    numbers = []
     for name, part in _parts_of(obs):
         if _is_text(part := np.asarray(part)):
-            told = f"got text in {name}: leave {name} out, or give the environment"
-            raise ValueError(f"Require observations that are numbers, {told}")
-        found.append(part.reshape(-1))
-    return np.concatenate(found)
+            got = f"got text in {name}: leave {name} out, or give the environment"
+            raise ValueError(f"Require observations that are numbers, {got}")
+        numbers.append(part.reshape(-1))
+    return np.concatenate(numbers)
 
 
 def collect(env: Any, number: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
@@ -354,13 +354,13 @@ def follow(
     edges = {name: column[taken] for name, column in edges.items()}
     share = edges["count"] / np.bincount(edges["source"], edges["count"])[edges["source"]]
     mass = np.bincount(starts, minlength=graph.num_ids) / len(starts)
-    found, visits = np.zeros(3), np.zeros(graph.num_ids)
+    totals, visits = np.zeros(3), np.zeros(graph.num_ids)
     for _ in range(steps):
         visits += mass
         flow = mass[edges["source"]] * share
-        found += flow @ edges["reward"], flow.sum(), flow @ edges["terminated"]
+        totals += flow @ edges["reward"], flow.sum(), flow @ edges["terminated"]
         mass = np.bincount(edges["next"], flow * ~edges["terminated"], minlength=graph.num_ids)
-    return *found.tolist(), visits
+    return *totals.tolist(), visits
 
 
 # --------------------------------------------------------------------------------------------------
@@ -406,8 +406,8 @@ def main():
         rows = np.array([(part.sum(), len(part), part @ discounts[: len(part)]) for part in parts])
         print(f"mean of {len(rows):,} trajectories: {say(*rows.mean(axis=0))}")
         print(f"best of them: {say(*rows[rows[:, 2].argmax()])}")
-    found, length, ends, visits = follow(graph, actions, starts, args.max_steps)
-    print(f"stitched, by the data: {say(found, length, values[starts].mean())}; {ends:.0%} end")
+    mean, length, ends, visits = follow(graph, actions, starts, args.max_steps)
+    print(f"stitched, by the data: {say(mean, length, values[starts].mean())}; {ends:.0%} end")
     thin = np.flatnonzero((visits > 0) & (counts < 5))
     print(f"it passes {(visits > 0).sum():,} states; {len(thin):,} have fewer than 5 transitions")
     for node in thin[np.argsort(-visits[thin])][:3]:

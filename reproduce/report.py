@@ -14,8 +14,9 @@ from pathlib import Path
 import aggregate
 import numpy as np
 import report_figures
+import tyro
 from folders import RESULTS, ROOT
-from gbtools.output import arguments, fail, markdown, one_line_errors, read_rows
+from gbtools.runs import markdown, read_rows
 from tables import (
     ATARI,
     FRONTIER,
@@ -32,6 +33,7 @@ from tables import (
     short_task,
 )
 
+from gbcore.run import fail, one_line_errors
 from gbcore.run.atari import REFERENCE_SCORES
 
 LINES = "bands: its standard error. Dashed: one seed. Dotted: a backup with other flags."
@@ -330,7 +332,7 @@ def write_report(protocols, folder):
 
 @one_line_errors
 def main():
-    args = arguments(Args, __doc__)
+    args = tyro.cli(Args, description=__doc__)
     protocols = read_protocols(args.results_dir)
     if not protocols:
         fail(f"no rows in {args.results_dir}; reproduce/sweep.py makes them")

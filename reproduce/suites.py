@@ -14,8 +14,14 @@ from typing import NamedTuple
 import folders  # noqa: F401  (the tools)
 import numpy as np
 import pandas as pd
-from gbtools.output import read_rows
-from gbtools.runs import WITHOUT_EFFECT, read_config, read_result, read_returns, run_folders
+from gbtools.runs import (
+    WITHOUT_EFFECT,
+    read_config,
+    read_result,
+    read_returns,
+    read_rows,
+    run_folders,
+)
 
 
 class Suite(NamedTuple):

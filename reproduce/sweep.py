@@ -28,12 +28,11 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 from folders import ROOT
-from gbtools.output import arguments, fail, one_line_errors
 from gbtools.play import plain
 from gbtools.runs import read_result, run_folders, words_of
 from suites import KEY, SUITES, TABLE, collect, read_table, script_of, variant_of
 
-from gbcore.run import Count, NonNegative, number
+from gbcore.run import Count, NonNegative, fail, number, one_line_errors
 from gbcore.run.flags import check_flags
 
 UNDER_WAY = set()  # processes
@@ -145,7 +144,7 @@ def execute_all(args, runs):
 
 @one_line_errors
 def main():
-    args = arguments(Args, __doc__)
+    args = tyro.cli(Args, description=__doc__)
     if not (args.suites or args.collect_only):
         fail(f"--suites must name one or more of {', '.join(SUITES)}")
     known = [name for suite in args.suites for name in SUITES[suite].tasks]

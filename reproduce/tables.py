@@ -10,8 +10,7 @@ from pathlib import Path
 import aggregate
 import numpy as np
 from folders import RESULTS
-from gbtools.output import read_rows
-from gbtools.runs import band
+from gbtools.runs import band, read_rows
 from suites import curve_of, read_table, script_of, tasks_of
 
 PAPER_BACKUPS = ("one-step", "n-step", "tree", "graph")

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from ano
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tools"))
 sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "reproduce"))
 
-from gbtools.runs import read_metrics, words_of
+from gbtools.runs import read_rows, words_of
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 
 from gbcore.run import load_checkpoint
@@ -40,6 +39,12 @@ JIT = not numba.config.DISABLE_JIT
 # that in which it is quicker. A new process without JIT has no kernels to load.
 jitted = pytest.mark.skipif(not JIT, reason="runs with the jitted suite")
 interpreted = pytest.mark.skipif(JIT, reason="runs with the suite without JIT")
+if not JIT:  # what all of a file is marked with is not imported for nothing
+    collect_ignore = [
+        path.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        if re.search(r"^pytestmark = \[?jitted", path.read_text(), re.MULTILINE)
+    ]
 
 
 def scaled(jitted, interpreted=None):
@@ -321,20 +326,17 @@ def spy(monkeypatch, owner, name, note):
     monkeypatch.setattr(owner, name, noted)
 
 
-def run_process(script, *flags, **environment):
-    """Run a script in a process of its own, which must end well and without a warning."""
-    done = subprocess.run(
-        [sys.executable, getattr(script, "__file__", script), *map(str, flags)],
-        capture_output=True, text=True, timeout=300, check=False, env=os.environ | environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    return done
-
-
 def only_run(folder):
     (run,) = folder.iterdir()
     return run
+
+
+def read_metrics(folder):
+    """Rows of a run's metrics.csv, but for the one column that is a time."""
+    rows = read_rows(folder / "metrics.csv")
+    for row in rows:
+        row.pop("charts/SPS")
+    return rows
 
 
 def as_bytes(tree):

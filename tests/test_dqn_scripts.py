@@ -6,9 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import JIT, command, jitted, only_run, play, scaled
-from gbtools.output import read_rows
-from gbtools.runs import read_metrics
+from conftest import JIT, command, jitted, only_run, play, read_metrics, scaled
 from minigrid.wrappers import FullyObsWrapper
 
 import gb_dqn_minatar as minatar_script
@@ -96,20 +94,21 @@ def test_minigrid_observations_are_the_full_grid_in_a_fixed_layout():
 @pytest.mark.skipif(not JIT, reason="thousands of steps")
 def test_frontier_episodes_try_everything_and_ordinary_ones_do_not(tmp_path):
     """Nothing is learned: what is found is exploration's alone."""
-    found = {}
+    num_states = {}
     for exploration in ("epsilon-greedy", "frontier"):
         learner, run = play(
             minigrid_script, tmp_path / exploration, env_id="LavaCrossingS9N2",
             total_timesteps=4_000, eval_frequency=0, exploration=exploration, log_frequency=500,
         )  # fmt: skip
-        found[exploration] = learner.graph.num_nodes
+        num_states[exploration] = learner.graph.num_nodes
     assert learner.replay.reward.max() == 1.0
-    assert found["epsilon-greedy"] < 0.7 * found["frontier"]
+    assert num_states["epsilon-greedy"] < 0.7 * num_states["frontier"]
     rows = read_metrics(run)
     assert max(float(row["frontier/share"]) for row in rows) > 0.25
     assert [float(rows[-1][f"frontier/{name}"]) for name in ("untried", "share")] == [0, 0]
 
 
+@jitted
 def test_minigrid_trains_on_success_and_collisions_and_reports_returns(tmp_path):
     learner, run = play(
         minigrid_script,
@@ -163,6 +162,7 @@ def test_minatar_time_limits_are_truncations(name):
             game.reset()
 
 
+@jitted
 def test_minatar_episodes_are_cut_at_the_cap(tmp_path, monkeypatch):
     monkeypatch.setattr(minatar_script, "MAX_STEPS", 50)
     replay = learner_of(minatar_script, "freeway", tmp_path, total_timesteps=160).replay
@@ -207,6 +207,7 @@ def test_minatar_episode_seed():
 
 
 @both
+@jitted
 @pytest.mark.parametrize(("steps", "score"), [(100, 95.5), (12, 12.0)])
 def test_score_is_the_mean_over_the_last_tenth_of_the_evaluations(
     script, task, steps, score, tmp_path
@@ -261,6 +262,7 @@ def test_targets_are_bit_identical_with_and_without_the_table(script, task, tmp_
 
 
 @both
+@jitted
 def test_update_moves_the_prediction_towards_the_target(script, task, tmp_path):
     learner = learner_of(script, task, tmp_path, learning_rate=1e-3)
     rng = np.random.default_rng(0)
@@ -280,52 +282,11 @@ SMALL = [
 ]  # fmt: skip
 
 
-@both
-@jitted
-def test_what_a_run_leaves(script, task, tmp_path):
-    """That it is the same for the same seed is in test_resume.py."""
-    words = ("--env-id", task, "--buffer-size", "20", *SMALL, "--run-dir", tmp_path)
-    assert command(script, *words) == 0
-    run = only_run(tmp_path)
-    assert len(read_metrics(run)) == 6
-    rows = read_rows(run / "evaluations.csv")
-    assert [row["global_step"] for row in rows] == ["25", "25", "50", "50", "60", "60"]
-    result = json.loads((run / "result.json").read_text())
-    assert result["steps"] == 60
-    assert result["score"] == np.mean([float(row["episodic_return"]) for row in rows[-2:]])
-    names = {path.name.partition(".1")[0] for path in run.iterdir()}
-    tables = {"metrics.csv", "evaluations.csv"}
-    others = {"config.json", "result.json", "checkpoint.npz", "model.pt", "graph.npz"}
-    assert names == {*tables, *others, "events.out.tfevents"}
-    graph = TransitionGraph.load(run / "graph.npz")
-    assert graph.num_transitions == 20
-    assert graph.check_valid() == []
-
-
 @jitted
 def test_video(tmp_path):
     flags = ("--env-id", "breakout", *SMALL, "--capture-video", "--run-dir", tmp_path)
     assert command(minatar_script, *flags) == 0
     assert (only_run(tmp_path) / "episode.mp4").stat().st_size > 1_000
-
-
-@pytest.mark.parametrize(
-    ("script", "name", "expected"),
-    [
-        (minigrid_script, "DoorKey-6x6", "MiniGrid-DoorKey-6x6-v0"),
-        (minigrid_script, "minigrid-empty-8x8", "MiniGrid-Empty-8x8-v0"),
-        (minigrid_script, "LAVACROSSINGS9N2-v0", "MiniGrid-LavaCrossingS9N2-v0"),
-        (minigrid_script, "MultiRoom-N4-S5", "MiniGrid-MultiRoom-N4-S5-v1"),
-        (minigrid_script, "GoToRedBall", "BabyAI-GoToRedBall-v0"),
-        (minigrid_script, "Unlock", "MiniGrid-Unlock-v0"),
-        (minigrid_script, "babyai-unlock", "BabyAI-Unlock-v0"),
-        (minatar_script, "MinAtar/Freeway-v0", "freeway"),
-        (minatar_script, "MinAtar/SpaceInvaders-v1", "space_invaders"),
-        (minatar_script, "SpaceInvaders", "space_invaders"),
-    ],
-)
-def test_spellings_of_a_task(script, name, expected):
-    assert script.task_of(name) == expected
 
 
 def test_a_grid_with_other_actions_is_one_line(capsys):

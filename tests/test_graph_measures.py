@@ -5,7 +5,6 @@ import itertools
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 import tyro
 import would_it_help
-from conftest import command, is_one_line
+from conftest import command, is_one_line, jitted
 from gbtools import measures, play, recorded
 
 import gb_dqn_minatar
@@ -30,7 +29,7 @@ from gbcore.run import load_checkpoint, save_checkpoint
 from gbcore.run.flags import check_flags
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = conftest.jitted
+pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
 def recorded_rows(rows, num_actions=2):
@@ -62,12 +61,12 @@ CROSSING += [(10, 0, 0.0, 2, False, False), (2, 1, 1.0, 20, True, True)]
 
 def test_crossovers_of_a_small_graph():
     run = recorded_rows(CROSSING)
-    found = measures.crossovers(run.graph)
-    assert found["crossed"] == pytest.approx(1 / 7)  # state 2 of 0 1 2 3 4 10 20
-    assert found["self_loops"] == pytest.approx(1 / 7)
-    assert found["rewarded"] == pytest.approx(1 / 7)
-    found = measures.crossovers(recorded_rows(CROSSING + CROSSING[:1] * 13).graph)
-    assert found["self_loops"] == found["rewarded"] == pytest.approx(1 / 20)  # of steps
+    measured = measures.crossovers(run.graph)
+    assert measured["crossed"] == pytest.approx(1 / 7)  # state 2 of 0 1 2 3 4 10 20
+    assert measured["self_loops"] == pytest.approx(1 / 7)
+    assert measured["rewarded"] == pytest.approx(1 / 7)
+    measured = measures.crossovers(recorded_rows(CROSSING + CROSSING[:1] * 13).graph)
+    assert measured["self_loops"] == measured["rewarded"] == pytest.approx(1 / 20)  # of steps
 
 
 def test_distances_count_transitions():
@@ -138,14 +137,14 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
     run, rng = played(task, 400), np.random.default_rng(0)
     assert run.graph.num_transitions == len(run.replay["node"]) == 400
     assert run.replay["cut"][-1]
-    found = would_it_help.measure(run, 3, 10, 20, rng)
-    failing, text = would_it_help.judge(found)
+    measured = would_it_help.measure(run, 3, 10, 20, rng)
+    failing, text = would_it_help.judge(measured)
     assert text.startswith(verdict)
-    assert (found["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
+    assert (measured["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
     assert any("real numbers" in line for line in failing) == (task == "CartPole-v1")
     if verdict == "Worth trying:":
-        missing = would_it_help.judge(found | {"targets_zero": 0.2})[1]
-        none = would_it_help.judge(found | {"targets_zero": 0.0})[1]
+        missing = would_it_help.judge(measured | {"targets_zero": 0.2})[1]
+        none = would_it_help.judge(measured | {"targets_zero": 0.0})[1]
         assert "20.0% are higher" in missing
         assert "more transitions" not in missing
         assert "Collect more transitions" in none
@@ -165,8 +164,8 @@ CROSSES = {"targets_read": 0.9, "acted_in": 9, "rewarded": 0.0} | ONE_LEVEL
 def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
     flag = "--round=-1" if suite == "gymnasium" else None
     more = {"env_kwargs": '{"size": 7}'} if suite == "gymnasium" else {}
-    found = CROSSES | {"targets_read": changed}
-    typed = would_it_help.command(found, suite, "Task v0", more, flag)
+    measured = CROSSES | {"targets_read": changed}
+    typed = would_it_help.command(measured, suite, "Task v0", more, flag)
     python, script, *words = shlex.split(typed)
     args = tyro.cli(play.script_of(suite).Args, args=words)
     check_flags(args)
@@ -182,10 +181,10 @@ def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
 
 
 def test_a_rare_reward_is_still_to_be_found():
-    found = CROSSES | {"rewarded": 0.00005}
-    assert "--exploration frontier" in would_it_help.command(found, "gymnasium", "Lock-v0", {})
-    found["rewarded"] = 0.01
-    assert "frontier" not in would_it_help.command(found, "gymnasium", "Lock-v0", {})
+    measured = CROSSES | {"rewarded": 0.00005}
+    assert "--exploration frontier" in would_it_help.command(measured, "gymnasium", "Lock-v0", {})
+    measured["rewarded"] = 0.01
+    assert "frontier" not in would_it_help.command(measured, "gymnasium", "Lock-v0", {})
 
 
 def test_states_of_an_episode_and_of_others_come_again():
@@ -211,14 +210,7 @@ def test_levels_that_change_are_told_from_one_level_and_from_states_that_never_r
     assert "own (docs/levels.md)" in would_it_help.judge(mazes)[1]
 
 
-def test_a_module_of_the_current_folder_and_a_name_without_its_version(tmp_path, monkeypatch):
-    (tmp_path / "my_module.py").write_text(
-        "import gymnasium\n"
-        "from gymnasium.envs.toy_text import FrozenLakeEnv\n"
-        "gymnasium.register('MyLake-v3', FrozenLakeEnv, max_episode_steps=9)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    assert played("my_module:MyLake-v3", 30).graph.num_transitions == 30
+def test_the_suite_of_a_task_is_told_by_its_name():
     assert play.suite_of("minigrid:MiniGrid-Empty-5x5-v0")[0] == "minigrid"
     assert play.suite_of("ale_py:ALE/Pong-v5") == ("atari", "pong")
     assert play.suite_of("Taxi") == play.suite_of("taxi") == ("gymnasium", "Taxi-v4")
@@ -238,7 +230,7 @@ def test_a_key_passes_where_it_can_be_judged_and_what_was_found_does_not_speak_a
     by_key = {would_it_help.PLAIN: plain, "coarse": coarse} | bad
     assert would_it_help.coarsest(by_key) == "coarse"
     assert would_it_help.coarsest(bad | {would_it_help.PLAIN: bad["one state"]}) is None
-    assert {name: would_it_help.objection(found) for name, found in bad.items()} == {
+    assert {name: would_it_help.objection(measured) for name, measured in bad.items()} == {
         name: name for name in bad
     }
     near = {f"of {n}": bad["not Markovian"] | {"states": n, "targets_read": 0.9} for n in (50, 40)}
@@ -361,10 +353,9 @@ def draw_graph():
 def run_folder(tmp_path_factory):
     """A finished run of 300 steps."""
     folder = tmp_path_factory.mktemp("runs")
-    words = "gb_dqn_minigrid.py --env-id Empty-5x5 --total-timesteps 300 --learning-starts 200 "
-    words += "--train-frequency 20 --eval-frequency 0 --eval-episodes 1 --run-dir"
-    command = (sys.executable, *words.split(), str(folder))
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    words = "--env-id Empty-5x5 --total-timesteps 300 --learning-starts 200 --train-frequency 20 "
+    words += "--eval-frequency 0 --eval-episodes 1 --run-dir"
+    assert command(gb_dqn_minigrid, *words.split(), folder) == 0
     return next(folder.iterdir())
 
 
@@ -425,7 +416,6 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     assert is_one_line(capsys, "--video", "none/e.mp4")
 
 
-@pytest.mark.usefixtures("torch_settings")
 def test_what_acts_on_its_graph_plays_on_so(tmp_path):
     flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50, "batch_size": 4}
     flags |= {"total_timesteps": 400, "eval_frequency": 0, "target_network_frequency": 100}
@@ -531,8 +521,8 @@ def test_the_layouts_and_their_pictures(draw_graph, run_folder, tmp_path, capsys
     ]
     assert edges == sorted((s, n, names[a], *rest) for s, n, a, *rest in zip(*columns, strict=True))
     value = run.q_values(layout.states).max(axis=1)
-    found = [read.nodes[state]["value"] for state in layout.states.tolist()]
-    np.testing.assert_allclose(found, value, rtol=1e-6)
+    written = [read.nodes[state]["value"] for state in layout.states.tolist()]
+    np.testing.assert_allclose(written, value, rtol=1e-6)
 
 
 def test_what_no_tool_takes_is_one_line(capsys):

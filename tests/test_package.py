@@ -56,30 +56,30 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture
-def told(wheel):
+def metadata(wheel):
     """The wheel's metadata."""
     with zipfile.ZipFile(wheel) as file:
         (metadata,) = [name for name in file.namelist() if name.endswith("METADATA")]
         return email.message_from_bytes(file.read(metadata))
 
 
-def test_the_wheel_holds_the_package_its_version_and_py_typed(wheel, told):
+def test_the_wheel_holds_the_package_its_version_and_py_typed(wheel, metadata):
     names = zipfile.ZipFile(wheel).namelist()
     source = {str(path.relative_to(ROOT)) for path in (ROOT / "gbcore").rglob("*.py")}
     assert {name for name in names if name.startswith("gbcore/")} == source | {"gbcore/py.typed"}
-    assert told["Name"] == "graph-backup"
-    assert told["Version"] == gbcore.__version__
-    needed = [line for line in told.get_all("Requires-Dist") if "extra" not in line]
+    assert metadata["Name"] == "graph-backup"
+    assert metadata["Version"] == gbcore.__version__
+    needed = [line for line in metadata.get_all("Requires-Dist") if "extra" not in line]
     assert sorted(re.match("[a-z]+", line)[0] for line in needed) == ["numba", "numpy"]
     assert all(">=" in line for line in needed)
 
 
-def test_the_pins_are_within_the_package_s_bounds(told):
+def test_the_pins_are_within_the_package_s_bounds(metadata):
     from packaging.requirements import Requirement
 
     text = "".join((ROOT / f"requirements{of}.txt").read_text() for of in ("", "-sb3"))
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", text, re.MULTILINE))
-    for line in told.get_all("Requires-Dist"):
+    for line in metadata.get_all("Requires-Dist"):
         requirement = Requirement(line)
         assert requirement.specifier.contains(pins[requirement.name]), line
 

@@ -5,8 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from conftest import jitted, play, spy
-from gbtools.runs import read_metrics
+from conftest import jitted, play, read_metrics, spy
 from test_dqn_scripts import make_learner
 
 import gb_dqn_minatar
@@ -136,8 +135,8 @@ def test_each_backup_has_a_target_of_its_own(script, task, backup, flags, target
             learner.replay.end_episode()
     if learner.graph_values is not None:
         learner.graph_values.update()
-    found = learner.targets(learner.replay.batch_of(np.array([0])), None)
-    np.testing.assert_array_equal(found, [target])
+    targets = learner.targets(learner.replay.batch_of(np.array([0])), None)
+    np.testing.assert_array_equal(targets, [target])
 
 
 @dqn

@@ -1,24 +1,17 @@
 """gb_rainbow_atari.py on real games: what it records, what it computes, what it refuses."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import command, jitted, only_run, play, spy
-from gbtools.output import read_rows
-from gbtools.runs import read_metrics
+from conftest import jitted, play, spy
 
 import gb_rainbow_atari as script
 from gbcore import PrioritizedReplay, TransitionGraph, categorical_targets
 from gbcore.run import atari, updates
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
-SMALL = [
-    "--threads", "1", "--learning-starts", "20", "--batch-size", "4", "--eval-episodes", "1",
-    "--exploration-steps", "20", "--log-frequency", "10", "--no-cuda", "--curve-episodes", "1",
-]  # fmt: skip
 
 
 def make_learner(num_actions=3, capacity=300, **flags):
@@ -65,14 +58,13 @@ def test_no_transition_crosses_a_reset_and_a_lost_life_ends_no_game(tmp_path):
         assert not replay.cut[first + ends[:-1]].any()
 
 
+def short_games(*args, make=atari.make_envs, **options):
+    """Cut as at 108,000 frames, but sooner: pong has no score to end a game by then."""
+    return make(*args, max_num_frames_per_episode=400, **options)
+
+
 def test_a_game_that_is_cut_short_is_no_termination(tmp_path, monkeypatch):
-    """As at 108,000 frames, but sooner: pong has no score to end a game by then."""
-    make_envs = script.make_envs
-    monkeypatch.setattr(
-        script,
-        "make_envs",
-        lambda *args, **options: make_envs(*args, max_num_frames_per_episode=400, **options),
-    )
+    monkeypatch.setattr(script, "make_envs", short_games)
     replay = learner_of(tmp_path, "pong", 250).replay
     cuts = np.flatnonzero(replay.cut[:-1])
     assert len(cuts) == 2
@@ -126,21 +118,16 @@ def test_evaluate_plays_each_environment_its_share(monkeypatch):
     games = iter([Timed(9), Timed(2)])
     monkeypatch.setattr(atari, "make_envs", lambda *_, **__: next(games))
     args = script.Args(eval_envs=2, eval_epsilon=0.0)
-    found = atari.evaluate(args, "", lambda obs: np.ones(len(obs)), 5, 3)
-    assert found == ([9, 9, 2], [9, 9, 2])
+    episodes = atari.evaluate(args, "", lambda obs: np.ones(len(obs)), 5, 3)
+    assert episodes == ([9, 9, 2], [9, 9, 2])
 
 
-def test_video_is_written(tmp_path):
+def test_video_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(atari, "make_envs", short_games)
     path = tmp_path / "episode.mp4"
     args = script.Args(eval_epsilon=0.0)
     atari.record_video(args, "pong", lambda obs: np.full(len(obs), 2), 1, path)
-    assert path.stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("name", ["Freeway", "freeway", "ALE/Freeway-v5", "FreewayNoFrameskip-v4"])
-def test_spellings_of_a_game(name):
-    assert atari.task_of(name) == "freeway"
-    assert atari.task_of("MsPacman") == atari.task_of("ms_pacman") == "ms_pacman"
+    assert path.stat().st_size > 5_000
 
 
 def test_all_games_of_the_suite_exist():
@@ -190,18 +177,18 @@ def on_gpu(learner):
 
 def updated(learner, batch):
     """What an update returns, and its targets; always of the same noise and subgraphs."""
-    found = []
+    targets = []
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
         for states in (updates.PathStates, updates.PaddedStates):
 
-            def noted(*args, of=states.targets):
-                found.append(of(*args))
-                return found[-1]
+            def noted(*args, call=states.targets):
+                targets.append(call(*args))
+                return targets[-1]
 
             patch.setattr(states, "targets", noted)
         result = learner.update(batch, np.random.default_rng(1))
-    return result, *found
+    return result, *targets
 
 
 def whole_targets(learner, batch):
@@ -404,22 +391,3 @@ def test_duelling_heads_subtract_the_mean_advantage():
         network.advantage.bias.add_(7.0)  # the same for every action: no change
     again = network.log_pmf(features, network.heads()).exp()
     torch.testing.assert_close(again, pmf)
-
-
-# --------------------------------------------------------------------------------------------------
-# The command
-# --------------------------------------------------------------------------------------------------
-
-
-def test_what_a_run_leaves(tmp_path):
-    """That it is the same for the same seed is in test_resume.py."""
-    flags = ["--env-id", "Breakout", "--total-timesteps", "40", *SMALL, "--eval-frequency", "20"]
-    assert command(script, *flags, "--eval-epsilon", "1", "--run-dir", tmp_path) == 0
-    run = only_run(tmp_path)
-    assert len(read_metrics(run)) == 4
-    result = json.loads((run / "result.json").read_text())
-    assert result["steps"] == 40
-    assert result["human_normalized_score"] == (result["score"] - 1.7) / 28.8
-    rows = read_rows(run / "evaluations.csv")
-    assert [row["global_step"] for row in rows] == ["20", "40"], "the last one is not done twice"
-    assert result["score"] == float(rows[-1]["episodic_return"])

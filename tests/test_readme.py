@@ -23,8 +23,8 @@ def test_the_agent_of_the_frontier_page_tries_everything_and_learns(capsys):
     exec(snippet, {})
     out, _ = capsys.readouterr()
     assert "untried pairs: 0, states: 64 of 64" in out
-    found, best = map(float, re.findall(r"[01]\.\d+", out))
-    assert found == best
+    reached, best = map(float, re.findall(r"[01]\.\d+", out))
+    assert reached == best
 
 
 def test_ci_runs_the_readme_test_command():
@@ -41,12 +41,12 @@ def test_every_file_that_the_readme_names_exists():
 
 def commands():
     """Flags that the pages give to each script."""
-    found = {}
+    flags_of = {}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text().replace("\\\n", " ")
         for name, words in re.findall(r"python ([\w/]+\.py)([^`#\n]*)", text):
-            found.setdefault(name, set()).update(re.findall(r" --([a-z0-9-]+)", words))
-    return {name: flags for name, flags in found.items() if flags}
+            flags_of.setdefault(name, set()).update(re.findall(r" --([a-z0-9-]+)", words))
+    return {name: flags for name, flags in flags_of.items() if flags}
 
 
 @pytest.mark.parametrize("name", commands())

@@ -1,7 +1,7 @@
 """docs/recipes.md: the patches apply to the code as it is, and what they make runs."""
 
 import json
-import shlex
+import re
 import shutil
 import subprocess
 import sys
@@ -43,27 +43,42 @@ def run(folder, *arguments):
     return done.stdout
 
 
-def test_a_sixth_backup(patched):
-    folder = patched("softmax")
-    code = """
+SIXTH = """
+import contextlib, io, runpy, shlex, sys
+sys.path[:0] = ["reproduce", "tools"]
 import numpy as np
 from gbcore import TransitionGraph, q_targets
 graph = TransitionGraph(2, (1,), np.int64)
 a, b = (graph.node(np.array([i])) for i in range(2))
 graph.add(a, 0, 1.0, b, False)
 sub = graph.expand([a], [0], 2)
-print(float(q_targets(sub, np.array([[0.2, 0.3]]), 0.5, "softmax")[0]))
+print("target", float(q_targets(sub, np.array([[0.2, 0.3]]), 0.5, "softmax")[0]))
+
+def run(file, *words):
+    sys.argv = [file, *words]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(file, run_name="__main__")
+    return out.getvalue()
+
+words = sys.argv[1:]
+(typed,) = run("reproduce/sweep.py", *words, "--dry-run").splitlines()
+run(*shlex.split(typed)[1:])
+print(run("reproduce/sweep.py", *words, "--collect-only"))
+run("reproduce/report.py", "--results-dir", "runs/results")
 """
-    weights = np.exp(np.array([0.2, 0.3]) / 0.1)
-    expected = 1 + 0.5 * (weights @ [0.2, 0.3]) / weights.sum()
-    np.testing.assert_allclose(float(run(folder, "-c", code)), expected)
+
+
+def test_a_sixth_backup(patched):
+    """It has its own target; script, sweep and report know it."""
+    folder = patched("softmax")
     words = ["--suites", "minigrid", "--tasks", "Empty-8x8", "--seeds", "1", "--overrides"]
     words += [f"{SMALL[i][2:]}={SMALL[i + 1]}" for i in range(0, len(SMALL), 2)]
-    words = ["reproduce/sweep.py", "--backups", "graph-softmax", *words, "--run-dir", "runs"]
-    (typed,) = run(folder, *words, "--dry-run").splitlines()
-    run(folder, *shlex.split(typed)[1:])
-    assert "1 rows added" in run(folder, *words, "--collect-only")
-    run(folder, "reproduce/report.py", "--results-dir", "runs/results")
+    words += ["--backups", "graph-softmax", "--run-dir", "runs"]
+    out = run(folder, "-c", SIXTH, *words)
+    weights = np.exp(np.array([0.2, 0.3]) / 0.1)
+    expected = 1 + 0.5 * (weights @ [0.2, 0.3]) / weights.sum()
+    np.testing.assert_allclose(float(re.search("target (.*)", out)[1]), expected)
+    assert "1 rows added" in out
     assert "| **graph-softmax, " in (folder / "runs" / "results" / "report.md").read_text()
 
 

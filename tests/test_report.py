@@ -62,9 +62,9 @@ def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
 def test_a_difference_is_of_pairs():
     other = [{s: float(s * s) for s in range(5)}, {s: 7.0 - s for s in range(5)}]
     one = [{s: score + 1 for s, score in other[0].items()}, other[1]]
-    found = aggregate.difference(one, other)
-    assert found[:4] == (0.5, 0.5, 0.5, 5)
-    assert found.p == pytest.approx(1 / 32)
+    gain = aggregate.difference(one, other)
+    assert gain[:4] == (0.5, 0.5, 0.5, 5)
+    assert gain.p == pytest.approx(1 / 32)
     assert aggregate.difference(one[1:], other[1:]).p == 1.0
 
 
@@ -102,11 +102,11 @@ def test_an_interval_is_stratified_and_reproducible():
 
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_few_seeds_have_no_interval(seeds):
-    found = aggregate.difference(*([dict.fromkeys(range(seeds), score)] for score in (2.0, 1.0)))
-    assert found.value == 1.0
-    assert np.isnan([found.low, found.high]).all()
-    assert aggregate.support(found) == "open"
-    assert tables.interval(found) == "1.00"
+    gain = aggregate.difference(*([dict.fromkeys(range(seeds), score)] for score in (2.0, 1.0)))
+    assert gain.value == 1.0
+    assert np.isnan([gain.low, gain.high]).all()
+    assert aggregate.support(gain) == "open"
+    assert tables.interval(gain) == "1.00"
 
 
 def test_support():
@@ -299,8 +299,8 @@ def test_atari_runs_in_bfloat16_stand_alone_beside_others(tmp_path):
     atari_rows(tmp_path, "graph", "", {"freeway": [22.0, 24.0]})
     atari_rows(tmp_path, "graph", "bf16=True breadth=0", {"freeway": [21.0]})
     text = make_report(tmp_path)
-    found = [" ".join([*row[:3], row[4].split()[-1]]) for row in rows_of(text, "freeway")]
-    assert found == [
+    rows = [" ".join([*row[:3], row[4].split()[-1]]) for row in rows_of(text, "freeway")]
+    assert rows == [
         "graph float32 23.0 inside",
         "graph, bfloat16 bfloat16 20.0 (1)",
         "graph, breadth 0 bfloat16 21.0 (1)",

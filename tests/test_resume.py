@@ -50,6 +50,10 @@ CASES = {
                           "--buffer-size", "90", *ON_GRAPH, *DQN]
     ),
     "gymnasium": (gb_dqn_gymnasium, ["--env-id", "Taxi-v4", "--key-last-action", *DQN[:-2]]),
+    "gymnasium, rounded": (
+        gb_dqn_gymnasium, ["--env-id", "CartPole-v1", "--round", "1", "--time-limit", "50",
+                           "--buffer-size", "120", *ON_GRAPH, *DQN]
+    ),
     "minatar": (gb_dqn_minatar, ["--env-id", "asterix", "--train-frequency", "7", "--backup",
                                  "graph-mixed", *FRONTIER, *DQN]),
     "atari": (gb_rainbow_atari, ["--buffer-size", "100", *FRONTIER, *ATARI]),
@@ -411,11 +415,11 @@ def test_a_damaged_checkpoint_is_refused(finished, capsys):
         changed[place] ^= 16
         path.write_bytes(changed)
         try:
-            found = as_bytes(checkpoint.load_checkpoint(run))
+            read = as_bytes(checkpoint.load_checkpoint(run))
         except ValueError:
             noticed.append(place)
         else:
-            assert found == tree, "bits of no meaning, as the date of a member"
+            assert read == tree, "bits of no meaning, as the date of a member"
     assert set(in_arrays) <= set(noticed)
     assert len(noticed) > len(in_arrays) + 150
     is_refused(script, run, capsys, "whole checkpoint")

@@ -1,46 +1,36 @@
 """gbcore.run: what all scripts share of the command line, a run's folder and its end."""
 
-import errno
-import fcntl
 import importlib
-import io
 import json
-import os
-import pty
 import re
 import shlex
-import signal
-import subprocess
 import sys
-import termios
-import time
 from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import command, interpreted, is_one_line, jitted, only_run
-from gbtools.runs import read_metrics
+from conftest import command, is_one_line, jitted, only_run, read_metrics
+from gbtools.runs import read_rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
+from examples import gb_dqn_gymnasium
+from gbcore import TransitionGraph
 from gbcore.run import (
-    StopSignal,
-    fail,
     load_checkpoint,
-    one_line_errors,
     parse_flags,
     play_episodes,
     save_checkpoint,
-    warn,
 )
 from gbcore.run.flags import check_flags
 
-pytestmark = pytest.mark.usefixtures("torch_settings")
+pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 SCRIPTS = (gb_dqn_minigrid, gb_dqn_minatar, gb_rainbow_atari)
 script = gb_dqn_minatar
 SMALL = [
@@ -121,8 +111,10 @@ BAD_INPUT = [  # script, flags, words that are told
     (gb_dqn_minigrid, "--env-id Ant-v5", "Ant-v5 examples/"),
     (gb_dqn_minigrid, "--backup whole-graph --gamma 1", "--gamma below 1"),
     (gb_dqn_minigrid, "--act-on graph", "--act-on graph whole-graph"),
-    (gb_rainbow_atari, "--env-id Freewy", "Freewy freeway"),
+    (gb_rainbow_atari, "--env-id Freewy", "freewy freeway"),
     (gb_rainbow_atari, "--v-min 3 --v-max 3", "--v-min 3.0"),
+    (script, "--run-dir /proc/nowhere", "[Errno /proc"),
+    (script, f"--run-dir {__file__}/runs", f"[Errno {__file__}"),
 ]
 
 
@@ -130,12 +122,6 @@ BAD_INPUT = [  # script, flags, words that are told
 def test_bad_input_is_one_line_and_status_2(script, flags, words, capsys):
     assert command(script, *flags.split()) == 2
     assert is_one_line(capsys, *words.split())
-
-
-@pytest.mark.parametrize("folder", ["/proc/nowhere", Path(__file__) / "runs"])
-def test_a_folder_that_cannot_be_written_to(folder, capsys):
-    assert command(script, *SMALL, "--run-dir", folder) == 2
-    assert is_one_line(capsys, "error: [Errno ", str(Path(folder).parent))
 
 
 def test_an_error_of_the_algorithm_is_shown_whole(tmp_path, monkeypatch, capsys):
@@ -147,6 +133,30 @@ def test_an_error_of_the_algorithm_is_shown_whole(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(script.Learner, "update", update)
     assert command(script, *SMALL, "--run-dir", tmp_path) == 1
     assert "in update\n" in capsys.readouterr().err
+
+
+SPELLINGS = [
+    (gb_dqn_minigrid, "MiniGrid-DoorKey-6x6-v0", "DoorKey-6x6 doorkey_6x6"),
+    (gb_dqn_minigrid, "MiniGrid-Empty-8x8-v0", "minigrid-empty-8x8 EMPTY8x8-v0"),
+    (gb_dqn_minigrid, "MiniGrid-MultiRoom-N4-S5-v1", "MultiRoom-N4-S5"),
+    (gb_dqn_minigrid, "BabyAI-GoToRedBall-v0", "GoToRedBall"),
+    (gb_dqn_minigrid, "MiniGrid-Unlock-v0", "Unlock"),
+    (gb_dqn_minigrid, "BabyAI-Unlock-v0", "babyai-unlock"),
+    (gb_dqn_minatar, "freeway", "MinAtar/Freeway-v0 Freeway"),
+    (gb_dqn_minatar, "space_invaders", "MinAtar/SpaceInvaders-v1 SpaceInvaders space_invaders"),
+    (gb_rainbow_atari, "freeway", "Freeway freeway ALE/Freeway-v5 FreewayNoFrameskip-v4"),
+    (gb_rainbow_atari, "ms_pacman", "MsPacman ms_pacman"),
+    (gb_dqn_gymnasium, "FrozenLake-v1", "FrozenLake-v1 frozen_lake"),
+    (gb_dqn_gymnasium, "Taxi-v4", "taxi"),
+    (gb_dqn_gymnasium, "CartPole-v0", "CartPole-v0"),
+    (gb_dqn_gymnasium, "minigrid:MiniGrid-Empty-5x5-v0",
+     "minigrid:MiniGrid-Empty-5x5-v0 minigrid:minigrid-empty-5x5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "task", "spellings"), SPELLINGS)
+def test_spellings_of_a_task(script, task, spellings):
+    assert {script.task_of(f" {typed} ") for typed in spellings.split()} == {task}
 
 
 @pytest.mark.parametrize("words", ["--x 1e5", "--x=100_000", "--x=1E+5", "--x 1.0e5"])
@@ -180,18 +190,6 @@ def test_where_the_network_is_never_trained_is_said(capsys):
     assert is_one_line(capsys, "--learning-starts", "the network is never trained")
 
 
-@pytest.mark.parametrize("allocate", [np.empty, torch.empty])
-def test_too_little_memory_is_one_line(allocate, capsys):
-    @one_line_errors
-    def main():
-        allocate(10**17, dtype={np.empty: np.uint8, torch.empty: torch.uint8}[allocate])
-
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 1
-    assert is_one_line(capsys, "allocate", "--buffer-size")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_cuda_where_there_is_none(script, capsys):
@@ -204,7 +202,45 @@ def test_cuda_where_there_is_none(script, capsys):
 # --------------------------------------------------------------------------------------------------
 
 
-@jitted
+RUNS = {
+    "minigrid": (gb_dqn_minigrid, "--env-id DoorKey-5x5"),
+    "minatar": (gb_dqn_minatar, ""),
+    "atari": (gb_rainbow_atari, "--curve-episodes 1 --exploration-steps 20 --threads 1 --no-cuda"),
+}
+for backup in (*gb_dqn_gymnasium.BACKUPS, "whole-graph"):
+    RUNS[backup] = gb_dqn_gymnasium, f"--env-id FrozenLake-v1 --backup {backup} --time-limit 50"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_a_run_leaves(name, tmp_path):
+    """That it is the same for the same seed is in test_resume.py."""
+    script, words = RUNS[name]
+    words += " --buffer-size 20 --train-frequency 2 --target-network-frequency 40"
+    words += f" --eval-frequency 25 --eval-epsilon 1 --eval-episodes {1 + (name != 'atari')}"
+    assert command(script, *SMALL, *words.split(), "--run-dir", tmp_path) == 0
+    run = only_run(tmp_path)
+    assert len(read_metrics(run)) == 6
+    rows = read_rows(run / "evaluations.csv")
+    steps = [row["global_step"] for row in rows]
+    assert steps == sorted(["25", "50", "60"] * (1 if name == "atari" else 2))
+    result = json.loads((run / "result.json").read_text())
+    assert (result["script"], result["steps"]) == (script.__name__.split(".")[-1], 60)
+    last = [float(row["episodic_return"]) for row in rows if row["global_step"] == "60"]
+    assert result["score"] == np.mean(last)
+    if name == "atari":
+        assert result["human_normalized_score"] == (result["score"] - 1.7) / 28.8
+    if script is gb_dqn_gymnasium:
+        assert (result["env_id"], result["backup"]) == ("FrozenLake-v1", name)
+        assert result["versions"]["gymnasium"] == gymnasium.__version__
+    names = {path.name.partition(".1")[0] for path in run.iterdir()}
+    tables = {"metrics.csv", "evaluations.csv"}
+    others = {"config.json", "result.json", "checkpoint.npz", "model.pt", "graph.npz"}
+    assert names == {*tables, *others, "events.out.tfevents"}
+    graph = TransitionGraph.load(run / "graph.npz")
+    assert graph.num_transitions == 20
+    assert graph.check_valid() == []
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, capsys):
     """Its last checkpoint is from before."""
@@ -279,105 +315,16 @@ def test_a_tracked_run_begins_and_ends_at_wandb(tmp_path, monkeypatch, capsys):
 
 
 # --------------------------------------------------------------------------------------------------
-# The end of its output
-# --------------------------------------------------------------------------------------------------
-
-LONG = [*SMALL, "--total-timesteps", "300", "--eval-epsilon", "1", "--train-frequency", "60"]
-
-
-@interpreted
-@pytest.mark.parametrize(
-    "line",
-    [
-        "({}; echo $? > {}) | head -1",
-        "({} 2>&1; echo $? > {}) | true",
-        "{} >&- 2>&- <&-; echo $? > {}",
-        "{} > /dev/full 2>&1; echo $? > {}",
-    ],
-    ids=["head", "closed at once", "none from the start", "a full disk"],
-)
-def test_a_run_outlives_its_output(line, tmp_path):
-    words = shlex.join(
-        [sys.executable, script.__file__, *LONG, "--run-dir", str(tmp_path / "runs")]
-    )
-    status = tmp_path / "status"
-    line = line.format(words, status)
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
-    assert status.read_text() == "0\n", done
-    assert "Error" not in done.stderr
-    run = only_run(tmp_path / "runs")
-    assert json.loads((run / "result.json").read_text())["steps"] == 300
-    assert load_checkpoint(run)["logger"]["step"] == 300
-
-
-def on_terminal(words, hang_up):
-    """A process on a terminal of its own, which is closed once it trains. Its status."""
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-        preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if hang_up else None,
-    )  # fmt: skip
-    os.close(slave)
-    seen = b""
-    while b"results go to" not in seen:
-        seen += os.read(master, 1000)
-    time.sleep(0.5)
-    os.close(master)  # sends SIGHUP to the process whose terminal it is; all else is EIO
-    return process.wait(timeout=300)
-
-
-@interpreted
-@pytest.mark.parametrize(("hang_up", "status"), [(True, 130), (False, 0)])
-def test_a_terminal_that_is_gone_ends_no_run_without_a_checkpoint(hang_up, status, tmp_path):
-    words = [sys.executable, script.__file__, *LONG, "--total-timesteps", "3000", "--run-dir"]
-    assert on_terminal([*words, str(tmp_path)], hang_up) == status
-    result = json.loads((only_run(tmp_path) / "result.json").read_text())
-    assert result["interrupted"] == hang_up
-    assert load_checkpoint(only_run(tmp_path))["logger"]["step"] == result["steps"]
-
-
-def test_what_cannot_be_printed_is_dropped(monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, *_):
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-        flush = write
-
-    @one_line_errors
-    def main():
-        print("nobody reads this", flush=True)
-        warn("nor this")
-        fail("nor this", 3)
-
-    monkeypatch.setattr(sys, "stdout", Gone())
-    monkeypatch.setattr(sys, "stderr", Gone())
-    with pytest.raises(SystemExit, match="3"):
-        main()
-
-
-def test_signals_end_a_run_and_nohup_is_kept():
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        with StopSignal() as stop:
-            signal.raise_signal(number)
-            assert stop.asked
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with StopSignal() as stop:
-        signal.raise_signal(signal.SIGHUP)
-        assert not stop.asked
-    signal.signal(signal.SIGHUP, before)
-
-
-# --------------------------------------------------------------------------------------------------
-# Arithmetic
+# What it plays
 # --------------------------------------------------------------------------------------------------
 
 
 def test_denormals_are_flushed_before_anything_is_played(tmp_path, monkeypatch):
     """Also where a run goes on: the episode under way is played again."""
-    found, reset = [], script.Game._begin
+    denormals, reset = [], script.Game._begin
 
     def resetting(game, seed):
-        found.append(float(torch.tensor(1e-40) * 1))
+        denormals.append(float(torch.tensor(1e-40) * 1))
         return reset(game, seed)
 
     monkeypatch.setattr(script.Game, "_begin", resetting)
@@ -385,15 +332,8 @@ def test_denormals_are_flushed_before_anything_is_played(tmp_path, monkeypatch):
         words = words if "--run-dir" in words else (*words, only_run(tmp_path))
         torch.set_flush_denormal(False)
         assert command(script, *words) == 0
-    assert found
-    assert not any(found)
-
-
-def test_numpy_does_not_warn_of_flushed_denormals():
-    code = "import gbcore.run as gb; gb.flush_denormals(); import scipy.stats, matplotlib.pyplot"
-    run = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=False,
-                         capture_output=True, text=True)  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    assert denormals
+    assert not any(denormals)
 
 
 def test_a_run_without_a_reward_says_so(tmp_path, capsys, monkeypatch):
@@ -413,6 +353,5 @@ def test_a_printed_command_quotes_its_path(tmp_path, capsys, monkeypatch):
     assert command(script, *SMALL, "--run-dir", tmp_path / "my runs") == 130
     line = capsys.readouterr().out.rpartition("go on with: ")[2].strip()
     python, file, resume, run = shlex.split(line)
-    assert Path.cwd() / python == Path(sys.executable)  # a path from here, where it lies below
-    assert Path(file).resolve() == Path(script.__file__)
+    assert (python, file) == (sys.executable, script.__file__)  # from any folder
     assert (resume, Path(run)) == ("--resume", only_run(tmp_path / "my runs"))

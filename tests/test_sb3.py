@@ -54,8 +54,8 @@ def test_the_graph_is_the_replay(env_id, key):
     assert graph.num_transitions == 80
     assert graph.key_dtype == (None if key is None else np.int32)
     keys = [None] * 80 if key is None else tenths(rows)
-    found = [graph.find(obs, one) for obs, one in zip(rows, keys, strict=True)]
-    np.testing.assert_array_equal(found, buffer.nodes[0].ravel())
+    nodes = [graph.find(obs, one) for obs, one in zip(rows, keys, strict=True)]
+    np.testing.assert_array_equal(nodes, buffer.nodes[0].ravel())
     assert not torch.equal(before, model.q_net.state_dict()["q_net.0.weight"])
 
 
@@ -92,8 +92,8 @@ def test_a_model_and_its_replay_are_saved_and_go_on(tmp_path):
     assert (other.depth, other.breadth) == (3, 20)
     other.load_replay_buffer(tmp_path / "at_replay_buffer_96_steps")
     nodes, seen = other.replay_buffer.nodes, other.replay_buffer.observations
-    found = [other.replay_buffer.graph.find(obs, tenths(obs)) for obs in seen[:, 0]]
-    assert found == nodes[0, :, 0].tolist()
+    ids = [other.replay_buffer.graph.find(obs, tenths(obs)) for obs in seen[:, 0]]
+    assert ids == nodes[0, :, 0].tolist()
     other.learn(64, reset_num_timesteps=False)
     assert other.replay_buffer.graph.check_valid() == []
     assert other.leaves.graph is other.replay_buffer.graph
@@ -242,12 +242,12 @@ def test_a_write_into_the_target_network_counts_at_once(backup, write):
     old = model._targets(nodes, actions, np.random.default_rng(0))
     model.predict(np.arange(16), deterministic=True)
     write(model.q_net_target)
-    found = model._targets(nodes, actions, np.random.default_rng(0))
-    assert np.abs(found - old).max() > 1
+    new = model._targets(nodes, actions, np.random.default_rng(0))
+    assert np.abs(new - old).max() > 1
     model.leaves = None  # anew
     model._follow_replay()
     right = model._targets(nodes, actions, np.random.default_rng(0))
-    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(new, right, rtol=1e-4, atol=1e-3)
     seen = model.predict(np.arange(16), deterministic=True)[0]
     model._seen = None, None
     np.testing.assert_array_equal(model.predict(np.arange(16), deterministic=True)[0], seen)
@@ -307,9 +307,9 @@ def test_predict_takes_and_refuses_what_dqn_does(backup):
             shape = plain.predict(given, deterministic=True)[0].shape
             assert model.predict(given, deterministic=True)[0].shape == shape
     for bad in ((obs, {}), {"obs": obs}, obs[:3]):
-        with pytest.raises((ValueError, AssertionError)) as told:
+        with pytest.raises((ValueError, AssertionError)) as refused:
             plain.predict(bad, deterministic=True)
-        with pytest.raises(told.type, match=re.escape(str(told.value).splitlines()[0])):
+        with pytest.raises(refused.type, match=re.escape(str(refused.value).splitlines()[0])):
             model.predict(bad, deterministic=True)
 
 
@@ -324,8 +324,8 @@ def test_a_replay_that_is_loaded_has_the_key_of_its_model(learned, tmp_path):
     size = buffer.size()
     seen = buffer.observations[:size].reshape(-1, 4), buffer.next_observations[:size].reshape(-1, 4)
     for column, obs in zip(buffer.nodes[:, :size], seen, strict=True):
-        found = [buffer.graph.find(*pair) for pair in zip(obs, tens(obs), strict=True)]
-        assert found == column.ravel().tolist()
+        ids = [buffer.graph.find(*pair) for pair in zip(obs, tens(obs), strict=True)]
+        assert ids == column.ravel().tolist()
     assert buffer.graph.num_transitions == model.replay_buffer.graph.num_transitions
     assert buffer.graph.check_valid() == []
     other.key = tenths  # as the buffer is when it was filled so
@@ -418,10 +418,10 @@ def test_what_is_set_later_is_refused(tmp_path):
 def test_the_page_s_lines_learn():
     page = (Path(__file__).resolve().parents[1] / "docs" / "your_agent.md").read_text()
     learn, levels = re.findall(r"```python\n([^`]*gbcore.sb3 .*?)```", page, re.DOTALL)
-    exec(learn.replace("2_000", "300"), found := {})
-    assert found["model"].leaves.graph.novel_state_ratio < 0.9
-    exec(levels.replace("2_000", "300"), found)
-    assert 0 <= found["mean"] <= 1
+    exec(learn.replace("2_000", "300"), namespace := {})
+    assert namespace["model"].leaves.graph.novel_state_ratio < 0.9
+    exec(levels.replace("2_000", "300"), namespace)
+    assert 0 <= namespace["mean"] <= 1
 
 
 def test_the_example_runs(capsys):
@@ -447,10 +447,10 @@ def test_bad_flags_of_the_example_are_one_line(flags, named, capsys):
 def test_levels_of_one_kind_are_played():
     env = gymnasium.make("Maze-v0", size=5)
     names = {kind: set() for kind in (False, True)}
-    for kind, found in names.items():
+    for kind, levels_met in names.items():
         levels = Levels(env, held_out=kind)
         for seed in range(30):
-            found.add(levels.reset(seed=seed)[1]["level"])
+            levels_met.add(levels.reset(seed=seed)[1]["level"])
     assert min(map(len, names.values())) > 2
     assert not names[True] & names[False]
 

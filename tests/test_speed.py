@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import speed
 from conftest import command, is_one_line, jitted
-from gbtools.output import read_rows, write_rows
+from gbtools.runs import read_rows, write_rows
+
+from benchmark import timings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -74,3 +76,11 @@ def test_ratios_are_those_within_turns():
 def test_bad_input_is_one_line_and_status_2(words, named, capsys):
     assert command(speed, *words) == 2
     assert is_one_line(capsys, named)
+
+
+@jitted
+def test_targets_are_timed(capsys):
+    timings.targets(transitions=200, batches=20)
+    assert capsys.readouterr().out.count("\n| ") == 5  # and the header
+    timings.curve(1_000, 1_000)
+    assert "\n| 1,000 | " in capsys.readouterr().out

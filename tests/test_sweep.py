@@ -4,8 +4,8 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -16,9 +16,9 @@ import sweep
 import tyro
 from conftest import command, is_one_line, jitted, only_run
 from folders import ROOT
-from gbtools.output import read_rows
+from gbtools.runs import read_rows
 
-pytestmark = jitted
+pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
 def make_run(folder, suite="minigrid", finished=True, returns=(0.0, 0.5, 1.0), **flags):
@@ -145,12 +145,14 @@ SMALL = (
 
 def test_a_stopped_sweep_goes_on_and_one_with_nothing_to_do_ends(tmp_path, capsys):
     words = [*SMALL, "--run-dir", str(tmp_path / "runs")]
-    process = subprocess.Popen([sys.executable, ROOT / "reproduce" / "sweep.py", *words])
-    while not list(tmp_path.glob("runs/*/*/checkpoint.npz")):
-        time.sleep(0.01)
-        assert process.poll() is None
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait() == 130
+
+    def stop():
+        while not list(tmp_path.glob("runs/*/*/checkpoint.npz")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert command(sweep, *words) == 130
     (run,) = tmp_path.glob("runs/minigrid*/*/")
     assert command(sweep, *words) == 0
     log = (run.parent / "log.txt").read_text()
@@ -174,7 +176,7 @@ def test_a_run_that_fails_is_named_and_a_cluster_gets_every_run(tmp_path, monkey
     ray = SimpleNamespace(
         init=lambda address, **_: sizes.append(address),
         remote=lambda function: SimpleNamespace(options=options),
-        get=lambda found: found,
+        get=lambda status: status,
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(sys, "executable", "false")

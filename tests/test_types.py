@@ -25,9 +25,9 @@ def check(*words):
 
 
 def test_public_names_have_types():
-    found = check("--verifytypes", "gbcore", "--ignoreexternal")["typeCompleteness"]
-    unknown = [symbol["name"] for symbol in found["symbols"] if not symbol["isTypeKnown"]]
-    assert found["completenessScore"] >= 0.98, unknown
+    report = check("--verifytypes", "gbcore", "--ignoreexternal")["typeCompleteness"]
+    unknown = [symbol["name"] for symbol in report["symbols"] if not symbol["isTypeKnown"]]
+    assert report["completenessScore"] >= 0.98, unknown
 
 
 def test_snippets_of_the_pages_pass(tmp_path):
@@ -40,7 +40,7 @@ def test_snippets_of_the_pages_pass(tmp_path):
     config = {"typeCheckingMode": "standard", "reportUndefinedVariable": "none"}
     config |= {"include": ["."], "extraPaths": [str(ROOT)]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
-    found = check("--project", str(tmp_path))["generalDiagnostics"]
-    told = [f"{Path(one['file']).name}: {one['message']}" for one in found]
+    errors = check("--project", str(tmp_path))["generalDiagnostics"]
+    messages = [f"{Path(one['file']).name}: {one['message']}" for one in errors]
     # Gymnasium's own types refuse a class as entry_point, which its pages give.
-    assert [text for text in told if '"entry_point"' not in text] == []
+    assert [text for text in messages if '"entry_point"' not in text] == []

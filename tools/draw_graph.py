@@ -21,10 +21,9 @@ import networkx as nx
 import numpy as np
 import tyro
 from gbtools import measures, recorded
-from gbtools.output import arguments, fail, one_line_errors
 from gbtools.picture import cm, collections, colors, plt, wrapped, write_figure
 
-from gbcore.run import Count
+from gbcore.run import Count, fail, one_line_errors
 
 try:
     import pygraphviz
@@ -175,7 +174,7 @@ def write_graphml(layout, names, value, path):
 
 @one_line_errors
 def main():
-    args = arguments(Args, __doc__)
+    args = tyro.cli(Args, description=__doc__)
     for path in args.out:
         if path.suffix not in (".png", ".svg", ".graphml"):
             fail(f"--out must end in .png, .svg or .graphml, got {path}")

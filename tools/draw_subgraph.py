@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import tyro
 from gbtools import recorded
-from gbtools.output import arguments, fail, one_line_errors
 from gbtools.picture import plt, wrapped, write_figure
 
 from gbcore import pair_q_values
-from gbcore.run import Depth, Fraction, NonNegative
+from gbcore.run import Depth, Fraction, NonNegative, fail, one_line_errors
 
 LINES = 36  # of sums: with the rest at most 39
 DRAWN = 20  # levels of a picture
@@ -163,7 +162,7 @@ def root_of(run, args):
 
 @one_line_errors
 def main():
-    args = arguments(Args, __doc__)
+    args = tyro.cli(Args, description=__doc__)
     run = recorded.read(args.run)
     of_run = run.flags | {"depth": 1 if run.flags["backup"] == "one-step" else run.flags["depth"]}
     for name in ("depth", "breadth", "gamma"):

@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 import tyro
 from gbtools import recorded
-from gbtools.output import arguments, fail, one_line_errors
 from scipy import stats
 
 from gbcore import EpisodeGraph
-from gbcore.run import Count, Fraction, NonNegative, any_action
+from gbcore.run import Count, Fraction, NonNegative, any_action, fail, one_line_errors
 from gbcore.run.flags import require_package
 from gbcore.run.logger import with_file
 
@@ -54,7 +53,7 @@ def play(run, episodes, epsilon, seed, policy=None, **flags):
 
 @one_line_errors
 def main():
-    args = arguments(Args, __doc__)
+    args = tyro.cli(Args, description=__doc__)
     if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
         fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
     if args.video is not None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from gbtools.output import arguments, fail, one_line_errors, warn
 from gbtools.picture import plt, wrapped, write_figure
 from gbtools.runs import (
     WITHOUT_EFFECT,
@@ -19,6 +18,8 @@ from gbtools.runs import (
     run_folders,
     standard_error,
 )
+
+from gbcore.run import fail, one_line_errors, warn
 
 INSIDE = 4  # curves whose legend has room in the picture
 
@@ -114,7 +115,7 @@ def draw_panel(figure, task, curves):
 
 @one_line_errors
 def main():
-    args = arguments(Args, __doc__)
+    args = tyro.cli(Args, description=__doc__)
     panels = panels_of(read_settings(args.runs))
     heights = list(map(height_of, panels.values()))
     figure = plt.figure(figsize=(8, sum(heights)), layout="constrained")

@@ -24,11 +24,10 @@ from statistics import median
 import numpy as np
 import torch
 import tyro
-from gbtools.output import arguments, fail, markdown, one_line_errors, read_rows, write_rows
 from gbtools.recorded import load_script
-from gbtools.runs import words_of
+from gbtools.runs import markdown, read_rows, words_of, write_rows
 
-from gbcore.run import Count, NonNegative
+from gbcore.run import Count, NonNegative, fail, one_line_errors
 
 # Script -> task, steps of learning before the clock starts, steps on the clock.
 DEFAULTS = {
@@ -130,7 +129,7 @@ def short(value):
 
 @one_line_errors
 def main():
-    args = arguments(Args, __doc__)
+    args = tyro.cli(Args, description=__doc__)
     if not (args.backups and args.variants):
         fail("Require one or more --backups and --variants")
     rows = []

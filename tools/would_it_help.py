@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 from gbtools import measures, play, recorded
-from gbtools.output import arguments, fail, one_line_errors, warn
 
-from gbcore.run import Count, Depth, NonNegative
+from gbcore.run import Count, Depth, NonNegative, fail, one_line_errors, warn
 from gbcore.run.environment import rounded
 from gbcore.run.logger import with_file
 
@@ -295,7 +294,7 @@ def report(name, by_key, played=None):
 
 @one_line_errors
 def main():
-    args = arguments(Args, __doc__)
+    args = tyro.cli(Args, description=__doc__)
     rng = np.random.default_rng(args.seed)
     runs, flags, played = collect(args, rng)
     depth = args.depth or flags.get("depth", 5)

@@ -7,9 +7,10 @@ from gbcore.run.episodes import (
     any_action,
     film_episode,
     last_tenth,
-    nearest,
+    plain,
     play_episodes,
     score_at_random,
+    task_meant,
     write_video,
 )  # fmt: skip
 from gbcore.run.flags import (
@@ -30,7 +31,7 @@ from gbcore.run.setup import flush_denormals, seed_everything
 __all__ = [
     "ELSEWHERE", "Checkpoint", "Count", "Depth", "Fraction", "LearnerState", "Logger",
     "NonNegative", "PositiveFloat", "Prior", "Replayed", "RunFlags", "StopSignal", "any_action",
-    "fail", "film_episode", "flush_denormals", "last_tenth", "load_checkpoint", "nearest",
-    "number", "one_line_errors", "parse_flags", "play_episodes", "save_checkpoint",
-    "score_at_random", "seed_everything", "warn", "write_video",
+    "fail", "film_episode", "flush_denormals", "last_tenth", "load_checkpoint", "number",
+    "one_line_errors", "parse_flags", "plain", "play_episodes", "save_checkpoint",
+    "score_at_random", "seed_everything", "task_meant", "warn", "write_video",
 ]  # fmt: skip

@@ -9,8 +9,7 @@ import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 from numpy.typing import NDArray
 
-from gbcore.run.episodes import ELSEWHERE, nearest, write_video
-from gbcore.run.output import fail
+from gbcore.run.episodes import plain, task_meant, write_video
 
 Policy = Callable[[NDArray[np.uint8]], NDArray[np.int64]]  # uint8 [n, 4, 84, 84] -> actions [n]
 
@@ -59,11 +58,8 @@ def make_envs(
 def task_of(env_id: str) -> str:
     """ROM name of a game, from any spelling of it that people use."""
     name = env_id.strip().lower().removeprefix("ale/").split("-v")[0].removesuffix("noframeskip")
-    games = {rom.replace("_", ""): rom for rom in ale_py.roms.get_all_rom_ids()}
-    key = name.replace("_", "").replace("-", "").replace(" ", "")
-    if key not in games:
-        fail(f"unknown game {env_id!r}; nearest: {nearest(key, games)}; {ELSEWHERE}")
-    return games[key]
+    games = {plain(rom): rom for rom in ale_py.roms.get_all_rom_ids()}
+    return task_meant(name, games, "game")
 
 
 def evaluate(

@@ -1,17 +1,15 @@
 """GymnasiumTask: any Gymnasium environment with discrete actions, as the scripts know theirs."""
 
 import contextlib
-import difflib
 import functools
 import importlib
-import importlib.machinery
 import json
 import os
-import re
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +19,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from gbcore.episode_graph import is_held_out
-from gbcore.run.episodes import Replayed
+from gbcore.run.episodes import Replayed, plain, task_meant
 from gbcore.run.output import fail, warn
 
 LONG = 10_000  # numbers in an observation that was no array; more are slow
@@ -316,17 +314,18 @@ def import_module(name: str, message: str) -> ModuleType:
 
     The program ends, with what is told, where there is none, or where another one has the name.
     """
-    here, top = os.getcwd(), name.partition(".")[0]
-    sys.path[:] = [here, *(place for place in sys.path if place not in (here, ""))]
+    sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
-    spec = importlib.machinery.PathFinder.find_spec(top, [here]) if top else None
-    own, known = spec and spec.origin, getattr(sys.modules.get(top), "__file__", None) or ""
-    if own and top in sys.modules and os.path.realpath(known) != os.path.realpath(own):
-        fail(f"{message}: {top!r} is {known or 'a part of Python'} already: rename {own}")
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except (ImportError, TypeError, ValueError) as error:
         fail(f"{message}: {error}")
+    top = name.partition(".")[0]
+    known = getattr(sys.modules[top], "__file__", None) or "a part of Python"
+    for own in (Path(f"{top}.py").resolve(), Path(top, "__init__.py").resolve()):
+        if own.is_file() and own != Path(known).resolve():
+            fail(f"{message}: {top!r} is {known} already: rename {own}")
+    return module
 
 
 def gymnasium_id(env_id: str) -> str:
@@ -341,18 +340,10 @@ def gymnasium_id(env_id: str) -> str:
             module, f"cannot import {module!r}, typed as Python imports it, from {os.getcwd()}"
         )
 
-    def key_of(spelling):
-        return re.sub("[-_ ]", "", spelling.lower())
-
-    names = sorted(gymnasium.registry, key=lambda known: gymnasium.registry[known].version or 0)
-    known = {key_of(name.rpartition("-v")[0]): name for name in names}
-    known |= {key_of(name): name for name in names} | {name: name for name in names}
-    result = known.get(name) or known.get(key_of(name))
-    if result is None:
-        close = difflib.get_close_matches(key_of(name), known, n=3, cutoff=0.7)
-        near = ", ".join(dict.fromkeys(f"{module}{colon}{known[key]}" for key in close)) or "none"
-        fail(
-            f"unknown environment {env_id!r}; nearest: {near}; one that a module registers is "
-            "typed module:Id-v0, as in ale_py:ALE/Pong-v5 or minigrid:MiniGrid-Empty-5x5-v0"
-        )
-    return f"{module}{colon}{result}"
+    if name not in gymnasium.registry:
+        specs = sorted(gymnasium.registry.values(), key=lambda spec: spec.version or 0)
+        known = {plain(spec.id.rpartition("-v")[0]): spec.id for spec in specs}
+        known |= {plain(spec.id): spec.id for spec in specs}
+        own = "one that a module registers is typed module:Id-v0, as in ale_py:ALE/Pong-v5"
+        name = task_meant(name, known, "environment", own)
+    return f"{module}{colon}{name}"

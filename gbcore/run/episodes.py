@@ -1,7 +1,8 @@
-"""Episodes that are played and not learned from: evaluations and videos. Names people mistype."""
+"""Episodes that are played and not learned from: evaluations and videos. Names of tasks."""
 
 import contextlib
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from gbcore.episode_graph import EpisodeGraph
 from gbcore.run.checkpoint import replacing
+from gbcore.run.output import fail
 
 ELSEWHERE = "for another environment see examples/ and docs/your_own.md"
 # Observations [n, *obs_shape] -> actions int64 [n]; with keys= [n, *key_shape] if states have any.
@@ -47,27 +49,48 @@ def play_episodes(
     policy: a function, or an `EpisodeGraph`, which is told how each step went.
     epsilon: share of random actions. None if stop, a StopSignal, was asked.
     """
-    own = policy if isinstance(policy, EpisodeGraph) else None
     returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), np.int64)
-    running = list(range(len(envs)))
-    for env in envs:
-        env.reset()
-    while running:
+    for played, rewards in _steps(policy, envs, rng, epsilon):
+        returns[played] += rewards
+        lengths[played] += 1
         if stop is not None and stop.asked:
             return None
+    return returns.tolist(), lengths.tolist()
+
+
+def film_episode(
+    policy: Policy, env: Any, rng: np.random.Generator, epsilon: float
+) -> Iterator[Any]:
+    """Yields the frames of one episode, as the environment renders them."""
+    for _ in _steps(policy, [env], rng, epsilon):
+        yield env.render()
+
+
+def _steps(policy, envs, rng, epsilon):
+    """Yields numbers and rewards of the environments that made a step; first of none, reset."""
+    for env in envs:
+        env.reset()
+    running = list(range(len(envs)))
+    yield [], []
+    while running:
         playing = [envs[i] for i in running]
-        actions = _ask(policy, playing) if own is None else own.act(_observed(playing), running)
+        obs = np.stack([env.obs for env in playing])
+        if isinstance(policy, EpisodeGraph):
+            actions = policy.act(obs, running)
+        elif getattr(envs[0], "key", None) is None:
+            actions = policy(obs)
+        else:
+            actions = policy(obs, keys=np.stack([env.key for env in playing]))
         explore = rng.random(len(running)) < epsilon
         actions[explore] = rng.integers(envs[0].num_actions, size=explore.sum())
         steps = [env.step(action) for env, action in zip(playing, actions.tolist(), strict=True)]
         _, rewards, terminated, truncated = map(list, zip(*steps, strict=True))
         over = np.logical_or(terminated, truncated)
-        if own is not None:
-            own.observe(actions, rewards, _observed(playing), terminated, over, running)
-        returns[running] += rewards
-        lengths[running] += 1
+        if isinstance(policy, EpisodeGraph):
+            obs = np.stack([env.obs for env in playing])
+            policy.observe(actions, rewards, obs, terminated, over, running)
+        yield running, rewards
         running = [i for i, is_over in zip(running, over, strict=True) if not is_over]
-    return returns.tolist(), lengths.tolist()
 
 
 def score_at_random(
@@ -87,37 +110,6 @@ def any_action(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> NDArray[n
 def last_tenth(means: list[float]) -> float | None:
     """Mean over the last 10% of evaluations, at least one: the score. None without any."""
     return float(np.mean(means[-max(1, round(len(means) / 10)) :])) if means else None
-
-
-def _ask(policy, envs):
-    """The policy's actions int64 [n] in the states that environments are in."""
-    obs = _observed(envs)
-    if getattr(envs[0], "key", None) is None:
-        return policy(obs)
-    return policy(obs, keys=np.stack([env.key for env in envs]))
-
-
-def _observed(envs):
-    return np.stack([env.obs for env in envs])
-
-
-def film_episode(
-    policy: Policy, env: Any, rng: np.random.Generator, epsilon: float
-) -> Iterator[Any]:
-    """Yields the frames of one episode, as the environment renders them."""
-    env.reset()
-    own = policy if isinstance(policy, EpisodeGraph) else None
-    done = False
-    yield env.render()
-    while not done:
-        action = int((_ask(policy, [env]) if own is None else own.act(_observed([env])))[0])
-        if rng.random() < epsilon:
-            action = int(rng.integers(env.num_actions))
-        _, reward, terminated, truncated = env.step(action)
-        done = terminated or truncated
-        if own is not None:
-            own.observe([action], [reward], _observed([env]), [terminated], [done])
-        yield env.render()
 
 
 def write_video(path: str | Path, frames: Iterable[Any], fps: int, zoom: int = 1) -> None:
@@ -144,8 +136,15 @@ def write_video(path: str | Path, frames: Iterable[Any], fps: int, zoom: int = 1
             writer.send(frame)
 
 
-def nearest(name: str, known: dict[str, str]) -> str:
-    """What of known, spellings to names, a name may mean; all where nothing is near."""
-    close = difflib.get_close_matches(name, known, n=6, cutoff=0.4)
-    names = list(dict.fromkeys(known[key] for key in close or known))
-    return ", ".join(names[:3] if close else names)
+def plain(name: str) -> str:
+    """A task's name as all its spellings have it."""
+    return re.sub("[-_ ]", "", name.lower())
+
+
+def task_meant(typed: str, known: dict[str, str], kind: str, more: str = ELSEWHERE) -> str:
+    """What of known, plain spellings to names, was typed; else the program ends and names some."""
+    if (key := plain(typed)) not in known:
+        close = difflib.get_close_matches(key, known, n=6, cutoff=0.4) or known
+        near = ", ".join([*dict.fromkeys(known[key] for key in close)][:5])
+        fail(f"unknown {kind} {typed!r}; nearest: {near}; {more}")
+    return known[key]

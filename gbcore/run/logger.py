@@ -306,12 +306,8 @@ class Logger:
 
     def _command(self):
         """How to go on: the line to type."""
-        here = Path.cwd()
-        files = [
-            str(file.relative_to(here) if file.is_relative_to(here) else file)
-            for file in (Path(sys.executable), self._script, self.path)
-        ]
-        return f"go on with: {shlex.join([*files[:2], '--resume', files[2]])}"
+        words = [sys.executable, str(self._script), "--resume", str(self.path.resolve())]
+        return f"go on with: {shlex.join(words)}"
 
 
 def _write_model(path, network, graph):

@@ -10,7 +10,7 @@ from minigrid.minigrid_env import MiniGridEnv
 from numpy.typing import NDArray
 
 from gbcore.episode_graph import is_held_out
-from gbcore.run.episodes import ELSEWHERE, Replayed, nearest
+from gbcore.run.episodes import ELSEWHERE, Replayed, plain, task_meant
 from gbcore.run.output import fail
 
 EMPTY: tuple[int, int, int] = OBJECT_TO_IDX["empty"], 0, 0
@@ -123,17 +123,11 @@ class Task(Replayed):
 def task_of(env_id: str) -> str:
     """Registered id of a task, from any spelling of it that people use; the latest version."""
 
-    def key_of(name):
-        return re.sub("[-_ ]", "", name.strip().lower())
-
     if env_id.strip() in gymnasium.registry:
         return env_id.strip()
     names = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
     tasks = {}
     for name in sorted(names):  # BabyAI's first: where both have a name it is MiniGrid's
-        for key in (key_of(name), key_of(name.rpartition("-v")[0])):
+        for key in (plain(name), plain(name.rpartition("-v")[0])):
             tasks[key] = tasks[re.sub("^(minigrid|babyai)", "", key)] = name
-    key = key_of(env_id)
-    if key not in tasks:
-        fail(f"unknown task {env_id!r}; nearest: {nearest(key, tasks)}; {ELSEWHERE}")
-    return tasks[key]
+    return task_meant(env_id.strip(), tasks, "task")

@@ -4,12 +4,12 @@ import os
 import textwrap
 from pathlib import Path
 
-from gbtools.output import fail
-
 os.environ["MPLBACKEND"] = "agg"  # a notebook names one that need not be installed here
 
 import matplotlib.pyplot as plt
 from matplotlib import cm, collections, colors  # noqa: F401
+
+from gbcore.run import fail
 
 plt.rcParams["text.parse_math"] = False  # a $ in the name of a task is a $
 

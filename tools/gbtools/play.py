@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 
 from gbcore import TransitionGraph
+from gbcore.run import fail
 from gbtools import recorded
-from gbtools.output import fail
 
 # Suite -> its script, and the reward that the script trains on.
 SUITES = {

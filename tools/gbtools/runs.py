@@ -1,12 +1,11 @@
-"""Flags, results and learning curves in run folders."""
+"""Flags, rows, results and learning curves in run folders; tables."""
 
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
-
-from gbtools.output import read_rows
 
 # Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = set(
@@ -27,20 +26,37 @@ def words_of(flags):
     return words
 
 
-def read_json(path):
-    """What a JSON file holds. OSError where there is none, ValueError where it is damaged."""
-    return json.loads(Path(path).read_text())
+def read_rows(path):
+    """Whole rows of a CSV file: dicts of text. OSError where it cannot be read."""
+    with open(path, newline="", encoding="utf-8") as file:
+        # The last row may be cut, as a run goes on.
+        return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def write_rows(path, columns, rows):
+    """Write dicts as CSV, real numbers with six digits."""
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table.writeheader()
+        for row in rows:
+            table.writerow({n: f"{v:.6g}" if isinstance(v, float) else v for n, v in row.items()})
+
+
+def markdown(header, rows):
+    """A table of rows of text."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def read_config(folder):
     """All flags of a run, and the script that made it."""
-    return read_json(Path(folder) / "config.json")
+    return json.loads((Path(folder) / "config.json").read_text())
 
 
 def read_result(folder):
     """What a run measured that went to its end; None of another. result.json is written last."""
     path = Path(folder) / "result.json"
-    result = read_json(path) if path.exists() else {"interrupted": True}
+    result = json.loads(path.read_text()) if path.exists() else {"interrupted": True}
     return None if result["interrupted"] else result
 
 
@@ -48,14 +64,6 @@ def run_folders(run_dir):
     """run_dir, its folders and theirs that are of a run, in order of their names."""
     places = ("config.json", "*/config.json", "*/*/config.json")
     return sorted(path.parent for place in places for path in Path(run_dir).glob(place))
-
-
-def read_metrics(folder):
-    """Rows of a run's metrics.csv, but for the one column that is a time."""
-    rows = read_rows(Path(folder) / "metrics.csv")
-    for row in rows:
-        row.pop("charts/SPS")
-    return rows
 
 
 def read_returns(folder):
