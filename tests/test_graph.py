@@ -27,7 +27,7 @@ from gbcore import (
     q_targets,
     trajectory_subgraphs,
 )
-from gbcore.categorical import pad
+from gbcore.run.padding import pad
 from gbcore.kernels import edges, hashing
 
 BIG = 2**40

@@ -24,7 +24,7 @@ from gbcore import (
     q_targets,
     trajectory_subgraphs,
 )
-from gbcore.categorical import pad
+from gbcore.run.padding import pad
 from gbcore.interner import Interner
 
 ROOT = Path(__file__).resolve().parent.parent

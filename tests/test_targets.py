@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from naive import NaiveGraph, enumerate_kept, subset_probabilities
 
 from gbcore import categorical_targets, q_targets, rows_read, subgraph, trajectory_subgraphs
-from gbcore.categorical import back_up, pad
+from gbcore.categorical import back_up
 from gbcore.kernels import expand
+from gbcore.run.padding import pad
 from gbcore.targets import pair_q_values
 
 depths = st.integers(1, 5)
