@@ -571,7 +571,10 @@ def solve_equations(weights: sparse.csr_array, b: NDArray[np.float64]) -> NDArra
         if is_large:
             size, rough = np.abs(right).max(), linalg.spilu(own, drop_tol=1e-3, fill_factor=3)
             rough = linalg.LinearOperator(own.shape, rough.solve)
-            found, failed = linalg.bicgstab(own, right / size, rtol=1e-14, M=rough)
+            found, last, failed = rough @ (right / size), None, True
+            while failed and not np.array_equal(found, last):  # where it breaks down it goes on
+                last = found
+                found, failed = linalg.bicgstab(own, right / size, found, rtol=1e-14, M=rough)
             x[rows] = size * found
         if not is_large or failed:
             x[rows] = linalg.splu(own).solve(right)

@@ -315,6 +315,18 @@ def test_exact_values_are_those_of_linear_equations(seed, large, monkeypatch):
     assert (q[known].max(axis=1) <= expected[known] + 1e-7).all()
 
 
+def test_few_rewards_among_many_states_that_lead_to_each_other():
+    n, rng = scaled(5_000, 300), np.random.default_rng(0)
+    states, after = np.repeat(np.arange(n), 2), rng.integers(n, size=2 * n)
+    rewards = (rng.random(2 * n) < 5 / n) * 1.0
+    graph = TransitionGraph(1, (1,), np.int64)
+    graph.nodes(np.arange(n)[:, None])
+    graph.add(states, 0 * states, rewards, after, np.zeros(2 * n, np.bool_))
+    values, _, _ = solve(graph, 0.99)
+    expected = (rewards + 0.99 * values[after]).reshape(n, 2).mean(axis=1)
+    np.testing.assert_allclose(values, expected, rtol=1e-9)
+
+
 def test_an_evaluation_is_the_same_whatever_others_were_before():
     graph, replay, table = graph_that_forgets(300)
     values, rng = GraphValues(graph, table, 0.99, 0.5), np.random.default_rng(2)
