@@ -128,6 +128,7 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, 
     num_roots = root_nodes.shape[0]
     levels = np.zeros((3, depth + 1), np.int64)  # of vertices, pairs and outcomes
     root_row, state = np.full(num_roots, -1, np.int64), np.full(1, seed, np.uint64)
+    # Of groups, each with levels of its own: all roots, or each alone.
     starts = np.arange(0, num_roots + 1, max(num_roots, 1) if breadth == 0 else 1)
     lists = new_lists(max(room[0], num_roots), graph.pair_count.shape[1], row_of)
     sizes, level_nodes = lists.sizes, root_nodes
@@ -258,15 +259,15 @@ def write_outcomes(graph, lists, node, kept, place, first, is_inner):
         pair = lists.pair_of[graph.edge_action[e]]
         if pair == EMPTY:
             continue
-        target = END
+        to = END
         if not graph.edge_terminated[e]:
             after = graph.edge_next[e]
-            target = row_for(lists, after)
+            to = row_for(lists, after)
             if kept[place + k] and is_inner and graph.degree[after] > 0:
-                target = -2 - vertex_for(lists, target, first)
+                to = -2 - vertex_for(lists, to, first)
         at = np.uint64(outcome)
         lists.outcome_pair[at] = pair
-        lists.outcome_vertex[at] = target
+        lists.outcome_vertex[at] = to
         lists.outcome_weight[at] = graph.edge_count[e] / lists.pair_count[np.uint64(pair)]
         lists.outcome_reward[at] = graph.edge_reward[e]
         outcome += 1
@@ -302,11 +303,11 @@ def place_vertices(lists):
     num_rows, num_vertices, num_pairs, num_outcomes = lists.sizes
     lists.vertex_pairs[num_vertices] = num_pairs
     for o in range(num_outcomes):
-        target = lists.outcome_vertex[o]
-        if target == END:
+        to = lists.outcome_vertex[o]
+        if to == END:
             lists.outcome_vertex[o] = num_rows + num_vertices
-        elif target < END:
-            v = -2 - target
+        elif to < END:
+            v = -2 - to
             has_pairs = lists.vertex_pairs[v] < lists.vertex_pairs[v + 1]
             lists.outcome_vertex[o] = num_rows + v if has_pairs else lists.vertex_row[v]
 
@@ -374,16 +375,16 @@ def follow_trajectories(replay, starts, depth):
                 lists.vertex_pairs[pair - num_roots] = pair
             lists.pair_action[pair], lists.pair_count[pair] = replay.action[t], 1
             lists.outcome_reward[pair], lists.outcome_weight[pair] = replay.reward[t], 1.0
-            lists.outcome_pair[pair], target = pair, END
+            lists.outcome_pair[pair], to = pair, END
             if not replay.terminated[t]:
-                target = row_by_hash(lists, replay.next_node[t])
+                to = row_by_hash(lists, replay.next_node[t])
                 if level + 1 < depth and not replay.cut[t]:
-                    lists.vertex_row[sizes[VERTICES]] = target
-                    target = -2 - sizes[VERTICES]
+                    lists.vertex_row[sizes[VERTICES]] = to
+                    to = -2 - sizes[VERTICES]
                     sizes[VERTICES] += 1
                     current[num_left] = (t + 1) % replay.node.shape[0]
                     num_left += 1
-            lists.outcome_vertex[pair] = target
+            lists.outcome_vertex[pair] = to
             pair += 1
         num_chains, sizes[PAIRS], sizes[OUTCOMES] = num_left, pair, pair
         levels[1:, level + 1] = pair
