@@ -1,11 +1,15 @@
-"""Arrays that grow with what they describe, and checks of arrays that come from outside."""
+"""Arrays that grow with what they describe, marks of nodes, and checks of outside arrays."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+if TYPE_CHECKING:
+    from gbcore.graph import TransitionGraph
+
+UNKNOWN = -1  # a generation that no id has
 Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
 
 
@@ -67,3 +71,38 @@ def is_many(values: object) -> bool:
     if isinstance(values, np.ndarray):
         return values.ndim > 0
     return not isinstance(values, int) and np.ndim(values) > 0  # type: ignore[arg-type]
+
+
+class KnownNodes:
+    """Marks of nodes, by id. A node that is freed loses its mark."""
+
+    def __init__(self, graph: "TransitionGraph") -> None:
+        self._graph = graph
+        self._generation = np.full(graph.capacity, UNKNOWN, np.int32)  # of the id, once added
+
+    def has(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Are ids int64 [n] known? bool [n]. KeyError for what never was an id."""
+        self._graph._keys.require_ids(nodes)
+        return self._with_room()[nodes] == self._graph.generations[nodes]
+
+    def add(self, nodes: NDArray[np.int64]) -> None:
+        """Ids int64 [n] are known from now on."""
+        self._with_room()[nodes] = self._graph.generations[nodes]
+
+    def state(self) -> NDArray[np.bool_]:
+        """bool [num_ids], which `restore` takes back."""
+        return self.has(np.arange(self._graph.num_ids))
+
+    def restore(self, known: NDArray[np.bool_]) -> None:
+        """Those of bool [num_ids] are known, and no others. ValueError for other arrays."""
+        check_array("what is known", known, np.bool_, (self._graph.num_ids,))
+        self.clear()
+        self.add(np.flatnonzero(known))
+
+    def clear(self) -> None:
+        """None is known."""
+        self._generation[:] = UNKNOWN
+
+    def _with_room(self):
+        self._generation = grown(self._generation, self._graph.capacity, UNKNOWN)
+        return self._generation

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from gbcore.arrays import check_array, grown
-from gbcore.graph import KnownNodes
+from gbcore.arrays import KnownNodes, check_array, grown
 
 if TYPE_CHECKING:
     from gbcore.frontier import FrontierPlanner

@@ -7,13 +7,14 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import copy_rows, grown
+from gbcore.arrays import KnownNodes, copy_rows, grown
 from gbcore.first_tries import FirstTries
-from gbcore.graph import KnownNodes, TransitionGraph
+from gbcore.graph import TransitionGraph
 from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
+from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Plan
-from gbcore.values import new_queue, queue_of
+from gbcore.values import new_queue, queue_of, waiting_in
 
 UNLIMITED = 2**62  # edges
 MEMORY = 10_000  # steps over which a rate is taken
@@ -200,7 +201,9 @@ class FrontierPlanner:
 
     def num_untried(self) -> int:
         """Number of pairs never tried, of all states but those that only end episodes."""
-        return int(sweeps.count_untried(self.graph.arrays, self.graph.num_ids))
+        arrays, n = self.graph.arrays, self.graph.num_ids
+        was_in = (arrays.degree[:n] > 0) | (arrays.in_first[:n] != EMPTY)
+        return int(np.count_nonzero(arrays.pair_count[:n][was_in] == 0))
 
     # ----------------------------------------------------------------------------------------------
     # Storage
@@ -212,8 +215,8 @@ class FrontierPlanner:
         saved = {
             "steps": plan.steps[:n],
             "costs": plan.costs[:n],
-            "falls": sweeps.list_waiting(plan.falls),
-            "rises": sweeps.list_waiting(plan.rises),
+            "falls": waiting_in(plan.falls),
+            "rises": waiting_in(plan.rises),
             "followed": self._followed,
         }
         if self.kinds_of is not None:
@@ -262,8 +265,8 @@ class FrontierPlanner:
             self._plan = Plan(
                 grown(plan.steps, room),
                 plan.costs if len(plan.costs) == 1 else grown(plan.costs, room),
-                queue_of(sweeps.list_waiting(plan.falls), self.graph),
-                queue_of(sweeps.list_waiting(plan.rises), self.graph),
+                queue_of(waiting_in(plan.falls), self.graph),
+                queue_of(waiting_in(plan.rises), self.graph),
             )
         return self._plan
 

@@ -12,22 +12,13 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gbcore.arrays import (
-    all_grown,
-    as_indices,
-    check_array,
-    copy_rows,
-    grown,
-    is_many,
-)
+from gbcore.arrays import all_grown, as_indices, copy_rows, grown, is_many
 from gbcore.interner import Interner, slots_for
 from gbcore.invariants import problems_of
 from gbcore.kernels import edges, expand, hashing
 from gbcore.kernels.edges import (
     FREED,
     MAX_TRANSITIONS,
-    OK,
-    TOO_MANY,
     TOTAL_EDGES,
     TOTAL_FORGOTTEN,
     TOTAL_LOGGED,
@@ -36,14 +27,13 @@ from gbcore.kernels.edges import (
     TOTAL_USED,
     GraphArrays,
 )
-from gbcore.kernels.expand import Trajectory
 from gbcore.kernels.hashing import EMPTY
 from gbcore.subgraph import Subgraphs
 
 FORMAT_VERSION = 4
 MAX_DEPTH = 2**16  # of an expansion
 MAX_LISTED = 2**28  # of what a batch of subgraphs lists, 20 GB: before the system ends the process
-UNKNOWN = -1  # a generation that no id has
+COLUMNS = ("node", "action", "reward", "next_node", "terminated")
 KIND = ("num_actions", "obs_shape", "obs_dtype", "key_shape", "key_dtype", "frame_stack")
 # The arrays that grow, and what is in them where nothing was written.
 NODE_ARRAYS = {
@@ -245,15 +235,8 @@ class TransitionGraph:
             ValueError: for another shape or dtype than the graph's, or for a key that is missing or
                 not asked for.
         """
-        obs, key = self._check_obs(obs, key)
-        with self.lock:
-            if self._frames is not None and self.key_shape is None:
-                key = self._frame_ids(obs[None])[0]
-            node = int(self._keys.add(key))  # without JIT it is a NumPy integer
-            if self._make_room().in_degree[node] == FREED:
-                self._enter(node)
-                self._keep_contents(np.array([node]), obs[None])
-            return node
+        one = self._check_obs(obs, key)
+        return int(self._nodes_of(*(part[None] for part in one))[0])
 
     def nodes(self, obs: ArrayLike, keys: ArrayLike | None = None) -> NDArray[np.int64]:
         """As `node`, in order, of many observations: int64 [n] of obs [n, *obs_shape].
@@ -264,49 +247,47 @@ class TransitionGraph:
         Raises:
             ValueError: as `node`.
         """
-        obs, keys = self._check_obs(obs, keys, many=True)
+        return self._nodes_of(*self._check_obs(obs, keys, many=True))
+
+    def _nodes_of(self, obs, keys):
         with self.lock:
             if self._frames is not None and self.key_shape is None:
-                keys = self._frame_ids(obs)
-            nodes = self._keys.add_all(keys)
+                keys = self._frame_ids(self._frames.add, obs)
+            nodes = self._keys.add(keys)
             rows = np.flatnonzero(self._make_room().in_degree[nodes] == FREED)
             if len(rows):
-                _, first = np.unique(nodes[rows], return_index=True)
-                rows = np.sort(rows[first])
-                self._enter(nodes[rows])
-                self._keep_contents(nodes[rows], obs if self._contents is None else obs[rows])
+                if len(rows) > 1:
+                    rows = rows[np.sort(np.unique(nodes[rows], return_index=True)[1])]
+                edges.enter_nodes(self._arrays, nodes[rows])
+                self._keep_contents(nodes[rows], obs[rows])
             return nodes
-
-    def _enter(self, nodes):
-        """Make nodes of distinct ids, one or int64 [n], that were just given out."""
-        arrays, begin = self._arrays, self.num_logged
-        arrays.in_degree[nodes] = 0
-        end = begin + np.size(nodes)
-        places = np.arange(begin, end) if np.ndim(nodes) else begin
-        arrays.log[places & (len(arrays.log) - 1)] = ~nodes
-        arrays.totals[TOTAL_LOGGED] = end
 
     def _keep_contents(self, nodes, obs):
         if self._contents is not None:
-            self._contents[nodes] = obs if self._frames is None else self._frame_ids(obs)
+            is_stack = self._frames is not None
+            self._contents[nodes] = self._frame_ids(self._frames.add, obs) if is_stack else obs
         if self._frames is not None:
-            if self._frames.capacity > len(self._frame_uses):
-                self._frame_uses = grown(self._frame_uses, self._frames.capacity)
+            self._frame_uses = grown(self._frame_uses, self._frames.capacity)
             np.add.at(self._frame_uses, self._contents_of(nodes), 1)
 
-    def _frame_ids(self, obs):
-        ids = self._frames.add_all(obs.reshape(-1, *self.obs_shape[1:]))
+    def _frame_ids(self, ids_of, obs):
+        ids = ids_of(obs.reshape(-1, *self.obs_shape[1:]))
         return ids.reshape(len(obs), self.obs_shape[0]).astype(np.int32)
 
     def find(self, obs: ArrayLike, key: ArrayLike | None = None) -> int:
         """Id of an observation, or with key_shape of its key; or -1. Raises as `node`."""
-        obs, key = self._check_obs(obs, key)
+        one = self._check_obs(obs, key)
+        return int(self._find(*(part[None] for part in one))[0])
+
+    def find_all(self, obs: ArrayLike, keys: ArrayLike | None = None) -> NDArray[np.int64]:
+        """As `find`, of many observations: int64 [n] of obs [n, *obs_shape]."""
+        return self._find(*self._check_obs(obs, keys, many=True))
+
+    def _find(self, obs, keys):
         with self.lock:
             if self._frames is not None and self.key_shape is None:
-                key = np.array([self._frames.find(frame) for frame in obs], np.int32)
-                if key.min() < 0:
-                    return -1
-            return int(self._keys.find(key))
+                keys = self._frame_ids(self._frames.find, obs)  # -1 is in no key
+            return self._keys.find(keys)
 
     @property
     def observations(self) -> NDArray[Any]:
@@ -431,19 +412,20 @@ class TransitionGraph:
                 length. The first row that is wrong is named, and nothing has changed.
         """
         with self.lock:
-            if is_many(node):
-                columns = self.check_transitions(node, action, reward, next_node, terminated)
-                if self.num_transitions + len(columns[0]) > MAX_TRANSITIONS:
-                    raise MemoryError(f"Require at most {MAX_TRANSITIONS:,} transitions")
-                done = edges.add_transitions(self._arrays, 0, *columns)
-                while done < len(columns[0]):
-                    done = edges.add_transitions(self._grow_edges(), done, *columns)
-                return
-            transition = self._check_transition(node, action, reward, next_node, terminated)
-            while (found := edges.add_transition(self._arrays, *transition)) != OK:
-                if found == TOO_MANY:
-                    raise MemoryError(f"Require at most {MAX_TRANSITIONS:,} transitions")
-                self._grow_edges()
+            if many := is_many(node):
+                rows = self._check_transitions(node, action, reward, next_node, terminated)
+            else:
+                row = self._check_transition(node, action, reward, next_node, terminated)
+            number, done = len(rows[0]) if many else 1, 0
+            if self.num_transitions + number > MAX_TRANSITIONS:
+                raise MemoryError(f"Require at most {MAX_TRANSITIONS:,} transitions")
+            while done < number:
+                if many:
+                    done = edges.add_transitions(self._arrays, done, *rows)
+                else:
+                    done = int(edges.add_transition(self._arrays, *row))
+                if done < number:
+                    self._resize_edges(2 * len(self._arrays.edge_next))
 
     def remove(
         self,
@@ -464,7 +446,7 @@ class TransitionGraph:
         """
         with self.lock:
             if is_many(node):
-                columns = self.check_transitions(node, action, reward, next_node, terminated)
+                columns = self._check_transitions(node, action, reward, next_node, terminated)
                 row = edges.find_absent_transition(self._arrays, *columns)
                 if row < len(columns[0]):
                     raise KeyError(f"Row {row}: {_absent([column[row] for column in columns])}")
@@ -496,7 +478,14 @@ class TransitionGraph:
         for nodes.
         """
         with self.lock:
-            return edges.list_logged(self._arrays, since, self.num_ids, came)
+            in_degree = self._arrays.in_degree
+            if since < self._first_logged():
+                return np.flatnonzero(in_degree[: self.num_ids] != FREED)[::-1].copy()
+            entries = self._logged(since)[::-1]
+            entries = entries[entries < 0] if came else entries
+            nodes = np.maximum(entries, ~entries)
+            nodes = nodes[in_degree[nodes] != FREED]
+            return np.array(list(dict.fromkeys(nodes.tolist())), np.int64)
 
     def _check_transition(self, node, action, reward, next_node, terminated):
         node, next_node = operator.index(node), operator.index(next_node)
@@ -511,7 +500,7 @@ class TransitionGraph:
             raise ValueError(f"Require terminated to be True or False, got {terminated}")
         return node, action, reward + 0.0, next_node, bool(terminated)  # -0.0 becomes 0.0
 
-    def check_transitions(self, *columns: ArrayLike) -> tuple[NDArray[Any], ...]:
+    def _check_transitions(self, *columns: ArrayLike) -> tuple[NDArray[Any], ...]:
         """The five arguments of `add` as arrays [n]. Raises as `add`."""
         node, action, next_node = (
             as_indices(name, columns[i])
@@ -520,7 +509,7 @@ class TransitionGraph:
         reward = np.asarray(columns[2], np.float64) + 0.0
         terminated = np.asarray(columns[4]).astype(np.bool_)
         checked = node, action, reward, next_node, terminated
-        for name, column in zip(Trajectory._fields[:5], checked, strict=True):
+        for name, column in zip(COLUMNS, checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
         wrong = ~(self._are_nodes(node) & self._are_nodes(next_node) & np.isfinite(reward))
@@ -623,17 +612,21 @@ class TransitionGraph:
             self._init_scratch()
             if self._contents is not None:
                 self._contents = grown(self._contents, capacity)
-            entries = self._logged()
+            entries = self._logged(self._first_logged())
             log = np.zeros(slots_for(capacity) // 2, np.int32)
             self._arrays = all_grown(old, NODE_ARRAYS, capacity)._replace(log=log)
             self._enter_log(entries)
         return self._arrays
 
-    def _logged(self):
-        """The entries of the log, the oldest first."""
-        totals, log = self._arrays.totals, self._arrays.log
-        first = max(totals[TOTAL_FORGOTTEN], totals[TOTAL_LOGGED] - len(log))
-        return log[np.arange(first, totals[TOTAL_LOGGED]) & (len(log) - 1)]
+    def _first_logged(self):
+        """The place of the oldest entry of the log that is there."""
+        totals = self._arrays.totals
+        return max(int(totals[TOTAL_FORGOTTEN]), int(totals[TOTAL_LOGGED]) - len(self._arrays.log))
+
+    def _logged(self, first):
+        """The entries of the log from a place on."""
+        log = self._arrays.log
+        return log[np.arange(first, self.num_logged) & (len(log) - 1)]
 
     def _enter_log(self, entries):
         totals, log = self._arrays.totals, self._arrays.log
@@ -641,23 +634,14 @@ class TransitionGraph:
         first = totals[TOTAL_FORGOTTEN] = totals[TOTAL_LOGGED] - len(entries)
         log[np.arange(first, totals[TOTAL_LOGGED]) & (len(log) - 1)] = entries
 
-    def _grow_edges(self):
-        old = self._arrays
-        if 2 * (self.num_edges + 1) > len(old.edge_slots):
-            self._hash_edges(2 * len(old.edge_slots))
-        else:
-            self._resize_edges(2 * len(old.edge_next))
-        return self._arrays
-
-    def _hash_edges(self, num_slots):
-        slots = np.full(num_slots, EMPTY, np.int64)
-        self._arrays = self._arrays._replace(edge_slots=slots)
-        edges.rebuild_edge_slots(self._arrays, self.num_ids)
-
     def _resize_edges(self, room):
+        """Have room for so many edges, and enter them all into hash slots."""
         used = self._arrays.totals[TOTAL_USED]
         cut = {name: getattr(self._arrays, name)[:used] for name in EDGE_ARRAYS}
-        self._arrays = all_grown(self._arrays._replace(**cut), EDGE_ARRAYS, room)
+        slots = np.full(slots_for(room), EMPTY, np.int64)
+        self._arrays = self._arrays._replace(edge_slots=slots, **cut)
+        self._arrays = all_grown(self._arrays, EDGE_ARRAYS, room)
+        edges.rebuild_edge_slots(self._arrays, self.num_ids)
 
     def save(self, path: str | os.PathLike[str], compress: bool = True) -> None:
         """Write the graph to a .npz file, ids and order of edges included.
@@ -698,7 +682,7 @@ class TransitionGraph:
             "obs_shape": np.array(self.obs_shape, np.int64),
             "obs_dtype": np.array(self.obs_dtype.str),
             "edge_room": np.array(len(self._arrays.edge_next)),  # decides whether a block shrinks
-            "log": self._logged(),
+            "log": self._logged(self._first_logged()),
         }
         if self.key_shape is not None and self.key_dtype is not None:
             saved["key_shape"] = np.array(self.key_shape, np.int64)
@@ -768,13 +752,14 @@ class TransitionGraph:
         if graph._frames is not None:
             graph._frames.make_room(len(saved["frames_links"]))
             graph._frame_uses = grown(graph._frame_uses, graph._frames.capacity)
-        graph._resize_edges(int(saved["edge_room"]))
+        room = int(saved["edge_room"])
+        graph._arrays = all_grown(graph._arrays, EDGE_ARRAYS, room)
         for name, (array, rows) in graph._columns(len(saved["edge_next"])).items():
             copy_rows(name, saved, array, rows)
         for interner in filter(None, (graph._keys, graph._frames)):
             interner.hash_all()
         graph._enter_log(saved["log"])
-        graph._hash_edges(max(len(graph._arrays.edge_slots), slots_for(graph.num_edges)))
+        graph._resize_edges(room)
         return graph
 
     def check_valid(self) -> list[str]:
@@ -798,38 +783,3 @@ def _checked(name, values, shape, dtype, many):
 def _absent(transition):
     names = "node {}, action {}, reward {}, next {}, terminated {}"
     return f"Require a transition of the graph, got ({names.format(*transition)})"
-
-
-class KnownNodes:
-    """Marks of nodes, by id. A node that is freed loses its mark."""
-
-    def __init__(self, graph: TransitionGraph) -> None:
-        self._graph = graph
-        self._generation = np.full(graph.capacity, UNKNOWN, np.int32)  # of the id, once added
-
-    def has(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Are ids int64 [n] known? bool [n]. KeyError for what never was an id."""
-        self._graph._keys.require_ids(nodes)
-        return self._with_room()[nodes] == self._graph.generations[nodes]
-
-    def add(self, nodes: NDArray[np.int64]) -> None:
-        """Ids int64 [n] are known from now on."""
-        self._with_room()[nodes] = self._graph.generations[nodes]
-
-    def state(self) -> NDArray[np.bool_]:
-        """bool [num_ids], which `restore` takes back."""
-        return self.has(np.arange(self._graph.num_ids))
-
-    def restore(self, known: NDArray[np.bool_]) -> None:
-        """Those of bool [num_ids] are known, and no others. ValueError for other arrays."""
-        check_array("what is known", known, np.bool_, (self._graph.num_ids,))
-        self.clear()
-        self.add(np.flatnonzero(known))
-
-    def clear(self) -> None:
-        """None is known."""
-        self._generation[:] = UNKNOWN
-
-    def _with_room(self):
-        self._generation = grown(self._generation, self._graph.capacity, UNKNOWN)
-        return self._generation

@@ -40,14 +40,13 @@ class Interner:
         )
         if min((self._num_bytes, *self.shape)) < 1 or self.dtype.hasobject:
             raise ValueError(f"Require arrays of fixed size > 0, got {self.shape} of {self.dtype}")
-        # The key is padded to whole 64-bit words: hashing and comparing go word by word.
-        self._key = np.zeros(-(-self._num_bytes // 8), np.uint64)
-        self._key_array = self._view_of_key()
+        # A key is padded to whole 64-bit words: hashing and comparing go word by word.
+        self._num_words = -(-self._num_bytes // 8)
         capacity = max(int(capacity), 16)
         self.table: Table = Table(
             slots=np.full(slots_for(capacity), EMPTY, np.int32),
             hashes=np.empty(capacity, np.uint64),
-            rows=np.empty((capacity, len(self._key)), np.uint64),
+            rows=np.empty((capacity, self._num_words), np.uint64),
             links=np.empty(capacity, np.int32),
             generations=np.empty(capacity, np.int32),
             totals=np.array([0, 0, EMPTY], np.int64),
@@ -89,32 +88,29 @@ class Interner:
         if least < 0 or most >= self.num_ids:
             raise KeyError(f"Require 0 <= id < {self.num_ids}, got {least} to {most}")
 
-    def add(self, array: NDArray[Any]) -> int:
-        """Id of an array of the shape and dtype, inserted if new."""
-        key = self._key_of(array)
-        i = hashing.intern_key(self.table, key)
-        while i == EMPTY:
-            i = hashing.intern_key(self._grow(), key)
-        return i
-
-    def add_all(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
-        """Ids int64 [n] of arrays [n, *shape] of the dtype, as `add` in order."""
-        flat = np.ascontiguousarray(arrays).reshape(len(arrays), self._size)
-        flat = np.packbits(flat, axis=1) if self._is_packed else flat.view(np.uint8)
-        if self._num_bytes % 8 == 0:  # writeable, so that there is one compiled kernel
-            keys = np.require(flat.view(np.uint64), requirements=["ALIGNED", "WRITEABLE"])
-        else:
-            keys = np.zeros((len(arrays), len(self._key)), np.uint64)
-            keys.view(np.uint8)[:, : self._num_bytes] = flat
-        ids = np.empty(len(keys), np.int64)
+    def add(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
+        """Ids int64 [n] of arrays [n, *shape] of the dtype, in their order inserted where new."""
+        keys, ids = self._keys_of(arrays), np.empty(len(arrays), np.int64)
         done = hashing.intern_keys(self.table, keys, 0, ids)
         while done < len(keys):
             done = hashing.intern_keys(self._grow(), keys, done, ids)
         return ids
 
-    def find(self, array: NDArray[Any]) -> int:
-        """Id of an array of the shape and dtype, or -1."""
-        return hashing.lookup_key(self.table, self._key_of(array))
+    def find(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
+        """Ids int64 [n] of arrays [n, *shape] of the dtype, -1 for unknown ones."""
+        ids = np.empty(len(arrays), np.int64)
+        hashing.find_keys(self.table, self._keys_of(arrays), ids)
+        return ids
+
+    def _keys_of(self, arrays):
+        """Keys uint64 [n, words] of arrays [n, *shape]."""
+        flat = np.ascontiguousarray(arrays).reshape(len(arrays), self._size)
+        flat = np.packbits(flat, axis=1) if self._is_packed else flat.view(np.uint8)
+        if self._num_bytes % 8 == 0:  # writeable, so that there is one compiled kernel
+            return np.require(flat.view(np.uint64), requirements=["ALIGNED", "WRITEABLE"])
+        keys = np.zeros((len(arrays), self._num_words), np.uint64)
+        keys.view(np.uint8)[:, : self._num_bytes] = flat
+        return keys
 
     def _decoded(self, rows):
         rows = rows.view(np.uint8)[:, : self._num_bytes]
@@ -122,16 +118,6 @@ class Interner:
             bits = np.unpackbits(rows, axis=1, count=self._size)
             return bits.view(np.bool_).reshape(-1, *self.shape)
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
-
-    def _key_of(self, array):
-        if self._key_array.base is not self._key:  # a copy of a view is no view of the copy
-            self._key_array = self._view_of_key()
-        self._key_array[...] = np.packbits(array) if self._is_packed else array
-        return self._key
-
-    def _view_of_key(self):
-        key = self._key.view(np.uint8)[: self._num_bytes]
-        return key if self._is_packed else key.view(self.dtype).reshape(self.shape)
 
     def _grow(self):  # returns the new table; the old one is void
         old = self.table
@@ -171,11 +157,9 @@ class Interner:
             free = int(links[free])
         if free != EMPTY or len(freed) + len(live) != len(links) or len(live) != len(self):
             problems.append("an id is neither in use nor free, or both")
-        for i in live:
-            if hashing.hash_words(table.rows[i]) != table.hashes[i]:
-                problems.append(f"id {i}: its hash is not that of its key")
-            elif hashing.lookup_key(table, table.rows[i]) != i:
-                problems.append(f"id {i} is not found by its key")
+        found = np.empty(len(live), np.int64)
+        hashing.find_keys(table, table.rows[live], found)
+        problems += [f"id {i} is not found by its key" for i in live[found != live]]
         return problems
 
 

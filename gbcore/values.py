@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from scipy.sparse import csgraph, linalg
 
-from gbcore.arrays import as_indices, copy_rows, grown
-from gbcore.graph import KnownNodes, TransitionGraph
-from gbcore.kernels import edges, sweeps
+from gbcore.arrays import KnownNodes, as_indices, copy_rows, grown
+from gbcore.graph import TransitionGraph
+from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
 from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Queue, Rule
@@ -25,6 +27,7 @@ EVALUATED_AT_ONCE = 128  # states per evaluation, at most
 BUDGET = 3_000  # edges that an update reads, its own changes apart
 RENEWED = 30_000  # nodes whose leaf values a `renew` evaluates, in turn; of fewer all
 TOLERANCE = 1e-7  # change of a value, of itself or of the smallest reward, that waits for `renew`
+LARGE = 3_000  # nodes that lead to each other: more are not solved by elimination
 TINY, MAGNIFIED = 1e-280, 1e280  # values below TINY are solved again, so much larger
 
 Actions = NDArray[np.int64]
@@ -311,8 +314,13 @@ class GraphValues:
         transitions changed, since the last update.
         """
         nodes = as_indices("nodes", nodes)
-        self.graph.require_nodes(nodes[nodes != -1])
-        return self._choose(nodes)
+        self.graph.require_nodes(known := nodes[nodes != -1])
+        nodes, is_known = nodes.copy(), nodes != -1
+        nodes[is_known] = np.where(self._follows(known, came=False), known, EMPTY)
+        actions = np.empty(len(nodes), np.int64)
+        rule = rule_of(self.leaves.q, self.gamma, self.prior)
+        sweeps.choose_actions(self.graph.arrays, self._value, rule, nodes, actions)
+        return actions
 
     def act(
         self, obs: NDArray[Any], otherwise: Network, keys: NDArray[Any] | None = None
@@ -323,7 +331,7 @@ class GraphValues:
             otherwise: asked where `actions` knows no action.
             keys: of the states [n, *key_shape], where the graph has keys.
         """
-        return _complete(self._choose(self._find(obs, keys)), obs, otherwise)
+        return _complete(self.actions(self.graph.find_all(obs, keys)), obs, otherwise)
 
     def seen_policy(self, otherwise: Network) -> Callable[..., Actions]:
         """The policy that is greedy among what was really seen: function of (obs, keys=None).
@@ -358,7 +366,7 @@ class GraphValues:
         seen.add(nodes)
 
         def policy(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> Actions:
-            found = self._find(obs, keys)
+            found = self.graph.find_all(obs, keys)
             known = np.flatnonzero(found >= 0)
             known = known[seen.has(found[known])]
             actions = np.full(len(found), EMPTY, np.int64)
@@ -366,23 +374,6 @@ class GraphValues:
             return _complete(actions, obs, otherwise)
 
         return policy
-
-    def _find(self, obs, keys):
-        keys = [None] * len(obs) if keys is None else keys
-        return np.array(
-            [self.graph.find(one, key) for one, key in zip(obs, keys, strict=True)], np.int64
-        )
-
-    def _choose(self, nodes):
-        """As `actions`, of ids that are known to be ids."""
-        nodes = np.where(nodes < 0, EMPTY, nodes)
-        known = np.flatnonzero(nodes >= 0)
-        if len(known):
-            nodes[known[~self._follows(nodes[known], came=False)]] = EMPTY
-        actions = np.empty(len(nodes), np.int64)
-        rule = rule_of(self.leaves.q, self.gamma, self.prior)
-        sweeps.choose_actions(self.graph.arrays, self._value, rule, nodes, actions)
-        return actions
 
     # ----------------------------------------------------------------------------------------------
     # Storage
@@ -393,7 +384,7 @@ class GraphValues:
         self._make_room()
         return {
             "rows": {"value": self._value[: self.graph.num_ids]},
-            "waiting": sweeps.list_waiting(self._queue),
+            "waiting": waiting_in(self._queue),
             "followed": self._followed,
             "smallest": self._smallest,
             "renewed": self._renewed,
@@ -451,7 +442,8 @@ class GraphValues:
         Others may lead to a state without a value, which kernels do not look at.
         """
         self._make_room()
-        late = edges.find_logged(self.graph.arrays, self._followed, nodes, came)
+        changed = set(self.graph.changed(self._followed, came).tolist())  # NumPy: 20 us for a few
+        late = np.fromiter((node in changed for node in nodes.tolist()), np.bool_, len(nodes))
         knows = self.leaves.knows(nodes)
         return knows & ~late & (self._forgotten == self.leaves.num_forgotten)
 
@@ -467,7 +459,7 @@ class GraphValues:
     def _make_room(self):
         if len(self._value) < self.graph.capacity:
             self._value = grown(self._value, self.graph.capacity)
-            self._queue = queue_of(sweeps.list_waiting(self._queue), self.graph)
+            self._queue = queue_of(waiting_in(self._queue), self.graph)
 
 
 def _complete(actions, obs, otherwise):
@@ -528,14 +520,65 @@ def settle(
     else:
         near = sweeps.with_leaning(arrays, choice, changed, False)
         sweeps.improve(arrays, value, rule, choice, near, queue, turns, True)
-    while (turns == sweeps.TURNS).any():
+    before = None
+    while (turns == sweeps.TURNS).any() and not np.array_equal(choice, before):
         left = sweeps.with_leaning(arrays, choice, np.flatnonzero(turns == sweeps.TURNS), True)
-        of_left = np.full(n, EMPTY, np.int32)
+        before, of_left = choice.copy(), np.full(n, EMPTY, np.int32)
         of_left[left] = choice[left]
-        sweeps.evaluate(arrays, value, rule, of_left)
+        evaluate(graph, rule, value, of_left, left)
         left = sweeps.with_leaning(arrays, choice, left, False)
         turns[:] = 0
         sweeps.improve(arrays, value, rule, choice, left, queue, turns, False)
+
+
+def evaluate(
+    graph: TransitionGraph,
+    rule: Rule,
+    value: NDArray[np.float64],
+    choice: NDArray[np.int32],
+    nodes: NDArray[np.int64],
+) -> None:
+    """The value of a policy at int64 [n] nodes, into value [num_ids]: other values are given.
+
+    choice: int32 [num_ids], an action of these nodes, -1 of all others.
+    """
+    waits, row_of = np.zeros(len(value), np.int32), np.full(len(value), EMPTY, np.int32)
+    queue = new_queue(len(value))
+    sweeps.evaluate_ends(graph.arrays, value, rule, choice, nodes, waits, queue)
+    rest = nodes[waits[nodes] > 0]
+    row_of[rest] = np.arange(len(rest))
+    b, row, column, weight = sweeps.write_equations(graph.arrays, value, rule, choice, rest, row_of)
+    if len(rest):
+        value[rest] = solve_equations(sparse.csr_array((weight, (row, column)), 2 * [len(b)]), b)
+
+
+def solve_equations(weights: sparse.csr_array, b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """x = b + weights x, float64 [n]. Weights [n, n] are >= 0, and of each row gamma at most.
+
+    By elimination; but where more than LARGE rows lead to each other, by iteration, as elimination
+    may fill in a matrix of them all. Rows that others lead to come before those.
+    """
+    _, part = csgraph.connected_components(weights, connection="strong")
+    order = np.argsort(part, kind="stable")  # none leads to a part of a larger number
+    part = np.where(np.bincount(part)[part] > LARGE, part, EMPTY)
+    x = np.zeros(len(b))
+    for rows in np.split(order, np.flatnonzero(np.diff(part[order])) + 1):
+        own, is_large = weights[rows], part[rows[0]] != EMPTY
+        right = b[rows] + own @ x
+        own = (sparse.eye_array(len(rows)) - own[:, rows]).tocsc()
+        if not right.any():
+            continue
+        if is_large:
+            size, rough = np.abs(right).max(), linalg.spilu(own, drop_tol=1e-3, fill_factor=3)
+            rough = linalg.LinearOperator(own.shape, rough.solve)
+            found, last, failed = rough @ (right / size), None, True
+            while failed and not np.array_equal(found, last):  # where it breaks down it goes on
+                last = found
+                found, failed = linalg.bicgstab(own, right / size, found, rtol=1e-14, M=rough)
+            x[rows] = size * found
+        if not is_large or failed:
+            x[rows] = linalg.splu(own).solve(right)
+    return x
 
 
 def find_tried(
@@ -641,3 +684,9 @@ def queue_of(nodes: NDArray[np.int64], graph: TransitionGraph) -> Queue:
     queue = new_queue(graph.capacity)
     sweeps.push_all(queue, nodes)
     return queue
+
+
+def waiting_in(queue: Queue) -> NDArray[np.int64]:
+    """The nodes that wait, in their order: int64 [n]."""
+    first, number = queue.ends
+    return queue.nodes[(first + np.arange(number)) % len(queue.nodes)].astype(np.int64)

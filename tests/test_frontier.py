@@ -60,20 +60,13 @@ class World:
         """All values are those of the oracle."""
         assert self.planner.check_valid() == []
         planner = self.planner
-        values = frontier_values(self.naive, planner.discount, planner.prior, self.worth)
+        rule = planner.discount, planner.prior, self.worth
+        values = frontier_values(self.naive, *rule)
         for state, value in values.items():
             node = self.graph.find(self.naive.observation[state])
             np.testing.assert_allclose(planner.values[node], value, rtol, 1e-8)
             expected = [
-                frontier_action_value(
-                    self.naive,
-                    values,
-                    state,
-                    action,
-                    planner.discount,
-                    planner.prior,
-                    self.worth,
-                )
+                frontier_action_value(self.naive, values, state, action, *rule)
                 for action in range(self.graph.num_actions)
             ]
             np.testing.assert_allclose(planner.action_values(node), expected, rtol, 1e-8)

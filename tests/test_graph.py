@@ -25,10 +25,9 @@ from gbcore import (
     FrontierPlanner,
     TransitionGraph,
     q_targets,
-    trajectory_subgraphs,
 )
-from gbcore.categorical import pad
 from gbcore.kernels import edges, hashing
+from gbcore.run.padding import pad
 
 BIG = 2**40
 
@@ -725,14 +724,6 @@ def test_pairs_know_their_nodes(breadth):
     assert padded.pair_nodes.shape == padded.pair_action.shape
 
 
-def test_pairs_of_trajectories_know_their_nodes():
-    node, next_node = np.arange(5, 15), np.arange(6, 16)
-    zeros = np.zeros(10)
-    cut = np.arange(10) == 9
-    sub = trajectory_subgraphs([3, 8], 4, node, zeros.astype(int), zeros, next_node, zeros, cut)
-    assert sub.pair_nodes.tolist() == [8, 13, 9, 14, 10, 11]
-
-
 # --- invalid arguments ---
 
 
@@ -878,6 +869,11 @@ def test_load_refuses_a_damaged_file_and_arrays_of_another_kind(tmp_path):
     path.write_bytes(data[: len(data) // 2])
     with raises_naming("graph.npz", ValueError):
         TransitionGraph.load(path)
+    np.savez(path, something=np.zeros(3))
+    with raises_naming("graph.npz", ValueError):
+        TransitionGraph.load(path)
+    with pytest.raises(FileNotFoundError):
+        TransitionGraph.load(tmp_path / "missing.npz")
     assert (other.num_nodes, other.find(*keyed)) == (1, node)
     assert other.check_valid() == []
 
@@ -897,12 +893,3 @@ def test_a_graph_is_restored_into_one_of_its_kind_alone():
     for k in range(4_000):
         large.node(np.array([k], np.uint32).view(np.uint8).reshape(4, 1, 1))
     assert nbytes(large) == room
-
-
-def test_load_rejects_other_files(tmp_path):
-    path = tmp_path / "other.npz"
-    np.savez(path, something=np.zeros(3))
-    with raises_naming("other.npz", ValueError):
-        TransitionGraph.load(path)
-    with pytest.raises(FileNotFoundError):
-        TransitionGraph.load(tmp_path / "missing.npz")

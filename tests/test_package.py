@@ -70,7 +70,7 @@ def test_the_wheel_holds_the_package_its_version_and_py_typed(wheel, metadata):
     assert metadata["Name"] == "graph-backup"
     assert metadata["Version"] == gbcore.__version__
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra" not in line]
-    assert sorted(re.match("[a-z]+", line)[0] for line in needed) == ["numba", "numpy"]
+    assert sorted(re.match("[a-z]+", line)[0] for line in needed) == ["numba", "numpy", "scipy"]
     assert all(">=" in line for line in needed)
 
 

@@ -59,13 +59,7 @@ def test_what_the_graph_refuses_is_no_row():
     with pytest.raises(ValueError, match="action"):
         replay.add(nodes[0], 7, 0.0, nodes[1], False)
     with pytest.raises(TypeError, match="integer"):  # several at once, as the graph takes them
-        replay.add(
-            np.array(nodes[:2]),
-            np.zeros(2, int),
-            np.zeros(2),
-            np.array(nodes[1:3]),
-            np.zeros(2, bool),
-        )
+        replay.add(np.array(nodes[:2]), [0, 0], [0, 0], np.array(nodes[1:3]), [False, False])
     assert (replay.size, replay.position, replay.graph.num_transitions) == (0, 0, 0)
     with pytest.raises(ValueError, match="capacity"):
         Replay(replay.graph, 0)

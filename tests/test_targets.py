@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from naive import NaiveGraph, enumerate_kept, subset_probabilities
 
 from gbcore import categorical_targets, q_targets, rows_read, subgraph, trajectory_subgraphs
-from gbcore.categorical import back_up, pad
+from gbcore.categorical import back_up
 from gbcore.kernels import expand
+from gbcore.run.padding import pad
 from gbcore.targets import pair_q_values
 
 depths = st.integers(1, 5)
@@ -173,15 +174,6 @@ def test_targets_by_hand(transitions, num_actions, depth, names, expected):
         np.testing.assert_allclose(got, [expected], rtol=0, atol=TOLERANCE)
 
 
-def test_an_empty_batch():
-    case = Case(2, CORNERS["two-cycle"][1])
-    sub = case.expand([], 2)
-    assert sub.num_roots == 0
-    for name in RULES:
-        assert case.q_targets(sub, name).shape == (0,)
-        assert case.categorical_targets(sub, name).shape == (0, 5)
-
-
 # --- categorical projection ---
 
 
@@ -212,13 +204,6 @@ def test_projection_by_hand(pmf, reward, gamma, done, expected):
     case.leaf_pmf[1] = pmf
     got = case.categorical_targets(case.expand([(0, 0)], 1), "greedy")
     np.testing.assert_allclose(got, [expected], rtol=0, atol=1e-12)
-
-
-def test_projection_of_a_mixture_by_hand():
-    """Three ends with reward 1 and one with -0.5: 3/4 at 1, and 1/4 shared by -1 and 0."""
-    case = Case(1, [(0, 0, 1.0, True, 1, 3), (0, 0, -0.5, True, 1, 1)])
-    got = case.categorical_targets(case.expand([(0, 0)], 1), "greedy")
-    np.testing.assert_allclose(got, [[0, 0.125, 0.125, 0.75, 0]], rtol=0, atol=1e-12)
 
 
 def test_clipping_happens_at_every_node():
@@ -445,17 +430,6 @@ def test_a_sample_depends_on_its_generator_alone():
     np.testing.assert_array_equal(draw(10, np.random.default_rng(0)), first)
 
 
-@settings(max_examples=scaled(30, 10))
-@given(cases(), depths)
-def test_the_limited_oracle_without_a_limit_is_the_exact_one(case, depth):
-    for s, a in case.pairs[:4]:
-        ((_, kept),) = enumerate_kept(case.naive, s, a, min(depth, 3), 0)
-        for name in RULES:
-            oracle = case.oracle(name)
-            exact = oracle.target(s, a, min(depth, 3))
-            assert oracle.limited_target(s, a, kept) == pytest.approx(exact, abs=TOLERANCE)
-
-
 # --- the prior ---
 
 
@@ -480,16 +454,6 @@ def test_prior_by_hand():
         np.testing.assert_allclose(case.q_targets(sub, name), [(5 + value) / 2], rtol=1e-12)
     one_deep = case.expand([(0, 0)], 1)  # whose pairs are roots: nothing is mixed in
     np.testing.assert_allclose(case.q_targets(one_deep, "greedy"), [(5 + 2.0) / 2])
-
-
-def test_prior_of_pmfs_by_hand():
-    """On -2 .. 2: an end with reward 2 met once, and a prior of 3 that has its mass on -1 and 0."""
-    case = Case(1, [(0, 0, 0.0, False, 1, 1), (1, 0, 2.0, True, 2, 1)], gamma=1.0)
-    case.leaf_pmf[0], case.leaf_pmf[1], case.prior = [1, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0], 3.0
-    sub = case.expand([(0, 0)], 2)
-    for name in RULES:
-        got = case.categorical_targets(sub, name)
-        np.testing.assert_allclose(got, [[0, 3 / 8, 3 / 8, 0, 1 / 4]], rtol=0, atol=1e-12)
 
 
 def test_a_prior_out_of_range_is_refused():
@@ -735,23 +699,6 @@ def test_repeated_and_no_starts_and_a_replay_of_small_dtypes():
     small = [column.astype(kind) for column, kind in zip(ring.columns(), dtypes, strict=True)]
     sub = trajectory_subgraphs(starts.astype(np.int32), 3, *small)
     np.testing.assert_array_equal(ring.q_targets(sub, "behaviour"), single)
-
-
-@pytest.mark.parametrize("depth", [1, 2, 4, 9])
-def test_on_a_pure_chain_the_graph_is_the_trajectory(depth):
-    """graph = tree and graph-mixed = n-step where every state was visited once."""
-    transitions = CORNERS["chain"][1]
-    case = Case(2, transitions)
-    steps = [(a, r, "done" if done else "", s2, 0) for _, a, r, done, s2, _ in transitions]
-    ring = Ring(steps, 10, num_states=7, num_actions=2)
-    for name in ("leaf_q", "selector_q", "policy", "leaf_pmf"):
-        setattr(ring, name, getattr(case, name))
-    on_graph = case.expand([t[:2] for t in transitions], depth)
-    on_ring = ring.expand(np.arange(len(transitions)), depth)
-    for name in RULES:
-        for kind in ("q_targets", "categorical_targets"):
-            got, expected = getattr(case, kind)(on_graph, name), getattr(ring, kind)(on_ring, name)
-            np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
 
 
 # --- invalid arguments ---

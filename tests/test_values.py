@@ -196,7 +196,8 @@ def test_an_evaluation_acts_on_what_was_seen(case):
     before = values.state()
     policy = values.seen_policy(lambda obs: np.full(len(obs), -7))
     expected, action_value = seen_oracle(case.naive, leaf_q, gamma, case.prior)
-    actions = policy(np.array([[s] for s in case.states], case.graph.obs_dtype))
+    obs = np.array(case.states, case.graph.obs_dtype).reshape(-1, 1)
+    actions = policy(obs)
     for state, action in zip(case.states, actions.tolist(), strict=True):
         if case.naive.out[state]:
             best = max(action_value(expected, state, a) for a in range(case.num_actions))
@@ -278,9 +279,11 @@ def test_an_evaluation_waits_at_0_rather_than_take_a_penalty(ring, gamma):
     np.testing.assert_allclose(values[:n], 0, atol=1e-300)
 
 
+@pytest.mark.parametrize("large", [1, gbcore.values.LARGE])
 @pytest.mark.parametrize("seed", range(scaled(30, 8)))
-def test_exact_values_are_those_of_linear_equations(seed):
+def test_exact_values_are_those_of_linear_equations(seed, large, monkeypatch):
     """Random graphs with penalties, rewards and rings, most of them stochastic; gamma 0.9999."""
+    monkeypatch.setattr(gbcore.values, "LARGE", large)  # of more, equations are iterated
     rng, gamma = np.random.default_rng(seed), 0.9999
     n, num_actions = int(rng.integers(2, 60)), int(rng.integers(1, 4))
     graph = TransitionGraph(num_actions, (1,), np.int64)
@@ -310,6 +313,18 @@ def test_exact_values_are_those_of_linear_equations(seed):
     q[tried] = (reward + weights @ expected)[tried]
     known = actions >= 0
     assert (q[known].max(axis=1) <= expected[known] + 1e-7).all()
+
+
+def test_few_rewards_among_many_states_that_lead_to_each_other():
+    n, rng = scaled(5_000, 300), np.random.default_rng(0)
+    states, after = np.repeat(np.arange(n), 2), rng.integers(n, size=2 * n)
+    rewards = (rng.random(2 * n) < 5 / n) * 1.0
+    graph = TransitionGraph(1, (1,), np.int64)
+    graph.nodes(np.arange(n)[:, None])
+    graph.add(states, 0 * states, rewards, after, np.zeros(2 * n, np.bool_))
+    values, _, _ = solve(graph, 0.99)
+    expected = (rewards + 0.99 * values[after]).reshape(n, 2).mean(axis=1)
+    np.testing.assert_allclose(values, expected, rtol=1e-9)
 
 
 def test_an_evaluation_is_the_same_whatever_others_were_before():

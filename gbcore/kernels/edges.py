@@ -21,7 +21,6 @@ from gbcore.kernels.hashing import EMPTY, find_slot, free_key, mix
 
 TOTAL_EDGES, TOTAL_TRANSITIONS, TOTAL_SOURCES, TOTAL_USED = 0, 1, 2, 3
 TOTAL_LOGGED, TOTAL_FORGOTTEN = 4, 5
-OK, NO_ROOM, TOO_MANY = 0, 1, 2
 MAX_TRANSITIONS = 2**31 - 1  # ids, counts and places are int32
 FREED = -1  # in_degree of an id that names no node
 
@@ -43,7 +42,7 @@ class GraphArrays(NamedTuple):
     edge_count: NDArray[np.int32]  # [E], f(T)
     in_next: NDArray[np.int32]  # [E], next edge that goes on to the same node, or EMPTY
     in_before: NDArray[np.int32]  # [E], the one before it, or EMPTY
-    edge_slots: NDArray[np.int64]  # [S], S a power of two, at most half full
+    edge_slots: NDArray[np.int64]  # [S], S a power of two >= 2 E
     log: NDArray[np.int32]  # [L], L a power of two >= N
     free_blocks: NDArray[np.int32]  # [32], first free block of each size
     totals: NDArray[np.int64]  # [6], edges | transitions | nodes with edges | edge positions
@@ -59,74 +58,11 @@ def log_node(graph, node):
 
 
 @jit_in_place
-def is_forgotten(graph, position):
-    """Has the log lost an entry at the position or since?"""
-    totals = graph.totals
-    lost = max(totals[TOTAL_FORGOTTEN], totals[TOTAL_LOGGED] - graph.log.shape[0])
-    return position < lost or position < 0
-
-
-@jit_in_place
-def was_logged(graph, position, node, came):
-    """Was a node logged at the position or since, as one that came or, unless that is asked, that
-    changed?
-    """
-    log, end = graph.log, graph.totals[TOTAL_LOGGED]
-    if is_forgotten(graph, position):
-        return True
-    found = False
-    for i in range(position, end):
-        entry = log[i & (log.shape[0] - 1)]
-        found |= entry == ~node or (entry == node and not came)
-    return found
-
-
-@jit
-def find_logged(graph, position, nodes, came):
-    """`was_logged` of int64 [n] nodes: bool [n]"""
-    found = np.empty(nodes.shape[0], np.bool_)
-    for i in range(nodes.shape[0]):
-        found[i] = was_logged(graph, position, nodes[i], came)
-    return found
-
-
-@jit
-def list_logged(graph, position, num_ids, came):
-    """Nodes logged at the position or since that are there still, the newest first, each once.
-
-    If `came` is asked, those that came alone. All nodes where the position is negative, or too long
-    ago.
-    """
-    log, end = graph.log, graph.totals[TOTAL_LOGGED]
-    is_late = is_forgotten(graph, position)
-    number = num_ids if is_late else min(end - position, num_ids)
-    found = np.empty(number, np.int64)
-    size = 0
-    if is_late:
-        for node in range(num_ids - 1, -1, -1):
-            if graph.in_degree[node] != FREED:
-                found[size] = node
-                size += 1
-        return found[:size]
-    few = end - position <= 16
-    met = np.zeros(0 if few else num_ids, np.bool_)
-    for i in range(end - 1, position - 1, -1):
-        node = log[i & (log.shape[0] - 1)]
-        has_come = node < 0
-        node = ~node if has_come else node
-        if graph.in_degree[node] == FREED or (came and not has_come):
-            continue
-        if few:
-            is_new = True
-            for j in range(size):
-                is_new &= found[j] != node
-        else:
-            is_new = not met[node]
-            met[node] = True
-        if is_new:
-            found[size] = node
-            size += 1
-    return found[:size]
+def enter_nodes(graph, nodes):
+    """Make nodes int64 [n] of distinct ids that were just given out."""
+    for node in nodes:
+        graph.in_degree[node] = 0
+        log_node(graph, ~node)
 
 
 @jit_in_place
@@ -257,21 +193,17 @@ def move_edge(graph, source, target):
 
 @jit_in_place
 def add_transition(graph, node, action, reward, next_node, terminated):
-    """Count one more transition. Returns OK, or NO_ROOM or TOO_MANY with nothing changed."""
+    """Count one more transition. False where there is no room for it: then nothing changed."""
     totals = graph.totals
-    if totals[TOTAL_TRANSITIONS] == MAX_TRANSITIONS:
-        return TOO_MANY
     slot = find_edge_slot(graph, node, action, reward, next_node, terminated)
     if slot != EMPTY:
         e = graph.block_start[node] + (graph.edge_slots[slot] & 0xFFFFFFFF)
         graph.edge_count[e] += 1
     else:
-        if 2 * (totals[TOTAL_EDGES] + 1) > graph.edge_slots.shape[0]:
-            return NO_ROOM
         degree = np.int64(graph.degree[node])
         log2 = np.int64(graph.block_log2[node])
         if (log2 == EMPTY or degree == 1 << log2) and not move_block(graph, node, log2 + 1):
-            return NO_ROOM
+            return False
         e = graph.block_start[node] + degree
         graph.edge_source[e] = node
         graph.edge_action[e] = action
@@ -290,14 +222,14 @@ def add_transition(graph, node, action, reward, next_node, terminated):
     graph.pair_count[node, action] += 1
     totals[TOTAL_TRANSITIONS] += 1
     log_node(graph, node)
-    return OK
+    return True
 
 
 @jit_in_place
 def add_transitions(graph, first, node, action, reward, next_node, terminated):
     """`add_transition` for arrays [n] from row `first` on. Returns the first without room, or n."""
     for i in range(first, node.shape[0]):
-        if add_transition(graph, node[i], action[i], reward[i], next_node[i], terminated[i]):
+        if not add_transition(graph, node[i], action[i], reward[i], next_node[i], terminated[i]):
             return i
     return node.shape[0]
 

@@ -128,20 +128,20 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, 
     num_roots = root_nodes.shape[0]
     levels = np.zeros((3, depth + 1), np.int64)  # of vertices, pairs and outcomes
     root_row, state = np.full(num_roots, -1, np.int64), np.full(1, seed, np.uint64)
+    # Of groups, each with levels of its own: all roots, or each alone.
     starts = np.arange(0, num_roots + 1, max(num_roots, 1) if breadth == 0 else 1)
     lists = new_lists(max(room[0], num_roots), graph.pair_count.shape[1], row_of)
-    write_roots(graph, lists, root_nodes, root_actions)
     sizes, level_nodes = lists.sizes, root_nodes
     for level in range(depth):
-        kept = np.ones(count_transitions(graph.degree, level_nodes), np.bool_)
+        kept = np.ones(graph.degree[level_nodes].sum(), np.bool_)
         lists = with_room(lists, sizes.max() + kept.shape[0] + num_roots + 1, most)
         if level > 0 and breadth > 0:
             sample_level(graph, level_nodes, starts, breadth, state, kept)
         last, is_inner = sizes[VERTICES], level + 1 < depth
-        if level == 0:
-            expand_level_0(graph, lists, level_nodes, starts, root_row, kept, is_inner)
-        else:
-            expand_level(graph, lists, levels[0, level], level_nodes, starts, kept, is_inner)
+        expand_level(
+            graph, lists, level, levels[0, level], level_nodes, starts, kept, is_inner,
+            root_actions, root_row,
+        )  # fmt: skip
         levels[0, level + 1] = last
         levels[1:, level + 1] = sizes[PAIRS:]
         level_nodes = lists.nodes[lists.vertex_row[last : sizes[VERTICES]]]
@@ -203,54 +203,31 @@ def with_room(lists, wanted, most):
 
 
 @jit_in_place
-def count_transitions(degree, nodes):
-    """The number of transitions of nodes int64 [n]."""
-    number = 0
-    for node in nodes:
-        number += degree[node]
-    return number
-
-
-@jit_in_place
-def write_roots(graph, lists, nodes, actions):
-    """The pairs of level 0."""
-    for i in range(nodes.shape[0]):
-        lists.pair_action[i] = actions[i]
-        lists.pair_count[i] = graph.pair_count[nodes[i], actions[i]]
-    lists.sizes[PAIRS] = nodes.shape[0]
-
-
-@jit_in_place
-def expand_level_0(graph, lists, nodes, starts, root_row, kept, is_inner):
-    """As `expand_level`, of the roots. Out: root_row int64 [B], row of a pair never seen."""
-    begin, place = 0, 0
-    for group in range(starts.shape[0] - 1):
-        end, first = starts[group + 1], lists.sizes[VERTICES]
-        for i in range(begin, end):
-            node = nodes[i]
-            lists.pair_of[:] = EMPTY
-            lists.pair_of[lists.pair_action[i]] = i
-            write_outcomes(graph, lists, node, kept, place, first, is_inner)
-            if lists.pair_count[i] == 0:
-                root_row[i] = row_for(lists, node)
-            place += graph.degree[node]
-        begin, starts[group + 1] = end, lists.sizes[VERTICES]
-
-
-@jit_in_place
-def expand_level(graph, lists, vertex, nodes, starts, kept, is_inner):
+def expand_level(
+    graph, lists, level, vertex, nodes, starts, kept, is_inner, root_actions, root_row
+):  # fmt: skip
     """Write the pairs and outcomes of a level, and the vertices of the next one if that is_inner.
 
     vertex: the first one of the level. nodes: of its vertices. starts: of its groups in these; out:
-    of the next level's. kept: of its transitions.
+    of the next level's. kept: of its transitions. On level 0 nodes and root_actions int64 [B] are
+    the roots'; out: root_row int64 [B], row of a root never seen.
     """
     begin, place, next_level = 0, 0, lists.sizes[VERTICES]
     for group in range(starts.shape[0] - 1):
         end, first = starts[group + 1], lists.sizes[VERTICES]
         for i in range(begin, end):
             node = nodes[i]
-            write_pairs(graph, lists, node, vertex + i, kept, place)
+            lists.pair_of[:] = EMPTY
+            if level > 0:
+                write_pairs(graph, lists, node, vertex + i, kept, place)
+            else:
+                action = root_actions[i]
+                lists.pair_of[action], lists.pair_action[i] = i, action
+                lists.pair_count[i] = graph.pair_count[node, action]
+                lists.sizes[PAIRS] = i + 1
             write_outcomes(graph, lists, node, kept, place, first, is_inner)
+            if level == 0 and lists.pair_count[i] == 0:
+                root_row[i] = row_for(lists, node)
             place += graph.degree[node]
         begin, starts[group + 1] = end, lists.sizes[VERTICES] - next_level
 
@@ -259,7 +236,6 @@ def expand_level(graph, lists, vertex, nodes, starts, kept, is_inner):
 def write_pairs(graph, lists, node, vertex, kept, place):
     """Write the pairs of a vertex: actions with a transition that is kept, by kept[place ..]."""
     pair_of, pair = lists.pair_of, lists.sizes[PAIRS]
-    pair_of[:] = EMPTY
     lists.vertex_pairs[vertex] = pair
     start = graph.block_start[node]
     for k in range(graph.degree[node]):
@@ -283,15 +259,15 @@ def write_outcomes(graph, lists, node, kept, place, first, is_inner):
         pair = lists.pair_of[graph.edge_action[e]]
         if pair == EMPTY:
             continue
-        target = END
+        to = END
         if not graph.edge_terminated[e]:
             after = graph.edge_next[e]
-            target = row_for(lists, after)
+            to = row_for(lists, after)
             if kept[place + k] and is_inner and graph.degree[after] > 0:
-                target = -2 - vertex_for(lists, target, first)
+                to = -2 - vertex_for(lists, to, first)
         at = np.uint64(outcome)
         lists.outcome_pair[at] = pair
-        lists.outcome_vertex[at] = target
+        lists.outcome_vertex[at] = to
         lists.outcome_weight[at] = graph.edge_count[e] / lists.pair_count[np.uint64(pair)]
         lists.outcome_reward[at] = graph.edge_reward[e]
         outcome += 1
@@ -327,11 +303,11 @@ def place_vertices(lists):
     num_rows, num_vertices, num_pairs, num_outcomes = lists.sizes
     lists.vertex_pairs[num_vertices] = num_pairs
     for o in range(num_outcomes):
-        target = lists.outcome_vertex[o]
-        if target == END:
+        to = lists.outcome_vertex[o]
+        if to == END:
             lists.outcome_vertex[o] = num_rows + num_vertices
-        elif target < END:
-            v = -2 - target
+        elif to < END:
+            v = -2 - to
             has_pairs = lists.vertex_pairs[v] < lists.vertex_pairs[v + 1]
             lists.outcome_vertex[o] = num_rows + v if has_pairs else lists.vertex_row[v]
 
@@ -399,16 +375,16 @@ def follow_trajectories(replay, starts, depth):
                 lists.vertex_pairs[pair - num_roots] = pair
             lists.pair_action[pair], lists.pair_count[pair] = replay.action[t], 1
             lists.outcome_reward[pair], lists.outcome_weight[pair] = replay.reward[t], 1.0
-            lists.outcome_pair[pair], target = pair, END
+            lists.outcome_pair[pair], to = pair, END
             if not replay.terminated[t]:
-                target = row_by_hash(lists, replay.next_node[t])
+                to = row_by_hash(lists, replay.next_node[t])
                 if level + 1 < depth and not replay.cut[t]:
-                    lists.vertex_row[sizes[VERTICES]] = target
-                    target = -2 - sizes[VERTICES]
+                    lists.vertex_row[sizes[VERTICES]] = to
+                    to = -2 - sizes[VERTICES]
                     sizes[VERTICES] += 1
                     current[num_left] = (t + 1) % replay.node.shape[0]
                     num_left += 1
-            lists.outcome_vertex[pair] = target
+            lists.outcome_vertex[pair] = to
             pair += 1
         num_chains, sizes[PAIRS], sizes[OUTCOMES] = num_left, pair, pair
         levels[1:, level + 1] = pair

@@ -14,7 +14,7 @@ if config.DISABLE_JIT:  # NumPy scalars warn where the hashes wrap around by des
 EMPTY = -1  # a hash slot, a block or a free list with nothing in it
 SEED_STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64
 
-#   slots  [S]      hash slot -> id or EMPTY; linear probing, at most half full
+#   slots  [S]      hash slot -> id or EMPTY; linear probing, at most half full: S >= 2 N
 #   hashes [N]      id -> hash of its key
 #   rows   [N, W]   id -> key, as 64-bit words padded with zeros
 #   links  [N]      id -> next free id where the id is free, LIVE where it is in use
@@ -101,8 +101,6 @@ def intern_key(table, key):
         return i
     totals = table.totals
     i = totals[TABLE_FREE]
-    if 2 * (totals[TABLE_SIZE] + 1) > table.slots.shape[0]:
-        return np.int64(EMPTY)
     if i == EMPTY:
         i = totals[TABLE_IDS]
         if i == table.hashes.shape[0]:
@@ -134,9 +132,10 @@ def intern_keys(table, keys, first, ids):
 
 
 @jit_in_place
-def lookup_key(table, key):
-    """Id of a key uint64 [W], or EMPTY."""
-    return find_key(table, key, hash_words(key))
+def find_keys(table, keys, ids):
+    """Ids of keys uint64 [n, W], or EMPTY, into ids int64 [n]."""
+    for k in range(keys.shape[0]):
+        ids[k] = find_key(table, keys[k], hash_words(keys[k]))
 
 
 @jit_in_place

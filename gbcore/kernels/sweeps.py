@@ -6,7 +6,7 @@
 One equation, solved in three ways, each for the nodes that a change reaches and no others:
 
   `sweep`    to within a tolerance, a bounded number of edges at a time: training
-  `improve`  and `evaluate` in turn, exactly, over tried actions alone: evaluations, offline data
+  `improve`  in turn with linear equations, exactly: evaluations, offline data, another network
   `make_plan` with r = 0, in steps = log V / log gamma, which no distance makes vanish: the frontier
 
 A transition of a node to itself is solved for: where V(s) = b + w V(s), it is b / (1 - w).
@@ -65,17 +65,6 @@ def pop(queue):
     queue.ends[0] = i + 1 if i + 1 < queue.nodes.shape[0] else 0
     queue.ends[1] -= 1
     return node
-
-
-@jit
-def list_waiting(queue):
-    """The nodes that wait, in their order: int64 [n]."""
-    size = queue.nodes.shape[0]
-    waiting = np.empty(queue.ends[1], np.int64)
-    for i in range(waiting.shape[0]):
-        j = queue.ends[0] + i
-        waiting[i] = queue.nodes[j if j < size else j - size]
-    return waiting
 
 
 # --------------------------------------------------------------------------------------------------
@@ -219,13 +208,12 @@ def sweep(graph, value, rule, queue, first, tolerance, smallest, budget):
 # --------------------------------------------------------------------------------------------------
 #
 #   choice [N] is a policy: a tried action of each node whose value is sought, EMPTY for those whose
-#   value is given. `evaluate` finds the value of the policy. `improve` then sweeps, as value
-#   iteration does, and notes better actions, so that value flows along a way in one turn. It leaves
-#   a node where it has risen TURNS times, as where a reward is met round and round: of the policy
-#   that it has found there, `evaluate` knows the end.
+#   value is given. `values.evaluate` finds the value of the policy: along ways by backups, round
+#   and round by linear equations. `improve` then sweeps, as value iteration does, and notes better
+#   actions, so that value flows along a way in one turn. It leaves a node where it has risen TURNS
+#   times, as where a reward is met round and round, to the next evaluation.
 
 TURNS = 4
-PASSES = 30  # through linear equations, before a step that sees further
 
 
 @jit_in_place
@@ -367,254 +355,64 @@ def leads_out(graph, value, nodes, inside):
     return found
 
 
-class Search(NamedTuple):
-    """Scratch of `evaluate`: Tarjan's algorithm, and what its components are solved in."""
+@jit_in_place
+def evaluate_ends(graph, value, rule, choice, nodes, waits, queue):
+    """The value of a policy at those of int64 [n] nodes that it never leads round, what others lead
+    to first. A value that is not finite makes those of all that lead there so.
 
-    found: NDArray[np.int32]  # [N], when a node was found, from 1; 0 not yet; DONE: it is solved
-    low: NDArray[np.int32]  # [N], the earliest node found that is known to be reached
-    edge: NDArray[np.int32]  # [N], the next edge of a node to follow
-    path: NDArray[np.int32]  # [N], of nodes, from the root to where the search is
-    left: NDArray[np.int32]  # [N], nodes in the order in which the search left them
-    first: NDArray[np.int32]  # [N], how many had been left when a node was found
-    place: NDArray[np.int32]  # [N], row of a node in the equations
-    b: NDArray[np.float64]  # [N], equations: x_i = b_i + sum_k weight_k x_at[k], k of row i
-    start: NDArray[np.int64]  # [N + 1]
-    at: NDArray[np.int32]  # [E]
-    weight: NDArray[np.float64]  # [E]
-    space: NDArray[np.float64]  # [7, N]
-
-
-DONE = 0x7FFFFFFF
+    choice: of other nodes EMPTY, their values are given. Out: waits int32 [N], zeros at first: on
+    how many transitions a node still waits. The value of one that waits is 0.
+    """
+    for node in nodes:
+        value[node] = 0.0
+    for node in nodes:
+        start = graph.block_start[node]
+        for e in range(start, start + graph.degree[node]):
+            after = graph.edge_next[e]
+            if graph.edge_action[e] == choice[node] and not graph.edge_terminated[e]:
+                waits[node] += choice[after] != EMPTY and after != node
+        back_up_actions(graph, value, rule, node)
+        if waits[node] == 0 or not np.isfinite(rule.q[choice[node]]):
+            push(queue, node)
+    while queue.ends[1] > 0:
+        node = pop(queue)
+        back_up_actions(graph, value, rule, node)
+        value[node], waits[node] = rule.q[choice[node]] / (1.0 - rule.own[choice[node]]), 0
+        e = graph.in_first[node]
+        while e != EMPTY:
+            source = graph.edge_source[e]
+            if choice[source] == graph.edge_action[e] and waits[source] > 0:
+                waits[source] -= 1
+                if waits[source] == 0 or not np.isfinite(value[node]):
+                    push(queue, source)
+            e = graph.in_next[e]
 
 
 @jit
-def evaluate(graph, value, rule, choice):
-    """The value of the policy `choice` int32 [N], into value [N] where it chooses."""
-    n, num_edges = value.shape[0], graph.edge_next.shape[0]
-    search = Search(  # what is not used of these takes no memory
-        np.zeros(n, np.int32),
-        np.empty(n, np.int32),
-        np.empty(n, np.int32),
-        np.empty(n, np.int32),
-        np.empty(n, np.int32),
-        np.empty(n, np.int32),
-        np.zeros(n, np.int32),
-        np.empty(n, np.float64),
-        np.zeros(n + 1, np.int64),
-        np.empty(num_edges, np.int32),
-        np.empty(num_edges, np.float64),
-        np.empty((7, n), np.float64),
-    )
-    for root in range(n):
-        if choice[root] != EMPTY and search.found[root] == 0:
-            evaluate_from(graph, value, rule, choice, search, root)
+def write_equations(graph, value, rule, choice, nodes, row_of):
+    """x_i = b_i + the sum of weight * x_column over the terms of row i: a policy's values.
 
-
-@jit_in_place
-def evaluate_from(graph, value, rule, choice, search, root):
-    """`evaluate` what a root leads to: Tarjan's algorithm finds the strongly connected components
-    of the policy's transitions, those that others lead to first. One node is read, more are solved.
+    nodes: int64 [n], those of the rows, whose value is 0. row_of: int32 [N], EMPTY for others.
+    Returns b float64 [n], and row, column and weight of each term.
     """
-    found, low, path, left, first = search.found, search.low, search.path, search.left, search.first
-    depth = num_left = num_found = 0
-    child = root
-    while True:
-        if child != EMPTY:
-            num_found += 1
-            found[child] = low[child] = num_found
-            search.edge[child], first[child] = graph.block_start[child], num_left
-            path[depth] = child
-            depth += 1
-        node = np.int64(path[depth - 1])
-        child, e = next_found(graph, choice, search, node)
-        search.edge[node] = e
-        if child != EMPTY:
-            continue
-        depth -= 1
-        left[num_left] = node
-        num_left += 1
-        if low[node] == found[node]:
-            begin = np.int64(first[node])
-            for i in range(begin, num_left):
-                found[left[i]] = DONE
-            if num_left == begin + 1:
-                back_up_actions(graph, value, rule, node)
-                value[node] = rule.q[choice[node]] / (1.0 - rule.own[choice[node]])
-            else:
-                solve_component(graph, value, rule, choice, search, begin, num_left)
-            num_left = begin
-        elif depth > 0:
-            low[path[depth - 1]] = min(low[path[depth - 1]], low[node])
-        if depth == 0:
-            return
-
-
-@jit_in_place(inline=True)
-def next_found(graph, choice, search, node):
-    """The next node that the policy leads to from a node and that was not found yet, or EMPTY, and
-    the edge to it.
-    """
-    e, end = np.int64(search.edge[node]), graph.block_start[node] + graph.degree[node]
-    while e < end:
-        after = np.int64(graph.edge_next[e])
-        if (
-            graph.edge_action[e] == choice[node]
-            and not graph.edge_terminated[e]
-            and choice[after] != EMPTY
-        ):
-            if search.found[after] == 0:
-                return after, e
-            if search.found[after] != DONE:
-                search.low[node] = min(search.low[node], search.found[after])
-        e += 1
-    return np.int64(EMPTY), e
-
-
-@jit_in_place
-def solve_component(graph, value, rule, choice, search, begin, end):
-    """The value of a policy in a component: the nodes left from begin to end."""
-    b, at, weights = search.b, search.at, search.weight
-    size, scale, is_number = 0, 0.0, True
-    for i in range(begin, end):
-        search.place[search.left[i]] = i
-    for i in range(begin, end):
-        node = np.int64(search.left[i])
-        a, first = choice[node], size
-        count = graph.pair_count[node, a] + rule.prior
-        total, own, start = 0.0, 0.0, graph.block_start[node]
-        if rule.prior > 0.0:
-            total = rule.prior / count * rule.scale * rule.leaf_q[node, a]
+    size, b = 0, np.empty(nodes.shape[0])
+    for node in nodes:
+        size += graph.degree[node]
+    row, column, weight = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size)
+    size = 0
+    for i in range(nodes.shape[0]):
+        node = nodes[i]
+        a = choice[node]
+        back_up_actions(graph, value, rule, node)
+        b[i], count = rule.q[a], graph.pair_count[node, a] + rule.prior
+        start = graph.block_start[node]
         for e in range(start, start + graph.degree[node]):
-            if graph.edge_action[e] != a:
-                continue
-            after, weight = graph.edge_next[e], graph.edge_count[e] / count
-            total += weight * rule.scale * graph.edge_reward[e]
-            if graph.edge_terminated[e]:
-                continue
-            place = search.place[after]
-            if after == node:
-                own += weight * rule.gamma
-            elif begin <= place < end and search.left[place] == after:
-                at[size], weights[size] = place - begin, weight * rule.gamma
+            after = row_of[graph.edge_next[e]]
+            if graph.edge_action[e] == a and not graph.edge_terminated[e] and after != EMPTY:
+                row[size], column[size] = i, after
+                weight[size] = rule.gamma * graph.edge_count[e] / count
                 size += 1
-            else:
-                total += weight * rule.gamma * value[after]
-        row = i - begin
-        search.start[row + 1] = size
-        b[row] = total / (1.0 - own)
-        scale = max(scale, abs(b[row]))
-        is_number &= b[row] == b[row]
-        for k in range(first, size):
-            weights[k] /= 1.0 - own
-    m = end - begin
-    x = search.space[0]
-    for row in range(m):
-        x[row] = 0.0
-        b[row] /= scale if scale > 0.0 else 1.0
-    if scale > 0.0 and is_number:
-        solve_rows(search, m)
-    for row in range(m):
-        value[search.left[begin + row]] = scale * x[row] if is_number else np.nan
-
-
-@jit_in_place
-def pass_rows(search, m, x, with_b):
-    """Put the right sides of m equations into x, in place and in turn. Returns the largest change,
-    and the largest one relative to what changed.
-    """
-    change, relative = 0.0, 0.0
-    for i in range(m):
-        new = search.b[i] if with_b else 0.0
-        for k in range(search.start[i], search.start[i + 1]):
-            new += search.weight[k] * x[search.at[k]]
-        step = abs(new - x[i])
-        if step > 0.0:
-            change = max(change, step)
-            relative = max(relative, step / max(abs(new), abs(x[i])))
-        x[i] = new
-    return change, relative
-
-
-@jit_in_place
-def solve_rows(search, m):
-    """Solve m equations for x = space[0]: passes, in turn with BiCGSTAB, whose steps are passes.
-
-    As a depth-first search has left the rows, a pass follows all ways but those back: of one ring,
-    two steps know the end. Passes alone would find it in the end, as gamma < 1.
-    """
-    x = search.space[0]
-    while True:
-        change, relative = 0.0, 0.0
-        for _ in range(PASSES):
-            change, relative = pass_rows(search, m, x, True)
-            if relative <= 1e-14:
-                return
-        largest = 0.0
-        for i in range(m):
-            largest = max(largest, abs(x[i]))
-        if change <= 1e-14 * largest:
-            return
-        step_rows(search, m)
-
-
-@jit_in_place
-def dot(m, x, y):
-    """The sum of m products."""
-    total = 0.0
-    for i in range(m):
-        total += x[i] * y[i]
-    return total
-
-
-@jit_in_place
-def step_rows(search, m):
-    """BiCGSTAB (van der Vorst 1992) from x = space[0] on, unless that brings it no nearer."""
-    space = search.space
-    x, before, r, r0, p, v, t = space[0], space[1], space[2], space[3], space[4], space[5], space[6]
-    for i in range(m):
-        before[i] = r[i] = x[i]
-        p[i] = v[i] = 0.0
-    begin, _ = pass_rows(search, m, r, True)
-    for i in range(m):
-        r[i] -= x[i]
-        r0[i] = r[i]
-    rho = alpha = omega = 1.0
-    for _ in range(2 * m):
-        last, rho = rho, dot(m, r0, r)
-        if rho == 0.0 or omega == 0.0:
-            break
-        beta = rho / last * alpha / omega
-        for i in range(m):
-            p[i] = r[i] + beta * (p[i] - omega * v[i])
-            v[i] = p[i]
-        pass_rows(search, m, v, False)
-        for i in range(m):
-            v[i] = p[i] - v[i]
-        product = dot(m, r0, v)
-        if product == 0.0:
-            break
-        alpha = rho / product
-        for i in range(m):
-            r[i] -= alpha * v[i]
-            t[i] = r[i]
-        pass_rows(search, m, t, False)
-        for i in range(m):
-            t[i] = r[i] - t[i]
-        size = dot(m, t, t)
-        omega = dot(m, t, r) / size if size > 0.0 else 0.0
-        rest, largest = 0.0, 0.0
-        for i in range(m):
-            x[i] += alpha * p[i] + omega * r[i]
-            r[i] -= omega * t[i]
-            rest, largest = max(rest, abs(r[i])), max(largest, abs(x[i]))
-        if rest <= 1e-15 * largest:
-            break
-    for i in range(m):
-        r[i] = x[i]
-    end, _ = pass_rows(search, m, r, True)
-    if not end < begin:
-        for i in range(m):
-            x[i] = before[i]
+    return b, row[:size], column[:size], weight[:size]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -706,14 +504,3 @@ def make_plan(graph, plan, changed, log_discount, prior, slack, budget, q, total
             e = graph.in_next[e]
             work += 1
     return work
-
-
-@jit_in_place
-def count_untried(graph, num_ids):
-    """Pairs never tried of the nodes that an episode was in."""
-    untried = 0
-    for node in range(num_ids):
-        if graph.degree[node] > 0 or graph.in_first[node] != EMPTY:
-            for a in range(graph.pair_count.shape[1]):
-                untried += graph.pair_count[node, a] == 0
-    return untried

@@ -21,12 +21,12 @@ from gbcore.categorical import (
     categorical_targets,
     level_bounds,
     pack,
-    pad,
     unpack,
 )
 from gbcore.graph import TransitionGraph
 from gbcore.replay import Batch
 from gbcore.run.output import warn
+from gbcore.run.padding import pad
 from gbcore.subgraph import Subgraphs
 from gbcore.targets import rows_read
 
