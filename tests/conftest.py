@@ -360,7 +360,7 @@ def left_behind(run):
         del tree["logger"][name]
     tree["flags"] = {k: v for k, v in tree["flags"].items() if k not in HOW}
     result = json.loads((run / "result.json").read_text())
-    for name in ("sps", "training_seconds", "wall_seconds"):
+    for name in ("sps", "training_seconds", "wall_seconds", "versions"):  # of an edited tree
         del result[name]
     return {
         "metrics": read_metrics(run),
