@@ -12,6 +12,7 @@ from conftest import command, jitted, only_run
 from minigrid.core.constants import OBJECT_TO_IDX
 
 import gb_dqn_minigrid
+import gbcore.run as gb
 from gbcore import EpisodeGraph, FirstTries, FrontierEpisodes, FrontierPlanner, TransitionGraph
 
 ROBOT = OBJECT_TO_IDX["agent"]
@@ -391,6 +392,22 @@ def test_where_all_worlds_are_alike_seeds_are_held_out():
     assert not seeds[True] & seeds[False]
 
 
+def test_the_share_of_starts_that_training_met_is_counted():
+    args = gb_dqn_minigrid.Args(env_id="Empty-Random-6x6", num_levels=0)
+
+    def held_out():
+        rng = np.random.default_rng(0)
+        return gb_dqn_minigrid.make_env(args, "MiniGrid-Empty-Random-6x6-v0", rng, held_out=True)
+
+    env = held_out()
+    starts = [env.reset() for _ in range(40)]
+    graph = TransitionGraph(env.num_actions, env.obs.shape, env.obs.dtype)
+    graph.nodes(np.array(starts[:5]))
+    known = {obs.tobytes() for obs in starts[:5]}
+    share = np.mean([obs.tobytes() in known for obs in starts])
+    assert gb.starts_met(graph, held_out(), 40) == share > 0.1
+
+
 def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():
     args = gb_dqn_minigrid.Args(num_levels=0, view="partial")
     env = gb_dqn_minigrid.make_env(args, "MiniGrid-DoorKey-6x6-v0", np.random.default_rng(0))
@@ -459,7 +476,9 @@ def test_a_run_of_n_levels_scores_both_kinds(tmp_path):
     rows = list(csv.DictReader((run / "evaluations.csv").open()))
     assert len(rows) == 4
     assert all(row["train_return"] for row in rows)
-    assert "train_score" in json.loads((run / "result.json").read_text())
+    result = json.loads((run / "result.json").read_text())
+    assert "train_score" in result
+    assert 0 <= result["starts_met"] <= 1
 
 
 @jitted

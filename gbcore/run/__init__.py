@@ -10,6 +10,7 @@ from gbcore.run.episodes import (
     plain,
     play_episodes,
     score_at_random,
+    starts_met,
     task_meant,
     write_video,
 )  # fmt: skip
@@ -33,5 +34,5 @@ __all__ = [
     "NonNegative", "PositiveFloat", "Prior", "Replayed", "RunFlags", "StopSignal", "any_action",
     "fail", "film_episode", "flush_denormals", "last_tenth", "load_checkpoint", "number",
     "one_line_errors", "parse_flags", "plain", "play_episodes", "save_checkpoint",
-    "score_at_random", "seed_everything", "task_meant", "warn", "write_video",
+    "score_at_random", "seed_everything", "starts_met", "task_meant", "warn", "write_video",
 ]  # fmt: skip

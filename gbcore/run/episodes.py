@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbcore.episode_graph import EpisodeGraph
+from gbcore.graph import TransitionGraph
 from gbcore.run.checkpoint import replacing
 from gbcore.run.output import fail
 
@@ -100,6 +101,15 @@ def score_at_random(
     how = replace(args, eval_epsilon=1.0), env_id, any_action, [args.seed, step]
     played = evaluate(*how, args.eval_episodes, stop)
     return None if played is None else float(np.mean(played[0]))
+
+
+def starts_met(graph: TransitionGraph, env: Any, num_episodes: int = 100) -> float:
+    """Share of episodes that begin in a state of the graph: how much of a test training has met."""
+    met = 0
+    for _ in range(num_episodes):
+        env.reset()
+        met += graph.find(env.obs, env.key) >= 0
+    return met / num_episodes
 
 
 def any_action(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> NDArray[np.int64]:
