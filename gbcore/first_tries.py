@@ -59,9 +59,9 @@ class FirstTries:
         self._rows: dict[tuple[int, int, int, int], int] = {}  # of contexts, in three arrays:
         self._tries = np.zeros((256, graph.num_actions))
         self._gains = np.zeros((256, graph.num_actions))
-        self._group = np.zeros(256, np.int32)  # row of the context's kind and content in the next:
-        self._explained = np.zeros((256, graph.num_actions))
-        self._groups: dict[tuple[int, int], int] = {}
+        self._group = np.zeros(256, np.int32)  # row of a context's kind and content, below
+        self._groups: dict[tuple[int, int], int] = {}  # kind and content -> row
+        self._explained = np.zeros((256, graph.num_actions))  # no more rows than contexts
         self._found: dict[int, int] = {}  # place -> its new states in this episode
         self._first: NDArray[np.uint64] | None = None  # the cells in which the episode began
 
@@ -141,16 +141,11 @@ class FirstTries:
         row = self._rows.get(context, NONE)
         if row == NONE and len(self._rows) < MOST:
             row = self._rows[context] = len(self._rows)
-            self._make_room(row + 1)
+            if row == len(self._tries):
+                for name in ("_tries", "_gains", "_group", "_explained"):
+                    setattr(self, name, grown(getattr(self, name), 2 * row))
             self._group[row] = self._groups.setdefault(context[:2], len(self._groups))
         return row
-
-    def _make_room(self, num_contexts):
-        """A row for each in all arrays: there are no more groups."""
-        if num_contexts > len(self._tries):
-            names = "_tries", "_gains", "_group", "_explained"
-            for name in names:
-                setattr(self, name, grown(getattr(self, name), 2 * num_contexts))
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
@@ -185,7 +180,8 @@ class FirstTries:
         for context in saved["contexts"].tolist():
             self._row_of(tuple(context))
         for name in ("tries", "gains", "explained"):
-            getattr(self, f"_{name}")[: len(saved[name])] = saved[name]
+            own = getattr(self, f"_{name}")
+            own[: len(saved[name])], own[len(saved[name]) :] = saved[name], 0
         self._found = dict(saved["found"].tolist())
         self._first = saved["first"]
 
