@@ -119,7 +119,9 @@ class QNetwork(nn.Module):
         super().__init__()
         self.register_buffer("scale", torch.ones(obs_shape))  # observations are divided by it
         self.channels_last = len(obs_shape) == 3 and obs_shape[2] < obs_shape[0]
-        self.is_grid = args.levels_change and len(obs_shape) in (2, 3) and max(obs_shape) <= 32
+        first = len(obs_shape) == 3 and obs_shape[0] < min(obs_shape[1:])  # channels
+        is_grid = len(obs_shape) in (2, 3) and max(obs_shape) <= 32 and not first
+        self.is_grid = args.levels_change and is_grid
         if self.is_grid:
             height, width, depth = (*obs_shape, 1)[:3]
             self.near = nn.Sequential(nn.Conv2d(16 * depth, 32, 3, padding=1), nn.ReLU())
@@ -335,6 +337,8 @@ def main():
     )  # fmt: skip
     replay = Replay(graph, capacity)
     learner = Learner(args, graph, replay, device, env.scale)
+    if learner.online.is_grid and not np.isin(obs, np.arange(16)).all():
+        gb.fail("where levels change the network sees codes 0 to 15 of a grid: number its cells so")
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     frontier = None
     if args.exploration == "frontier":

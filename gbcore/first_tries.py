@@ -23,10 +23,11 @@ class FirstTries:
     """Tells a `FrontierPlanner` which untried actions are worth it, in levels never met.
 
     In a new level all is untried, and most of it is worthless: a step into a wall or into lava. In
-    other levels the same was tried. A state's place is the cell that its first step changed; of
-    several the one whose content is rarest in the grid: the agent, or a door that opened. Its eight
-    contexts are its content and that of one of the four cells beside it, each once alone and once
-    with whether the episode has changed more cells than where it began and is: it has a key, say.
+    other levels the same was tried. A state's place is the cell changed by the step that first
+    reached it; of several the one whose content is rarest in the grid: the agent, or a door that
+    opened. Its eight contexts are its content and that of one of the four cells beside it, each
+    once alone and once with whether more than two cells differ from the episode's first grid: the
+    agent and where it began are two, a key that is gone is a third.
 
     In context k, n(k, a) first tries of action a were made, and m(k, a) is the sum of their gains.
     One kind of context tells more than another: of a step, the cell ahead. So those are asked that
@@ -36,11 +37,11 @@ class FirstTries:
         w(s, a) = geometric mean over these k of (1 + m(k, a)) / (1 + n(k, a))
 
     A gain is 1 for a reward, and 1 / sqrt(i) for the i-th new state that an episode found at one
-    place, else 0. So a step into another cell is worth more than a turn in the same one, and rooms
-    that were walked are not walked again for each cell in which a key may lie.
+    place, else 0. So a step into another cell is worth more than a turn in the same one, and an
+    agent does not walk a room again after each key that it moves.
 
-    This holds for grids [H, W, ...], of which a step changes a few cells. Elsewhere w is 1. One
-    thread at a time.
+    This holds for grids [H, W, ...], channels last, of which a step changes a few cells. Elsewhere,
+    in an episode's first state, and of contexts beyond 100,000, w is 1. One thread at a time.
 
     Args:
         planner: the FrontierPlanner, without kinds.
@@ -66,10 +67,12 @@ class FirstTries:
         self._first: NDArray[np.uint64] | None = None  # the cells in which the episode began
 
     def begin(self, node: int) -> None:
-        """An episode begins in a node."""
+        """An episode begins in a node. One that was never met has no place, and is worth all."""
         self._found.clear()
         self._first = None
-        self._meet(node)
+        if not self._met.has(np.array([node]))[0]:
+            self._meet(node)
+            self.planner.set_worths([node], self._worths(self._contexts(node))[None])
 
     def observe(
         self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,

@@ -397,10 +397,10 @@ class FrontierEpisodes:
         self._window += (is_new, 1)
 
     def _begin(self, node, rng):
-        self.planner.plan(BUDGET)
-        self.start_value = float(self.planner.action_values(node).max())
         if self.first_tries is not None:
             self.first_tries.begin(int(node))
+        self.planner.plan(BUDGET)
+        self.start_value = float(self.planner.action_values(node).max())
         left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
         wanted = max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
         self.share = self.most * (wanted if self.first_tries is None else 1 - self.success)

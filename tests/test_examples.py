@@ -460,6 +460,7 @@ BAD = {
     "JSON of no arguments": (("--env-kwargs", "[3]"), "cannot make FrozenLake-v1 with [3]"),
     "no module": (("--env-id", "ALE/Freeway-v5"), "as in ale_py:ALE/Pong-v5"),
     "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "mission; --leave-out mission does"),
+    "codes": ((*sampled(space="image"), "--num-levels", "0"), "codes 0 to 15 of a grid"),
     "no part": ((*sampled(space="dict"), "--leave-out", "key"), "observed, at, has_key; got"),
 }
 

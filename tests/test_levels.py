@@ -5,11 +5,13 @@ import json
 from collections import Counter
 
 import evaluate
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from conftest import command, jitted, only_run
 from minigrid.core.constants import OBJECT_TO_IDX
+from minigrid.envs import EmptyEnv
 
 import gb_dqn_minigrid
 import gbcore.run as gb
@@ -326,6 +328,20 @@ def test_first_tries_go_on_from_their_state():
     assert np.array_equal(planner.steps, planner2.steps)
 
 
+def test_a_start_is_worth_all_where_its_id_was_of_another_state():
+    graph, planner, tries = make_first_tries()
+    node = graph.node(room((0, 0)))
+    graph.add(node, 0, 0.0, node, False)
+    tries.begin(node)
+    planner.set_worths([node], [[0.1, 0.2]])
+    graph.remove(node, 0, 0.0, node, False)  # a bounded memory forgets it
+    again = graph.node(room((3, 3)))
+    assert again == node
+    tries.begin(again)
+    planner.plan()
+    assert planner.action_values(again).tolist() == [1, 1]
+
+
 def test_the_share_is_as_large_as_the_failure_of_the_other_episodes():
     graph = TransitionGraph(2, (4, 4, 1))
     frontier = FrontierEpisodes(graph, share=0.8, levels_change=True)
@@ -390,6 +406,15 @@ def test_where_all_worlds_are_alike_seeds_are_held_out():
         seeds[held_out] = {env.reset() is not None and env.seed for _ in range(100)}
     assert len(seeds[True]) > 50
     assert not seeds[True] & seeds[False]
+
+
+def test_a_task_that_lacks_a_package_is_one_line(monkeypatch, capsys):
+    def reset(self, **_):
+        raise gymnasium.error.DependencyNotInstalled("networkx is missing")
+
+    monkeypatch.setattr(EmptyEnv, "reset", reset)
+    assert command(gb_dqn_minigrid, "--env-id", "Empty-5x5", "--num-levels", "0") == 2
+    assert "cannot make MiniGrid-Empty-5x5-v0: networkx is missing" in capsys.readouterr().err
 
 
 def test_the_share_of_starts_that_training_met_is_counted():

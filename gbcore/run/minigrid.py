@@ -50,6 +50,7 @@ class Task(Replayed):
     ) -> None:  # fmt: skip
         try:
             env = gymnasium.make(env_id, disable_env_checker=True, render_mode=render_mode)
+            env.reset(seed=0)  # some lack a package of theirs not before
         except gymnasium.error.Error as error:
             fail(f"cannot make {env_id}: {error}; {ELSEWHERE}")
         if not isinstance(env.unwrapped, MiniGridEnv):
