@@ -111,8 +111,9 @@ class QNetwork(nn.Module):
     """Convolutions for images [C, H, W] or [H, W, C], dense layers for everything else.
 
     Where levels change a grid [H, W] or [H, W, C] of codes from 0 to 15 has a channel for each
-    code, and the dense layers also read the largest value of each channel of the first convolution:
-    a wall ahead is then a wall ahead, wherever the agent is.
+    code, and the dense layers also read the largest value of each channel of the first convolution.
+    It is moved until the agent is in the middle: a wall beside it is then a wall beside it,
+    wherever the agent is. `agent` is the code of its cell, or -1 where none is known.
     """
 
     def __init__(self, args, obs_shape, num_actions):
@@ -122,6 +123,7 @@ class QNetwork(nn.Module):
         first = len(obs_shape) == 3 and obs_shape[0] < min(obs_shape[1:])  # channels
         is_grid = len(obs_shape) in (2, 3) and max(obs_shape) <= 32 and not first
         self.is_grid = args.levels_change and is_grid
+        self.register_buffer("agent", torch.tensor(-1))
         if self.is_grid:
             height, width, depth = (*obs_shape, 1)[:3]
             self.near = nn.Sequential(nn.Conv2d(16 * depth, 32, 3, padding=1), nn.ReLU())
@@ -144,6 +146,8 @@ class QNetwork(nn.Module):
     def forward(self, obs):
         """Any dtype [B, *obs_shape] -> values float32 [B, num_actions]."""
         if self.is_grid:
+            if self.agent >= 0:
+                obs = self.move_to_agent(obs)
             codes = torch.arange(16, device=obs.device)
             x = obs.reshape(*obs.shape[:3], -1, 1) == codes  # [B, H, W, C, 16]
             near = self.near(x.flatten(3).permute(0, 3, 1, 2).float())
@@ -151,10 +155,37 @@ class QNetwork(nn.Module):
         obs = obs.float() / self.scale
         return self.layers(obs.permute(0, 3, 1, 2) if self.channels_last else obs)
 
+    def move_to_agent(self, obs):
+        """Grids [B, H, W, ...] that go on beyond each side with the other one."""
+        height, width = obs.shape[1:3]
+        cells = obs.reshape(*obs.shape[:3], -1)[..., 0].flatten(1)  # [B, H * W]
+        at = (cells == self.agent).int().argmax(1)[:, None]
+        rows = (torch.arange(height, device=obs.device) - height // 2 + at // width) % height
+        columns = (torch.arange(width, device=obs.device) - width // 2 + at % width) % width
+        batch = torch.arange(len(obs), device=obs.device)[:, None, None]
+        return obs[batch, rows[:, :, None], columns[:, None]]
+
     values = forward
 
 
 make_network = QNetwork
+
+
+def code_of_agent(env, rng, num_steps=300):
+    """Of the codes that every grid has in one cell, the one that moves most; -1 without any."""
+    grids, obs = [], env.reset()
+    for _ in range(num_steps if obs.ndim in (2, 3) else 0):
+        grids.append(env.obs.reshape(*obs.shape[:2], -1)[..., 0].reshape(-1))
+        *_, terminated, truncated = env.step(int(rng.integers(env.num_actions)))
+        if terminated or truncated:
+            env.reset()
+    grids, most, result = np.array(grids), 0, -1
+    for code in range(16 if len(grids) else 0):
+        cells = grids == code
+        moves = np.count_nonzero(np.diff(cells.argmax(axis=1)))
+        if (cells.sum(axis=1) == 1).all() and moves > most:
+            most, result = moves, code
+    return result
 
 
 class Learner(gb.LearnerState):
@@ -162,11 +193,13 @@ class Learner(gb.LearnerState):
 
     num_evaluated = property(lambda self: self.leaves.num_evaluated)  # states, for targets
 
-    def __init__(self, args, graph, replay, device, scale=None):
+    def __init__(self, args, graph, replay, device, scale=None, agent=None):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.online = make_network(args, graph.obs_shape, graph.num_actions).to(device)
         if scale is not None:  # else a checkpoint's
             self.online.scale.copy_(torch.from_numpy(scale))
+        if agent is not None:
+            self.online.agent.fill_(agent)
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
@@ -336,7 +369,11 @@ def main():
         key_shape=None if env.key is None else env.key.shape,
     )  # fmt: skip
     replay = Replay(graph, capacity)
-    learner = Learner(args, graph, replay, device, env.scale)
+    agent = None
+    if args.levels_change:
+        other = make_env(args, env_id, np.random.default_rng(args.seed))
+        agent = code_of_agent(other, np.random.default_rng(args.seed))
+    learner = Learner(args, graph, replay, device, env.scale, agent)
     if learner.online.is_grid and not np.isin(obs, np.arange(16)).all():
         gb.fail("where levels change the network sees codes 0 to 15 of a grid: number its cells so")
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}

@@ -23,7 +23,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import gbcore
 from examples import gb_dqn_gymnasium as example
-from examples import offline, sokoban
+from examples import mazes, offline, sokoban
 from gbcore import FrontierEpisodes, Replay, TransitionGraph
 from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask
@@ -473,6 +473,31 @@ def test_bad_input_is_one_line(flags, message, tmp_path, capsys, monkeypatch):
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle():
+    args = example.Args(env_id="examples.mazes:Maze-v0", num_levels=0)
+    task, rng = example.task_of(args.env_id), np.random.default_rng(0)
+    env = example.make_env(args, task, rng)
+    network = example.make_network(args, env.reset().shape, env.num_actions)
+    network.agent.fill_(example.code_of_agent(env, rng))
+    assert network.agent == mazes.PLAYER  # the goal has one cell as well, and never moves
+    grids = []
+    for action in rng.integers(env.num_actions, size=20):
+        grids.append(env.obs)
+        if any(env.step(int(action))[2:]):
+            env.reset()
+    for grid, moved in zip(
+        grids, network.move_to_agent(torch.from_numpy(np.array(grids))), strict=True
+    ):
+        row, column = np.argwhere(grid == mazes.PLAYER)[0]
+        np.testing.assert_array_equal(moved, np.roll(grid, (3 - row, 3 - column), (0, 1)))
+
+
+def test_without_an_agent_that_every_grid_shows_none_is_found():
+    for space in ("matrix", "small image", "vector"):
+        task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), json.dumps({"space": space}))
+        assert example.code_of_agent(task, np.random.default_rng(0)) == -1
 
 
 def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp_path, capsys):
