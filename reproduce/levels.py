@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 import tyro
 from folders import RESULTS, ROOT
+from matplotlib.lines import Line2D
 
 import gb_dqn_minigrid
 from gbcore import EpisodeGraph
@@ -153,7 +154,8 @@ def draw(rows):
             panel.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.2)
         panel.set(title=task.removeprefix("MiniGrid-"), xscale="log", xlim=limits, ylim=(0, 1))
         panel.set_xlabel("steps")
-        panel.legend(fontsize="x-small")
+    colours = [Line2D([], [], color=f"C{i}", label=name) for i, name in enumerate(names)]
+    figure.legend(handles=colours, loc="lower right", fontsize="small")
     panels[0, 0].set_ylabel("return, held-out levels")
     figure.savefig(ROOT / "docs" / "levels.png", dpi=110)
 
