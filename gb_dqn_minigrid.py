@@ -396,16 +396,12 @@ def main():
         train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
-        starts_met = None
-        if args.num_levels != 1:
-            tests = make_env(args, env_id, np.random.default_rng(args.seed), held_out=True)
-            starts_met = gb.starts_met(graph, tests)
         logger.finish(
             learner,
             score=gb.last_tenth(logger.evaluations),
             train_score=gb.last_tenth(logger.train_evaluations),
             random_actions=gb.score_at_random(evaluate, args, env_id, logger.step, stop),
-            starts_met=starts_met,
+            starts_met=gb.starts_met(make_env, args, env_id, graph),
         )
     if args.capture_video:
         seed = [args.seed, args.total_timesteps, 1]

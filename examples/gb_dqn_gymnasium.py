@@ -120,8 +120,8 @@ class QNetwork(nn.Module):
         super().__init__()
         self.register_buffer("scale", torch.ones(obs_shape))  # observations are divided by it
         self.channels_last = len(obs_shape) == 3 and obs_shape[2] < obs_shape[0]
-        first = len(obs_shape) == 3 and obs_shape[0] < min(obs_shape[1:])  # channels
-        is_grid = len(obs_shape) in (2, 3) and max(obs_shape) <= 32 and not first
+        channels_first = len(obs_shape) == 3 and obs_shape[0] < min(obs_shape[1:])
+        is_grid = len(obs_shape) in (2, 3) and max(obs_shape) <= 32 and not channels_first
         self.is_grid = args.levels_change and is_grid
         self.register_buffer("agent", torch.tensor(-1))
         if self.is_grid:
@@ -146,8 +146,7 @@ class QNetwork(nn.Module):
     def forward(self, obs):
         """Any dtype [B, *obs_shape] -> values float32 [B, num_actions]."""
         if self.is_grid:
-            if self.agent >= 0:
-                obs = self.move_to_agent(obs)
+            obs = self.move_to_agent(obs)
             codes = torch.arange(16, device=obs.device)
             x = obs.reshape(*obs.shape[:3], -1, 1) == codes  # [B, H, W, C, 16]
             near = self.near(x.flatten(3).permute(0, 3, 1, 2).float())
@@ -156,10 +155,14 @@ class QNetwork(nn.Module):
         return self.layers(obs.permute(0, 3, 1, 2) if self.channels_last else obs)
 
     def move_to_agent(self, obs):
-        """Grids [B, H, W, ...] that go on beyond each side with the other one."""
+        """Grids [B, H, W, ...] that go on beyond each side with the other one.
+
+        Without an agent a grid stays as it is.
+        """
         height, width = obs.shape[1:3]
         cells = obs.reshape(*obs.shape[:3], -1)[..., 0].flatten(1)  # [B, H * W]
-        at = (cells == self.agent).int().argmax(1)[:, None]
+        is_agent, middle = cells == self.agent, height // 2 * width + width // 2
+        at = torch.where(is_agent.any(1), is_agent.int().argmax(1), middle)[:, None]
         rows = (torch.arange(height, device=obs.device) - height // 2 + at // width) % height
         columns = (torch.arange(width, device=obs.device) - width // 2 + at % width) % width
         batch = torch.arange(len(obs), device=obs.device)[:, None, None]
@@ -370,7 +373,7 @@ def main():
     )  # fmt: skip
     replay = Replay(graph, capacity)
     agent = None
-    if args.levels_change:
+    if args.levels_change and args.resume is None:  # else a checkpoint's
         other = make_env(args, env_id, np.random.default_rng(args.seed))
         agent = code_of_agent(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, agent)
@@ -391,16 +394,12 @@ def main():
         train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
-        starts_met = None
-        if args.levels_change:
-            tests = make_env(args, env_id, np.random.default_rng(args.seed), held_out=True)
-            starts_met = gb.starts_met(graph, tests)
         logger.finish(
             learner,
             score=gb.last_tenth(logger.evaluations),
             train_score=gb.last_tenth(logger.train_evaluations),
             random_actions=gb.score_at_random(evaluate, args, env_id, logger.step, stop),
-            starts_met=starts_met,
+            starts_met=gb.starts_met(make_env, args, env_id, graph),
         )
     if args.capture_video:
         seed = [args.seed, args.total_timesteps, 1]

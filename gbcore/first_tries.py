@@ -72,7 +72,7 @@ class FirstTries:
         self._first = None
         if not self._met.has(np.array([node]))[0]:
             self._meet(node)
-            self.planner.set_worths([node], self._worths(self._contexts(node))[None])
+            self.planner.set_worths([node], np.ones((1, self.planner.graph.num_actions)))
 
     def observe(
         self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,
@@ -81,8 +81,8 @@ class FirstTries:
         """The graph has got a transition. obs, next_obs: the grids [H, W, ...] of both states."""
         node, next_node = int(node), int(next_node)
         graph = self.planner.graph
-        if self._first is None:
-            self._first = cell_contents(obs) if np.ndim(obs) > 1 else np.empty(0, np.uint64)
+        if self._first is None and np.ndim(obs) > 1:
+            self._first = cell_contents(obs)
         is_new = not self._met.has(np.array([next_node]))[0]
         is_first = graph.arrays.pair_count[node, action] == 1 and self._met.has(np.array([node]))[0]
         contexts, gain = self._contexts(node), float(reward > 0)

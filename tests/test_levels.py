@@ -420,17 +420,17 @@ def test_a_task_that_lacks_a_package_is_one_line(monkeypatch, capsys):
 def test_the_share_of_starts_that_training_met_is_counted():
     args = gb_dqn_minigrid.Args(env_id="Empty-Random-6x6", num_levels=0)
 
-    def held_out():
-        rng = np.random.default_rng(0)
-        return gb_dqn_minigrid.make_env(args, "MiniGrid-Empty-Random-6x6-v0", rng, held_out=True)
-
-    env = held_out()
-    starts = [env.reset() for _ in range(40)]
+    task, rng = "MiniGrid-Empty-Random-6x6-v0", np.random.default_rng(args.seed)
+    env = gb_dqn_minigrid.make_env(args, task, rng, held_out=True)
+    starts = [env.reset() for _ in range(100)]
     graph = TransitionGraph(env.num_actions, env.obs.shape, env.obs.dtype)
     graph.nodes(np.array(starts[:5]))
     known = {obs.tobytes() for obs in starts[:5]}
     share = np.mean([obs.tobytes() in known for obs in starts])
-    assert gb.starts_met(graph, held_out(), 40) == share > 0.1
+    assert gb.starts_met(gb_dqn_minigrid.make_env, args, task, graph) == pytest.approx(share)
+    assert share > 0.05
+    args.num_levels = 1
+    assert gb.starts_met(gb_dqn_minigrid.make_env, args, task, graph) is None
 
 
 def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():

@@ -103,13 +103,20 @@ def score_at_random(
     return None if played is None else float(np.mean(played[0]))
 
 
-def starts_met(graph: TransitionGraph, env: Any, num_episodes: int = 100) -> float:
-    """Share of episodes that begin in a state of the graph: how much of a test training has met."""
-    met = 0
-    for _ in range(num_episodes):
+def starts_met(
+    make_env: Callable[..., Any], args: Any, env_id: str, graph: TransitionGraph
+) -> float | None:
+    """Share of 100 held-out episodes that begin in a state of the training graph.
+
+    make_env: the script's. None where levels do not change.
+    """
+    if args.num_levels in (None, 1):
+        return None
+    env, met = make_env(args, env_id, np.random.default_rng(args.seed), held_out=True), 0
+    for _ in range(100):
         env.reset()
         met += graph.find(env.obs, env.key) >= 0
-    return met / num_episodes
+    return met / 100
 
 
 def any_action(obs: NDArray[Any], keys: NDArray[Any] | None = None) -> NDArray[np.int64]:
