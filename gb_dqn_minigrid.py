@@ -24,7 +24,15 @@ import torch.nn.functional as F
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 
 import gbcore.run as gb
-from gbcore import EpisodeGraph, FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph
+from gbcore import (
+    EpisodeGraph,
+    FirstTries,
+    FrontierEpisodes,
+    GraphValues,
+    LeafTable,
+    Replay,
+    TransitionGraph,
+)
 from gbcore.first_tries import cell_contents
 from gbcore.run.minigrid import Task, task_of
 from gbcore.targets import pair_q_values
@@ -109,12 +117,14 @@ class Args(gb.RunFlags):
 class QNetwork(nn.Module):
     """One channel per object, colour and state; two convolutions, two dense layers.
 
-    Around the agent, a grid is moved and turned until the agent is in the middle and looks along
-    the first axis: a door ahead is then a door ahead, wherever the agent is in whatever level.
+    Where levels change, the last layer gives a value of the state and an advantage of each action
+    (dueling, Wang et al. 2016), and a whole grid is moved and turned until the agent is in the
+    middle and looks along the first axis. A door ahead is then a door ahead, wherever the agent is.
     """
 
-    def __init__(self, obs_shape, num_actions, around_agent=False):
+    def __init__(self, obs_shape, num_actions, levels_change=False):
         super().__init__()
+        self.is_dueling = levels_change
         # Of each of the three, the first (empty, red, open or right) is where all channels are 0.
         num_objects, num_colours, num_states = len(OBJECT_TO_IDX), len(COLOR_TO_IDX), 4
         width, height, depth = obs_shape
@@ -131,16 +141,16 @@ class QNetwork(nn.Module):
         which, code = torch.tensor(codes).unbind(1)
         self.register_buffer("which", which, persistent=False)
         self.register_buffer("code", code.to(torch.uint8), persistent=False)
-        around = cells_around_agent(width, height) if around_agent else None
+        around = None
+        if levels_change and depth == 3:  # not the agent's own views
+            around, width, height = cells_around_agent(width, height), *2 * [max(width, height)]
         self.register_buffer("around", around, persistent=False)
-        if around_agent:
-            width = height = max(width, height)
         self.layers = nn.Sequential(
             nn.Conv2d(len(codes), 16, 3), nn.ReLU(),  # the border of a grid is wall
             nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
             nn.Flatten(),
             nn.Linear(32 * ((width - 1) // 2) * ((height - 1) // 2), 128), nn.ReLU(),
-            nn.Linear(128, num_actions),
+            nn.Linear(128, num_actions + levels_change),
         )  # fmt: skip
 
     def forward(self, obs):
@@ -148,7 +158,10 @@ class QNetwork(nn.Module):
         if self.around is not None:
             obs = self.move_to_agent(obs)
         x = obs.index_select(3, self.which) == self.code
-        return self.layers(x.permute(0, 3, 1, 2).float())
+        values = self.layers(x.permute(0, 3, 1, 2).float())
+        if not self.is_dueling:
+            return values
+        return values[:, :1] + values[:, 1:] - values[:, 1:].mean(1, keepdim=True)
 
     def move_to_agent(self, obs):
         """uint8 [B, W, H, 3] -> [B, N, N, 3], N = max(W, H), without the agent itself."""
@@ -180,7 +193,7 @@ def cells_around_agent(width, height):
 
 def make_network(args, obs_shape, num_actions):
     """The network that these flags ask for."""
-    return QNetwork(obs_shape, num_actions, args.num_levels != 1 and args.view == "grid")
+    return QNetwork(obs_shape, num_actions, args.num_levels != 1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -202,7 +215,9 @@ class Learner(gb.LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
-        self.graph_values = None
+        self.first_tries, self.graph_values = None, None
+        if args.exploration == "frontier" and args.num_levels != 1:
+            self.first_tries = FirstTries(graph.num_actions)
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
@@ -233,7 +248,8 @@ class Learner(gb.LearnerState):
         if self.graph_values is not None and is_there:
             return self.graph_values.seen_policy(otherwise=self.act_on_network)
         q = functools.partial(self.values, self.online)
-        return EpisodeGraph(q, self.graph.num_actions, args.gamma, args.prior)
+        tries = self.first_tries if args.view == "grid" else None
+        return EpisodeGraph(q, self.graph.num_actions, args.gamma, args.prior, tries)
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over what is known of the leaves."""
@@ -279,7 +295,7 @@ class Learner(gb.LearnerState):
 def kinds_of_grids(obs):
     """Kinds uint64 [n] of grids [n, W, H, 3]: those with the same cells, wherever these lie, are of
     a kind. An object carried elsewhere makes no new kind, an open door does."""
-    return cell_contents(obs, num_axes=3).sum(axis=(1, 2))
+    return cell_contents(obs, num_axes=1).sum(axis=(1, 2))
 
 
 def make_env(args, env_id, rng, render=False, held_out=False):
@@ -386,7 +402,7 @@ def main():
     frontier = None
     if args.exploration == "frontier":
         by_kind = args.backup == "whole-graph" and args.num_levels == 1 and args.view == "grid"
-        how = args.frontier_share, kinds_of_grids if by_kind else None, args.num_levels != 1
+        how = args.frontier_share, kinds_of_grids if by_kind else None, learner.first_tries
         parts["frontier"] = frontier = FrontierEpisodes(graph, *how)
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium", "minigrid"))
     checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # gbcore, if it
 import gbcore.run as gb
 from gbcore import (
     EpisodeGraph,
+    FirstTries,
     FrontierEpisodes,
     GraphValues,
     LeafTable,
@@ -33,7 +34,7 @@ from gbcore import (
     TransitionGraph,
     pair_q_values,
 )
-from gbcore.first_tries import cell_contents
+from gbcore.first_tries import as_grids, cell_contents
 from gbcore.run.environment import GymnasiumTask
 from gbcore.run.environment import gymnasium_id as task_of
 
@@ -110,28 +111,29 @@ class Args(gb.RunFlags):
 class QNetwork(nn.Module):
     """Convolutions for images [C, H, W] or [H, W, C], dense layers for everything else.
 
-    Where levels change a grid [H, W] or [H, W, C] of codes from 0 to 15 has a channel for each
-    code, and the dense layers also read the largest value of each channel of the first convolution.
-    It is moved until the agent is in the middle: a wall beside it is then a wall beside it,
-    wherever the agent is. `agent` is the code of its cell, or -1 where none is known.
+    Where levels change a grid [H, W], [H, W, C] or [C, H, W] of codes 0 to 15 has a channel for
+    each code, and the last layer gives a value of the state and an advantage of each action
+    (dueling, Wang et al. 2016). A grid is moved until the agent is in the middle: a wall beside it
+    is then a wall beside it, wherever the agent is. `agent` is the channel and the code of its
+    cell, or -1 for both.
     """
 
     def __init__(self, args, obs_shape, num_actions):
         super().__init__()
         self.register_buffer("scale", torch.ones(obs_shape))  # observations are divided by it
         self.channels_last = len(obs_shape) == 3 and obs_shape[2] < obs_shape[0]
-        channels_first = len(obs_shape) == 3 and obs_shape[0] < min(obs_shape[1:])
-        is_grid = len(obs_shape) in (2, 3) and max(obs_shape) <= 32 and not channels_first
+        self.channels_first = len(obs_shape) == 3 and obs_shape[0] < min(obs_shape[1:])
+        is_grid = len(obs_shape) in (2, 3) and max(obs_shape) <= 32
         self.is_grid = args.levels_change and is_grid
-        self.register_buffer("agent", torch.tensor(-1))
+        self.register_buffer("agent", torch.tensor([-1, -1]))
         if self.is_grid:
-            height, width, depth = (*obs_shape, 1)[:3]
-            self.near = nn.Sequential(nn.Conv2d(16 * depth, 32, 3, padding=1), nn.ReLU())
-            self.far = nn.Sequential(
-                nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()
-            )
-            size = 32 * ((height + 1) // 2) * ((width + 1) // 2) + 32
-            self.out = nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, num_actions))
+            height, width, depth = [*np.roll(obs_shape, -self.channels_first).tolist(), 1][:3]
+            size = 32 * ((height + 1) // 2) * ((width + 1) // 2)
+            self.layers = nn.Sequential(
+                nn.Conv2d(16 * depth, 16, 3, padding=1), nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+                nn.Flatten(), nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 1 + num_actions),
+            )  # fmt: skip
             return
         layers, size = [], int(np.prod(obs_shape))
         if len(obs_shape) == 3:
@@ -146,11 +148,11 @@ class QNetwork(nn.Module):
     def forward(self, obs):
         """Any dtype [B, *obs_shape] -> values float32 [B, num_actions]."""
         if self.is_grid:
-            obs = self.move_to_agent(obs)
+            obs = self.move_to_agent(obs.permute(0, 2, 3, 1) if self.channels_first else obs)
             codes = torch.arange(16, device=obs.device)
             x = obs.reshape(*obs.shape[:3], -1, 1) == codes  # [B, H, W, C, 16]
-            near = self.near(x.flatten(3).permute(0, 3, 1, 2).float())
-            return self.out(torch.cat([self.far(near), near.amax((2, 3))], 1))
+            x = self.layers(x.flatten(3).permute(0, 3, 1, 2).float())
+            return x[:, :1] + x[:, 1:] - x[:, 1:].mean(1, keepdim=True)
         obs = obs.float() / self.scale
         return self.layers(obs.permute(0, 3, 1, 2) if self.channels_last else obs)
 
@@ -160,8 +162,10 @@ class QNetwork(nn.Module):
         Without an agent a grid stays as it is.
         """
         height, width = obs.shape[1:3]
-        cells = obs.reshape(*obs.shape[:3], -1)[..., 0].flatten(1)  # [B, H * W]
-        is_agent, middle = cells == self.agent, height // 2 * width + width // 2
+        channel, code = self.agent
+        cells = obs.reshape(len(obs), height * width, -1)
+        is_agent = cells.index_select(2, channel.clamp(0)[None])[..., 0] == code  # [B, H * W]
+        middle = height // 2 * width + width // 2
         at = torch.where(is_agent.any(1), is_agent.int().argmax(1), middle)[:, None]
         rows = (torch.arange(height, device=obs.device) - height // 2 + at // width) % height
         columns = (torch.arange(width, device=obs.device) - width // 2 + at % width) % width
@@ -174,20 +178,24 @@ class QNetwork(nn.Module):
 make_network = QNetwork
 
 
-def code_of_agent(env, rng, num_steps=300):
-    """Of the codes that every grid has in one cell, the one that moves most; -1 without any."""
+def find_agent(env, rng, num_steps=300):
+    """Channel and code of the agent's cell: of what every grid [H, W] or [H, W, C] has in one cell,
+    that which moves most; -1 and -1 without any.
+    """
     grids, obs = [], env.reset()
     for _ in range(num_steps if obs.ndim in (2, 3) else 0):
-        grids.append(env.obs.reshape(*obs.shape[:2], -1)[..., 0].reshape(-1))
+        grid = as_grids(env.obs)
+        grids.append(grid.reshape(grid.shape[0] * grid.shape[1], -1))
         *_, terminated, truncated = env.step(int(rng.integers(env.num_actions)))
         if terminated or truncated:
             env.reset()
-    grids, most, result = np.array(grids), 0, -1
+    grids, most, result = np.array(grids), 0, (-1, -1)  # [num_steps, H * W, C]
     for code in range(16 if len(grids) else 0):
         cells = grids == code
-        moves = np.count_nonzero(np.diff(cells.argmax(axis=1)))
-        if (cells.sum(axis=1) == 1).all() and moves > most:
-            most, result = moves, code
+        moves = np.count_nonzero(np.diff(cells.argmax(axis=1), axis=0), axis=0)  # [C]
+        moves[(cells.sum(axis=1) != 1).any(axis=0)] = 0
+        if moves.max() > most:
+            most, result = moves.max(), (int(moves.argmax()), code)
     return result
 
 
@@ -202,11 +210,13 @@ class Learner(gb.LearnerState):
         if scale is not None:  # else a checkpoint's
             self.online.scale.copy_(torch.from_numpy(scale))
         if agent is not None:
-            self.online.agent.fill_(agent)
+            self.online.agent.copy_(torch.tensor(agent))
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
-        self.graph_values = None
+        self.first_tries, self.graph_values = None, None
+        if args.exploration == "frontier" and args.levels_change:
+            self.first_tries = FirstTries(graph.num_actions)
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
@@ -236,7 +246,8 @@ class Learner(gb.LearnerState):
         is_elsewhere = args.levels_change and held_out
         if is_elsewhere or not is_known or self.graph_values is None:
             q = functools.partial(self.values, self.online)
-            return EpisodeGraph(q, self.graph.num_actions, args.gamma, args.prior)
+            how = args.gamma, args.prior, self.first_tries
+            return EpisodeGraph(q, self.graph.num_actions, *how)
         return self.graph_values.seen_policy(self.act_on_network)
 
     def targets(self, batch, rng):
@@ -276,7 +287,7 @@ def kinds_of_grids(obs):
     """The kinds of observations [n, H, W, ...], uint64 [n]: of a kind are grids with like cells,
     wherever these lie. An object carried elsewhere makes no new kind, an open door does.
     """
-    return cell_contents(obs, num_axes=3).sum(axis=(1, 2))
+    return cell_contents(obs, num_axes=1).sum(axis=(1, 2))
 
 
 def make_env(args, env_id, rng, render=False, held_out=False):
@@ -375,17 +386,17 @@ def main():
     agent = None
     if args.levels_change and args.resume is None:  # else a checkpoint's
         other = make_env(args, env_id, np.random.default_rng(args.seed))
-        agent = code_of_agent(other, np.random.default_rng(args.seed))
+        agent = find_agent(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, agent)
     if learner.online.is_grid and not np.isin(obs, np.arange(16)).all():
         gb.fail("where levels change the network sees codes 0 to 15 of a grid: number its cells so")
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     frontier = None
     if args.exploration == "frontier":
-        levels_change = args.levels_change
-        by_kind = args.backup == "whole-graph" and len(graph.obs_shape) > 1 and not levels_change
-        kinds_of, share = kinds_of_grids if by_kind else None, args.frontier_share
-        parts["frontier"] = frontier = FrontierEpisodes(graph, share, kinds_of, levels_change)
+        is_grid = len(graph.obs_shape) > 1 and not args.levels_change
+        kinds_of = kinds_of_grids if args.backup == "whole-graph" and is_grid else None
+        how = args.frontier_share, kinds_of, learner.first_tries
+        parts["frontier"] = frontier = FrontierEpisodes(graph, *how)
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium",))
     checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
     if args.resume:

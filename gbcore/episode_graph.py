@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gbcore.first_tries import FirstTries, cell_contents, contexts_of, place_of
 from gbcore.frontier import UNLIMITED
 from gbcore.graph import TransitionGraph
-from gbcore.values import GraphValues, LeafTable
+from gbcore.values import CHUNK, GraphValues, LeafTable
+
+DOUBT = 0.15  # share of the network's largest value that an action worth nothing is less
 
 
 class EpisodeGraph:
@@ -22,7 +25,11 @@ class EpisodeGraph:
         V(s) = max over ALL actions of Q(s, a), Q of a tried pair from the graph, else the network's
 
     So a way that led nowhere loses its value, and the next best guess is tried (real-time dynamic
-    programming, Barto et al. 1995). Nothing of training is needed but the network.
+    programming, Barto et al. 1995). Nothing of training is needed but the network. With the
+    `FirstTries` of training, an action that was seldom worth a try in other levels, by w(s, a), is
+    tried later:
+
+        Q(s, a) = q(s, a) - DOUBT (1 - w(s, a)) max_b |q(s, b)|         of an untried pair
 
         episode = EpisodeGraph(values, num_actions=7, gamma=0.95)
         action = episode.act(obs[None])[0]
@@ -37,6 +44,7 @@ class EpisodeGraph:
         num_actions: A, the number of discrete actions.
         gamma: the discount, in [0, 1).
         prior: observations that the network's value of a tried pair counts as.
+        first_tries: of training, for observations that are grids.
     """
 
     def __init__(
@@ -45,12 +53,14 @@ class EpisodeGraph:
         num_actions: int,
         gamma: float,
         prior: float = 0.0,
+        first_tries: FirstTries | None = None,
     ) -> None:
-        self.evaluate = evaluate
+        self.evaluate, self.first_tries = evaluate, first_tries
         self.num_actions, self.gamma, self.prior = num_actions, gamma, prior
         self.values: GraphValues | None = None  # of the first observation's shape
         self._rows: dict[int, list[tuple[int, int, float, int, bool]]] = {}  # of an episode
         self._node: dict[int, int] = {}  # where an episode is
+        self._cells: dict[int, tuple[Any, Any]] = {}  # contents of its first grid and of this one
 
     def act(self, obs: NDArray[Any], episodes: ArrayLike | None = None) -> NDArray[np.int64]:
         """Greedy actions int64 [n] for observations [n, *obs_shape] of n episodes.
@@ -59,7 +69,10 @@ class EpisodeGraph:
         """
         episodes = self._numbers(obs, episodes)
         nodes = self._nodes(obs, episodes)
-        self._node |= zip(episodes.tolist(), nodes.tolist(), strict=True)
+        for episode, node, one in zip(episodes.tolist(), nodes.tolist(), obs, strict=True):
+            if episode not in self._rows and self.first_tries is not None and one.ndim > 1:
+                self._cells[episode] = 2 * (cell_contents(one),)
+            self._node[episode] = node
         self.values.update(budget=UNLIMITED)
         actions = self.values.actions(nodes)
         untried = actions < 0
@@ -77,13 +90,28 @@ class EpisodeGraph:
         """
         episodes, graph = self._numbers(next_obs, episodes).tolist(), self.values.graph
         next_nodes = self._nodes(next_obs, np.asarray(episodes)).tolist()
-        rows = zip(episodes, actions, rewards, next_nodes, terminated, over, strict=True)
-        for episode, action, reward, next_node, is_end, is_over in rows:
+        rows = zip(episodes, actions, rewards, next_nodes, terminated, over, next_obs, strict=True)
+        for episode, action, reward, next_node, is_end, is_over, one in rows:
+            if episode in self._cells and not is_over:
+                self._look(episode, next_node, one)
             row = self._node[episode], int(action), float(reward), next_node, bool(is_end)
             graph.add(*row)
             self._rows.setdefault(episode, []).append(row)
             if is_over:
                 graph.remove(*map(np.array, zip(*self._rows.pop(episode), strict=True)))
+                self._cells.pop(episode, None)
+
+    def _look(self, episode, node, obs):
+        """An episode came to a node. A new one's leaf values are told its worths."""
+        (first, before), cells, leaves = (
+            self._cells[episode],
+            cell_contents(obs),
+            self.values.leaves,
+        )
+        self._cells[episode] = first, cells
+        if not leaves.knows(np.array([node]))[0]:
+            contexts = contexts_of(cells, place_of(before, cells), first)
+            leaves.worths[node] = self.first_tries.worths(contexts)
 
     def _numbers(self, obs, episodes):
         return np.arange(len(obs)) if episodes is None else np.asarray(episodes, np.int64)
@@ -97,9 +125,29 @@ class EpisodeGraph:
             graph = TransitionGraph(
                 self.num_actions, obs.shape[1:], obs.dtype, key_shape=keys.shape[1:]
             )
-            leaves = LeafTable(graph, self.evaluate)
+            leaves = DoubtfulLeaves(graph, self.evaluate)
             self.values = GraphValues(graph, leaves, self.gamma, self.prior)
         return self.values.graph.nodes(obs, keys)
+
+
+class DoubtfulLeaves(LeafTable):
+    """Leaf values, less what is doubtful about them.
+
+    Attributes:
+        worths: node -> w(s, a) float64 [A], 1 of others. Taken out where a node is evaluated.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.worths: dict[int, NDArray[np.float64]] = {}
+
+    def evaluated(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
+        """float32 [n, A] of node ids int64 [n], by the network as it is now."""
+        q = super().evaluated(nodes, chunk)
+        for row, node in zip(q, np.asarray(nodes).tolist(), strict=True):
+            if node in self.worths:
+                row -= DOUBT * (1 - self.worths.pop(node)) * np.abs(row).max()
+        return q
 
 
 def is_held_out(level: Any) -> bool:

@@ -1,7 +1,7 @@
 """FirstTries: the worth of an action never tried, by what it led to in places alike."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -18,9 +18,12 @@ NEIGHBOURS = (-1, 0), (1, 0), (0, -1), (0, 1)
 NUM_KINDS = 2 * len(NEIGHBOURS)
 NONE = -1
 
+# A kind 0 to 7, the content of a place and of the cell beside it, has the grid changed?
+Context = tuple[int, int, int, int]
+
 
 class FirstTries:
-    """Tells a `FrontierPlanner` which untried actions are worth it, in levels never met.
+    """Tells what an action is worth that was never tried in a state, in levels never met.
 
     In a new level all is untried, and most of it is worthless: a step into a wall or into lava. In
     other levels the same was tried. A state's place is the cell changed by the step that first
@@ -40,105 +43,56 @@ class FirstTries:
     place, else 0. So a step into another cell is worth more than a turn in the same one, and an
     agent does not walk a room again after each key that it moves.
 
-    This holds for grids [H, W, ...], channels last, of which a step changes a few cells. Elsewhere,
-    in an episode's first state, and of contexts beyond 100,000, w is 1. One thread at a time.
+    This holds for grids [H, W, ...] or planes [C, H, W] of which a step changes a few cells.
+    Elsewhere, in an episode's first state, and of contexts beyond 100,000, w is 1.
+
+    In training a `LevelFrontier` gathers this, and has a planner go where it is worth it. An
+    `EpisodeGraph` reads it. One thread at a time.
 
     Args:
-        planner: the FrontierPlanner, without kinds.
-
-    Raises:
-        ValueError: for a planner with kinds.
+        num_actions: A.
     """
 
-    def __init__(self, planner: "FrontierPlanner") -> None:
-        if planner.kinds_of is not None:
-            raise ValueError("Require a planner without kinds")
-        self.planner: FrontierPlanner = planner
-        graph = planner.graph
-        self._met = KnownNodes(graph)
-        self._place = np.full((graph.capacity, NUM_KINDS), NONE, np.int32)  # contexts
-        self._rows: dict[tuple[int, int, int, int], int] = {}  # of contexts, in three arrays:
-        self._tries = np.zeros((256, graph.num_actions))
-        self._gains = np.zeros((256, graph.num_actions))
+    def __init__(self, num_actions: int) -> None:
+        self.num_actions: int = num_actions
+        self._rows: dict[Context, int] = {}  # of contexts, in three arrays:
+        self._tries = np.zeros((256, num_actions))
+        self._gains = np.zeros((256, num_actions))
         self._group = np.zeros(256, np.int32)  # row of a context's kind and content, below
         self._groups: dict[tuple[int, int], int] = {}  # kind and content -> row
-        self._explained = np.zeros((256, graph.num_actions))  # no more rows than contexts
-        self._found: dict[int, int] = {}  # place -> its new states in this episode
-        self._first: NDArray[np.uint64] | None = None  # the cells in which the episode began
+        self._explained = np.zeros((256, num_actions))  # no more rows than contexts
 
-    def begin(self, node: int) -> None:
-        """An episode begins in a node. One that was never met has no place, and is worth all."""
-        self._found.clear()
-        self._first = None
-        if not self._met.has(np.array([node]))[0]:
-            self._meet(node)
-            self.planner.set_worths([node], np.ones((1, self.planner.graph.num_actions)))
+    def __repr__(self) -> str:
+        return f"FirstTries({len(self._rows):,} contexts, {self._tries.sum():,.0f} tries)"
 
-    def observe(
-        self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,
-        next_obs: NDArray[Any], next_node: SupportsIndex, terminated: bool,
-    ) -> None:  # fmt: skip
-        """The graph has got a transition. obs, next_obs: the grids [H, W, ...] of both states."""
-        node, next_node = int(node), int(next_node)
-        graph = self.planner.graph
-        if self._first is None and np.ndim(obs) > 1:
-            self._first = cell_contents(obs)
-        is_new = not self._met.has(np.array([next_node]))[0]
-        is_first = graph.arrays.pair_count[node, action] == 1 and self._met.has(np.array([node]))[0]
-        contexts, gain = self._contexts(node), float(reward > 0)
-        if is_new and not terminated:
-            self._meet(next_node)
-            gain = max(gain, 1 / math.sqrt(self._locate(obs, next_obs, next_node)))
-            self.planner.set_worths([next_node], self._worths(self._contexts(next_node))[None])
-        if is_first:
-            groups = self._group[contexts]
-            self._explained[groups, action] -= self._explains(contexts, action)
-            self._tries[contexts, action] += 1
-            self._gains[contexts, action] += gain
-            self._explained[groups, action] += self._explains(contexts, action)
-
-    def _explains(self, contexts, action):
-        """m^2 / n of each."""
-        return self._gains[contexts, action] ** 2 / np.maximum(self._tries[contexts, action], 1)
-
-    def _worths(self, contexts):
-        """w of all actions, float64 [A]; 1 without contexts."""
-        if not len(contexts):
-            return np.ones(self.planner.graph.num_actions)
-        shares = (1 + self._gains[contexts]) / (1 + self._tries[contexts])
-        explained = self._explained[self._group[contexts]]
+    def worths(self, contexts: Sequence[Context]) -> NDArray[np.float64]:
+        """w(s, a) of all actions of a state with these contexts, float64 [A]; 1 without any."""
+        known = [(self._rows.get(one, NONE), self._groups.get(one[:2], NONE)) for one in contexts]
+        if not known:
+            return np.ones(self.num_actions)
+        rows, groups = np.array(known).T
+        shares = (1 + self._gains[rows]) / (1 + self._tries[rows])
+        shares[rows == NONE], explained = 1.0, self._explained[groups]
+        explained[groups == NONE] = 0.0
         is_best = explained >= explained.max(axis=0) - 1e-9  # sums of floats
         return np.exp(np.log(shares).mean(axis=0, where=is_best))
 
-    def _meet(self, node):
-        self._place = grown(self._place, self.planner.graph.capacity, NONE)
-        self._met.add(np.array([node]))
-        self._place[node] = NONE
+    def rows_of(self, contexts: Sequence[Context]) -> NDArray[np.int32]:
+        """Numbers of contexts, int32 [n], kept from now on; -1 of those beyond MOST."""
+        return np.array([self._row_of(one) for one in contexts], np.int32)
 
-    def _contexts(self, node):
-        """Rows of a node's contexts, int32 [8], or [0] of a start."""
-        return self._place[node][self._place[node] != NONE]
+    def learn(self, rows: NDArray[np.int32], action: int, gain: float) -> None:
+        """A first try of an action gained so much, in a state with contexts of these numbers."""
+        rows = rows[rows != NONE]
+        groups = self._group[rows]
+        self._explained[groups, action] -= self._explains(rows, action)
+        self._tries[rows, action] += 1
+        self._gains[rows, action] += gain
+        self._explained[groups, action] += self._explains(rows, action)
 
-    def _locate(self, obs, next_obs, node):
-        """Set the contexts of a node that is new. Returns how many new ones its place has."""
-        if np.ndim(obs) < 2:
-            return 1
-        cells = cell_contents(next_obs)
-        changed = np.flatnonzero(cell_contents(obs) != cells)
-        if not 0 < len(changed) <= LOCAL:
-            return 1
-        place = int(min(changed, key=lambda i: np.count_nonzero(cells == cells.flat[i])))
-        content, (row, column) = int(cells.flat[place]), divmod(place, cells.shape[1])
-        has_changed = int(np.count_nonzero(cells != self._first) > 2)  # more than these two cells
-        for side, (down, right) in enumerate(NEIGHBOURS):
-            x, y = row + down, column + right
-            is_inside = 0 <= x < cells.shape[0] and 0 <= y < cells.shape[1]
-            beside = int(cells[x, y]) if is_inside else 0
-            self._place[node, side] = self._row_of((side, content, beside, 0))
-            kind = len(NEIGHBOURS) + side
-            self._place[node, kind] = self._row_of((kind, content, beside, has_changed))
-        self._found[place] = self._found.get(place, 0) + 1
-        return self._found[place]
+    def _explains(self, rows, action):
+        """m^2 / n of each."""
+        return self._gains[rows, action] ** 2 / np.maximum(self._tries[rows, action], 1)
 
     def _row_of(self, context):
         row = self._rows.get(context, NONE)
@@ -152,15 +106,94 @@ class FirstTries:
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back."""
-        n, num_ids = len(self._rows), self.planner.graph.num_ids
-        self._place = grown(self._place, self.planner.graph.capacity, NONE)
+        n = len(self._rows)
         return {
-            "met": self._met.state(),
-            "place": self._place[:num_ids],
             "contexts": np.array(list(self._rows), np.uint64).reshape(-1, 4),
             "tries": self._tries[:n],
             "gains": self._gains[:n],
             "explained": self._explained[: len(self._groups)],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what `state` returned.
+
+        Raises:
+            KeyError: for what is missing.
+            ValueError: for arrays of another number of actions.
+        """
+        for name in ("tries", "gains"):
+            shape = (len(saved["contexts"]), self.num_actions)
+            check_array(name, saved[name], np.float64, shape)
+        self._rows, self._groups = {}, {}
+        for context in saved["contexts"].tolist():
+            self._row_of(tuple(context))
+        for name in ("tries", "gains", "explained"):
+            own = getattr(self, f"_{name}")
+            own[: len(saved[name])], own[len(saved[name]) :] = saved[name], 0
+
+
+class LevelFrontier:
+    """Tells a `FrontierPlanner` what untried actions are worth, and `FirstTries` what they gained.
+
+    Args:
+        planner: the FrontierPlanner, without kinds.
+        first_tries: of all levels.
+
+    Raises:
+        ValueError: for a planner with kinds.
+    """
+
+    def __init__(self, planner: "FrontierPlanner", first_tries: FirstTries) -> None:
+        if planner.kinds_of is not None:
+            raise ValueError("Require a planner without kinds")
+        self.planner: FrontierPlanner = planner
+        self.first_tries: FirstTries = first_tries
+        self._met = KnownNodes(planner.graph)
+        self._rows = np.full((planner.graph.capacity, NUM_KINDS), NONE, np.int32)  # of contexts
+        self._found: dict[int, int] = {}  # place -> its new states in this episode
+        self._first: NDArray[np.uint64] | None = None  # the cells in which the episode began
+
+    def begin(self, node: int) -> None:
+        """An episode begins in a node. One that was never met has no place, and is worth all."""
+        self._found.clear()
+        self._first = None
+        if not self._met.has(np.array([node]))[0]:
+            self._meet(node, ())
+
+    def observe(
+        self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,
+        next_obs: NDArray[Any], next_node: SupportsIndex, terminated: bool,
+    ) -> None:  # fmt: skip
+        """The graph has got a transition. obs, next_obs: the grids [H, W, ...] of both states."""
+        node, next_node = int(node), int(next_node)
+        cells = cell_contents(obs) if np.ndim(obs) > 1 else None
+        self._first = cells if self._first is None else self._first
+        has_met = self._met.has(np.array([node, next_node]))
+        is_first = has_met[0] and self.planner.graph.arrays.pair_count[node, action] == 1
+        rows, gain = self._rows[node], float(reward > 0)
+        if not (has_met[1] or terminated):
+            next_cells = None if cells is None else cell_contents(next_obs)
+            place = NONE if cells is None else place_of(cells, next_cells)
+            if place != NONE:
+                self._found[place] = self._found.get(place, 0) + 1
+            gain = max(gain, 1 / math.sqrt(self._found.get(place, 1)))
+            self._meet(next_node, contexts_of(next_cells, place, self._first))
+        if is_first:
+            self.first_tries.learn(rows, action, gain)
+
+    def _meet(self, node, contexts):
+        self._met.add(np.array([node]))
+        self._rows = grown(self._rows, self.planner.graph.capacity, NONE)
+        self._rows[node] = self.first_tries.rows_of(contexts) if contexts else NONE
+        self.planner.set_worths([node], self.first_tries.worths(contexts)[None])
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes back."""
+        num_ids = self.planner.graph.num_ids
+        self._rows = grown(self._rows, self.planner.graph.capacity, NONE)
+        return {
+            "met": self._met.state(),
+            "rows": self._rows[:num_ids],
             "found": np.array(list(self._found.items()), np.int64).reshape(-1, 2),
             "first": self._first,
         }
@@ -172,29 +205,63 @@ class FirstTries:
             KeyError: for what is missing.
             ValueError: for arrays that do not belong to the graph.
         """
-        graph, n = self.planner.graph, len(saved["contexts"])
-        check_array("met", saved["met"], np.bool_, (graph.num_ids,))
-        check_array("place", saved["place"], np.int32, (graph.num_ids, NUM_KINDS))
-        for name in ("tries", "gains"):
-            check_array(name, saved[name], np.float64, (n, graph.num_actions))
+        graph = self.planner.graph
+        check_array("rows", saved["rows"], np.int32, (graph.num_ids, NUM_KINDS))
         self._met.restore(saved["met"])
-        self._place = grown(saved["place"].copy(), graph.capacity, NONE)
-        self._rows, self._groups = {}, {}
-        for context in saved["contexts"].tolist():
-            self._row_of(tuple(context))
-        for name in ("tries", "gains", "explained"):
-            own = getattr(self, f"_{name}")
-            own[: len(saved[name])], own[len(saved[name]) :] = saved[name], 0
+        self._rows = grown(saved["rows"].copy(), graph.capacity, NONE)
         self._found = dict(saved["found"].tolist())
         self._first = saved["first"]
 
 
-def cell_contents(grids: NDArray[Any], num_axes: int = 2) -> NDArray[np.uint64]:
-    """A number of each cell's content, uint64: of [H, W, ...] [H, W]; more axes may come first.
-
-    num_axes: those that are kept, in front.
+def place_of(cells: NDArray[np.uint64], next_cells: NDArray[np.uint64]) -> int:
+    """The cell that a step changed, of several the one whose content is rarest after it; -1 of a
+    step that changed none, or more than LOCAL. Contents [H, W]; row * W + column.
     """
-    kept = grids.shape[:num_axes]
+    changed = np.flatnonzero(cells != next_cells)
+    if not 0 < len(changed) <= LOCAL:
+        return NONE
+    return int(min(changed, key=lambda i: np.count_nonzero(next_cells == next_cells.flat[i])))
+
+
+def contexts_of(
+    cells: NDArray[np.uint64] | None, place: int, first: NDArray[np.uint64] | None
+) -> list[Context]:
+    """The eight contexts of a place in a grid with contents [H, W]; none of place -1.
+
+    first: the contents in which the episode began.
+    """
+    if cells is None or first is None or place == NONE:
+        return []
+    content, (row, column) = int(cells.flat[place]), divmod(place, cells.shape[1])
+    has_changed = int(np.count_nonzero(cells != first) > 2)  # more than the agent's two cells
+    alone, changed = [], []
+    for side, (down, right) in enumerate(NEIGHBOURS):
+        x, y = row + down, column + right
+        is_inside = 0 <= x < cells.shape[0] and 0 <= y < cells.shape[1]
+        beside = int(cells[x, y]) if is_inside else 0
+        alone.append((side, content, beside, 0))
+        changed.append((len(NEIGHBOURS) + side, content, beside, has_changed))
+    return alone + changed
+
+
+def as_grids(obs: NDArray[Any], num_axes: int = 0) -> NDArray[Any]:
+    """Planes [C, H, W], fewer than rows and columns, as a grid [H, W, C]; others as they are.
+
+    num_axes: axes in front.
+    """
+    planes = obs.shape[num_axes:]
+    if len(planes) == 3 and planes[0] < min(planes[1:]):
+        return np.moveaxis(obs, num_axes, -1)
+    return obs
+
+
+def cell_contents(grids: NDArray[Any], num_axes: int = 0) -> NDArray[np.uint64]:
+    """A number of each cell's content, uint64: of grids [H, W, ...] or [C, H, W] [H, W].
+
+    num_axes: axes in front, which stay.
+    """
+    grids = as_grids(grids, num_axes)
+    kept = grids.shape[: num_axes + 2]
     cells = np.ascontiguousarray(grids).reshape(*kept, -1).view(np.uint8)
     mixed = np.full(kept, 0xCBF29CE484222325, np.uint64)
     for byte in np.moveaxis(cells, -1, 0):

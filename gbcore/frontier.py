@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gbcore.arrays import KnownNodes, copy_rows, grown
-from gbcore.first_tries import FirstTries
+from gbcore.first_tries import FirstTries, LevelFrontier
 from gbcore.graph import TransitionGraph
 from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
@@ -320,7 +320,8 @@ class FrontierEpisodes:
         graph: the TransitionGraph. A `FrontierPlanner` of its own plans over it.
         share: of the episodes at most, in [0, 1].
         kinds_of: as of `FrontierPlanner`.
-        levels_change: do episodes play levels that were never met? Needs `observe`, and no kinds.
+        first_tries: the FirstTries of all levels, where episodes play levels that were never met.
+            Needs `observe`, and no kinds.
 
     Raises:
         ValueError: for a share out of range.
@@ -336,12 +337,14 @@ class FrontierEpisodes:
 
     def __init__(
         self, graph: TransitionGraph, share: float = 0.5, kinds_of: Kinds | None = None,
-        levels_change: bool = False,
+        first_tries: FirstTries | None = None,
     ) -> None:  # fmt: skip
         if not 0 <= share <= 1:
             raise ValueError(f"Require 0 <= share <= 1, got {share}")
         self.planner: FrontierPlanner = FrontierPlanner(graph, kinds_of=kinds_of)
-        self.first_tries: FirstTries | None = FirstTries(self.planner) if levels_change else None
+        self.levels: LevelFrontier | None = None
+        if first_tries is not None:
+            self.levels = LevelFrontier(self.planner, first_tries)
         self.most: float = float(share)
         self.success: float = 0.0  # of the episodes left alone
         self.had_reward: bool = False  # in the episode under way
@@ -379,8 +382,8 @@ class FrontierEpisodes:
     ) -> None:  # fmt: skip
         """The step after `act`, which the graph has got: its states, their grids [H, W, ...]."""
         self.had_reward |= bool(reward > 0)
-        if self.first_tries is not None:
-            self.first_tries.observe(obs, node, action, reward, next_obs, next_node, terminated)
+        if self.levels is not None:
+            self.levels.observe(obs, node, action, reward, next_obs, next_node, terminated)
 
     def end_episode(self) -> None:
         """The next `act` starts an episode."""
@@ -397,13 +400,13 @@ class FrontierEpisodes:
         self._window += (is_new, 1)
 
     def _begin(self, node, rng):
-        if self.first_tries is not None:
-            self.first_tries.begin(int(node))
+        if self.levels is not None:
+            self.levels.begin(int(node))
         self.planner.plan(BUDGET)
         self.start_value = float(self.planner.action_values(node).max())
         left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
         wanted = max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
-        self.share = self.most * (wanted if self.first_tries is None else 1 - self.success)
+        self.share = self.most * (wanted if self.levels is None else 1 - self.success)
         if self.planner.num_waiting == 0 and not self.planner.is_reachable(node):
             self.share = 0.0
         self.is_frontier = bool(rng.random() < self.share)
@@ -425,7 +428,7 @@ class FrontierEpisodes:
             "lately": self._lately.copy(),
             "window": self._window.copy(),
             "planner": self.planner.state(),
-            "first_tries": {} if self.first_tries is None else self.first_tries.state(),
+            "levels": {} if self.levels is None else self.levels.state(),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -441,6 +444,6 @@ class FrontierEpisodes:
         copy_rows("lately", saved, self._lately, 2)
         copy_rows("window", saved, self._window, 2)
         self.planner.restore(saved["planner"])
-        if self.first_tries is not None:
-            self.first_tries.restore(saved["first_tries"])
+        if self.levels is not None:
+            self.levels.restore(saved["levels"])
         self.__dict__.update({name: saved[name] for name in self.SAVED})

@@ -23,8 +23,8 @@ from folders import RESULTS, ROOT
 from matplotlib.lines import Line2D
 
 import gb_dqn_minigrid
-from gbcore import EpisodeGraph
-from gbcore.run import one_line_errors
+from gbcore import EpisodeGraph, FirstTries
+from gbcore.run import load_checkpoint, one_line_errors
 
 ROWS = RESULTS / "levels.csv"
 COLUMNS = (
@@ -80,11 +80,14 @@ def collect(folder):
     env = gb_dqn_minigrid.make_env(args, task, rng)
     network = gb_dqn_minigrid.make_network(args, env.reset().shape, env.num_actions)
     network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+    how = functools.partial(values, network), env.num_actions, args.gamma, args.prior
+    first_tries = None
+    if args.exploration == "frontier" and args.view == "grid":
+        first_tries = FirstTries(env.num_actions)
+        first_tries.restore(load_checkpoint(folder)["learner"]["first_tries"])
     policies = {
         "network": lambda obs, keys=None: values(network, obs).argmax(axis=1),
-        "graph": EpisodeGraph(
-            functools.partial(values, network), env.num_actions, args.gamma, args.prior
-        ),
+        "graph": EpisodeGraph(*how, first_tries),
     }
     for act_on, policy in policies.items():
         seed = [args.seed, args.total_timesteps, 2]
@@ -93,7 +96,7 @@ def collect(folder):
     torch.manual_seed(args.seed)
     untrained = gb_dqn_minigrid.make_network(args, env.obs.shape, env.num_actions)
     network.load_state_dict(untrained.state_dict())
-    returns, _ = gb_dqn_minigrid.evaluate(args, task, policies["graph"], seed, LAST)
+    returns, _ = gb_dqn_minigrid.evaluate(args, task, EpisodeGraph(*how), seed, LAST)
     none = {"agent": "untrained", "exploration": "", "wall_seconds": ""}
     return [*rows, row_of(same | none, "graph", 0, returns)]
 

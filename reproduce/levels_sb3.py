@@ -63,8 +63,8 @@ class Features(BaseFeaturesExtractor):
 
     def __init__(self, space):
         super().__init__(space, features_dim=128)
-        self.network = gb_dqn_minigrid.QNetwork(space.shape, 1, around_agent=space.shape[2] == 3)
-        self.network.layers = self.network.layers[:-1]
+        self.network = gb_dqn_minigrid.QNetwork(space.shape, 1, levels_change=True)
+        self.network.layers, self.network.is_dueling = self.network.layers[:-1], False
 
     def forward(self, obs):
         return self.network(obs)

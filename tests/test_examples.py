@@ -475,29 +475,43 @@ def test_bad_input_is_one_line(flags, message, tmp_path, capsys, monkeypatch):
     assert message in line
 
 
-def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle():
-    args = example.Args(env_id="examples.mazes:Maze-v0", num_levels=0)
-    task, rng = example.task_of(args.env_id), np.random.default_rng(0)
-    env = example.make_env(args, task, rng)
-    network = example.make_network(args, env.reset().shape, env.num_actions)
-    network.agent.fill_(example.code_of_agent(env, rng))
-    assert network.agent == mazes.PLAYER  # the goal has one cell as well, and never moves
-    grids = []
+# How a maze may show its cells -> its codes [8, 8], and channel and code of the player.
+PLANES = {
+    "codes": (lambda maze: maze, (0, mazes.PLAYER)),
+    "planes last": (lambda maze: (maze[..., None] == np.arange(5)).astype(np.uint8), (3, 1)),
+    "planes first": (lambda maze: (maze == np.arange(5)[:, None, None]).astype(np.float32), (3, 1)),
+}
+
+
+@pytest.mark.parametrize(("shown", "agent"), PLANES.values(), ids=PLANES)
+def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(shown, agent):
+    class Env(GymnasiumTask):
+        def flatten(self, obs):
+            return shown(obs)
+
+    rng = np.random.default_rng(0)
+    env = Env(example.task_of("examples.mazes:Maze-v0"), rng)
+    network = example.make_network(example.Args(num_levels=0), env.reset().shape, env.num_actions)
+    found = example.find_agent(env, rng)  # the goal has one cell as well, and never moves
+    assert found == agent
+    network.agent.copy_(torch.tensor(found))
     for action in rng.integers(env.num_actions, size=20):
-        grids.append(env.obs)
+        is_player = env.grid.reshape(*env.grid.shape[:2], -1)[..., agent[0]] == agent[1]
+        row, column = np.argwhere(is_player)[0]
+        (moved,) = network.move_to_agent(torch.from_numpy(env.grid[None]))
+        height, width = is_player.shape
+        shift = height // 2 - row, width // 2 - column
+        np.testing.assert_array_equal(moved, np.roll(env.grid, shift, (0, 1)))
+        obs = torch.from_numpy(np.array([env.obs, np.zeros_like(env.obs)]))
+        assert network(obs).shape == (2, env.num_actions)
         if any(env.step(int(action))[2:]):
             env.reset()
-    for grid, moved in zip(
-        grids, network.move_to_agent(torch.from_numpy(np.array(grids))), strict=True
-    ):
-        row, column = np.argwhere(grid == mazes.PLAYER)[0]
-        np.testing.assert_array_equal(moved, np.roll(grid, (3 - row, 3 - column), (0, 1)))
 
 
 def test_without_an_agent_that_every_grid_shows_none_is_found():
     for space in ("matrix", "small image", "vector"):
         task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), json.dumps({"space": space}))
-        assert example.code_of_agent(task, np.random.default_rng(0)) == -1
+        assert example.find_agent(task, np.random.default_rng(0)) == (-1, -1)
 
 
 def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp_path, capsys):

@@ -16,6 +16,7 @@ from minigrid.envs import EmptyEnv
 import gb_dqn_minigrid
 import gbcore.run as gb
 from gbcore import EpisodeGraph, FirstTries, FrontierEpisodes, FrontierPlanner, TransitionGraph
+from gbcore.first_tries import LevelFrontier, cell_contents, contexts_of, place_of
 
 ROBOT = OBJECT_TO_IDX["agent"]
 GAMMA = 0.9
@@ -124,7 +125,7 @@ def room(agent, lava=()):
 def make_first_tries(num_actions=2):
     graph = TransitionGraph(num_actions, (4, 4, 1))
     planner = FrontierPlanner(graph)
-    return graph, planner, FirstTries(planner)
+    return graph, planner, LevelFrontier(planner, FirstTries(num_actions))
 
 
 def step(graph, tries, obs, action, after, reward=0.0, terminated=False):
@@ -317,7 +318,9 @@ def test_first_tries_go_on_from_their_state():
     graph2 = TransitionGraph.from_state(graph.state())
     planner2 = FrontierPlanner(graph2)
     planner2.restore(planner.state())
-    tries2 = FirstTries(planner2)
+    first_tries = FirstTries(2)
+    first_tries.restore({k: v.copy() for k, v in tries.first_tries.state().items()})
+    tries2 = LevelFrontier(planner2, first_tries)
     tries2.restore({k: v.copy() for k, v in tries.state().items()})
     before = rng.bit_generator.state
     walk(tries, obs, 200)
@@ -342,9 +345,53 @@ def test_a_start_is_worth_all_where_its_id_was_of_another_state():
     assert planner.action_values(again).tolist() == [1, 1]
 
 
+def test_an_evaluation_doubts_what_was_never_worth_a_try():
+    graph, _, tries = make_first_tries()
+    for number in range(3):  # three levels in which action 1, into lava below, gained nothing
+        lava = [(2, 1), (3, number)]
+        start, beside = room((0, 0), lava), room((1, 1), lava)
+        tries.begin(graph.node(start))
+        step(graph, tries, start, 0, beside)
+        step(graph, tries, beside, 1, room((2, 1), lava), terminated=True)
+    known = {name: array.copy() for name, array in tries.first_tries.state().items()}
+
+    def values(obs):
+        return np.tile(np.float32([0.5, 0.52]), (len(obs), 1))
+
+    def actions(first_tries):
+        episode, lava = EpisodeGraph(values, 2, GAMMA, first_tries=first_tries), [(2, 1), (0, 3)]
+        start, beside = room((0, 0), lava)[None], room((1, 1), lava)[None]
+        found = [int(episode.act(start)[0])]
+        episode.observe(found, [0.0], beside, [False], [False])
+        return [*found, int(episode.act(beside)[0])], episode.values.leaves
+
+    assert actions(None)[0] == [1, 1]
+    found, leaves = actions(tries.first_tries)
+    assert found == [1, 0]  # in the first state all is worth a try
+    assert leaves.q[:2].ravel() == pytest.approx([0.5, 0.52, 0.5, 0.52 - 0.15 * 0.75 * 0.52])
+    assert leaves.worths == {}
+    after = tries.first_tries.state()
+    assert all(np.array_equal(after[name], known[name]) for name in known)
+
+
+def test_planes_have_the_contexts_of_the_grid():
+    grid, moved = room((1, 1), [(2, 1), (0, 3)])[..., 0], room((1, 2), [(2, 1), (0, 3)])[..., 0]
+    kinds = np.array([LAVA, AGENT, WALL])
+    last = [(one[..., None] == kinds).astype(np.uint8) for one in (grid, moved)]
+    first = [np.moveaxis(one, 2, 0) for one in last]
+    contexts = []
+    for before, after in (last, first):
+        cells = cell_contents(before), cell_contents(after)
+        assert cells[0].shape == (4, 4)
+        assert place_of(*cells) == 6
+        contexts.append(contexts_of(cells[1], 6, cells[0]))
+    assert contexts[0] == contexts[1]
+    assert cell_contents(np.array(first), num_axes=1).shape == (2, 4, 4)
+
+
 def test_the_share_is_as_large_as_the_failure_of_the_other_episodes():
     graph = TransitionGraph(2, (4, 4, 1))
-    frontier = FrontierEpisodes(graph, share=0.8, levels_change=True)
+    frontier = FrontierEpisodes(graph, share=0.8, first_tries=FirstTries(2))
     rng, shares = np.random.default_rng(1), []
     for episode in range(300):
         obs, after = room((0, 0), [(3, episode % 4)]), room((0, 1), [(3, episode % 4)])
@@ -489,7 +536,7 @@ def test_a_level_that_is_turned_has_the_same_values():
     turned = np.rot90(grid).copy()  # x, y -> W - 1 - y, x: right becomes down
     x, y = np.argwhere(turned[..., 0] == ROBOT)[0]
     turned[x, y, 2] = (turned[x, y, 2] + 1) % 4
-    network = gb_dqn_minigrid.QNetwork(grid.shape, 7, around_agent=True)
+    network = gb_dqn_minigrid.QNetwork(grid.shape, 7, levels_change=True)
     values = network(torch.from_numpy(np.stack([grid, turned])))
     torch.testing.assert_close(values[0], values[1])
 
