@@ -103,11 +103,8 @@ class EpisodeGraph:
 
     def _look(self, episode, node, obs):
         """An episode came to a node. A new one's leaf values are told its worths."""
-        (first, before), cells, leaves = (
-            self._cells[episode],
-            cell_contents(obs),
-            self.values.leaves,
-        )
+        first, before = self._cells[episode]
+        cells, leaves = cell_contents(obs), self.values.leaves
         self._cells[episode] = first, cells
         if not leaves.knows(np.array([node]))[0]:
             contexts = contexts_of(cells, place_of(before, cells), first)
