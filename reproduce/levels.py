@@ -10,8 +10,7 @@ levels_sb3.py.
 
 import csv
 import functools
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -20,11 +19,12 @@ import pandas as pd
 import torch
 import tyro
 from folders import RESULTS, ROOT
+from gbtools import recorded
+from gbtools.runs import read_result, read_returns
 from matplotlib.lines import Line2D
 
-import gb_dqn_minigrid
-from gbcore import EpisodeGraph, FirstTries
-from gbcore.run import load_checkpoint, one_line_errors
+from gbcore import EpisodeGraph
+from gbcore.run import one_line_errors
 
 ROWS = RESULTS / "levels.csv"
 COLUMNS = (
@@ -63,47 +63,32 @@ def row_of(same, act_on, step, returns):
 
 def collect(folder):
     """Rows of a run: its evaluations, two of its trained network, one of an untrained one."""
-    config = json.loads((folder / "config.json").read_text())
-    result = json.loads((folder / "result.json").read_text())
-    args = gb_dqn_minigrid.Args(
-        **{f.name: config[f.name] for f in fields(gb_dqn_minigrid.Args) if f.name in config}
-    )
-    task = gb_dqn_minigrid.task_of(args.env_id)
+    run, result = recorded.read(folder), read_result(folder)
+    args, learner = run.args, run.learner
     same = {
-        "task": task, "agent": args.backup, "exploration": args.exploration, "view": args.view,
+        "task": run.task, "agent": args.backup, "exploration": args.exploration, "view": args.view,
         "num_levels": args.num_levels, "seed": args.seed, "commit": result["versions"]["commit"],
         "wall_seconds": round(result["wall_seconds"], 1),
     }  # fmt: skip
-    curve = pd.read_csv(folder / "evaluations.csv").groupby("global_step")["episodic_return"]
-    rows = [row_of(same, args.eval_act_on, step, returns) for step, returns in curve]
-    rng = np.random.default_rng(0)
-    env = gb_dqn_minigrid.make_env(args, task, rng)
-    network = gb_dqn_minigrid.make_network(args, env.reset().shape, env.num_actions)
-    network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
-    how = functools.partial(values, network), env.num_actions, args.gamma, args.prior
-    first_tries = None
-    if args.exploration == "frontier" and args.view == "grid":
-        first_tries = FirstTries(env.num_actions)
-        first_tries.restore(load_checkpoint(folder)["learner"]["first_tries"])
-    policies = {
-        "network": lambda obs, keys=None: values(network, obs).argmax(axis=1),
-        "graph": EpisodeGraph(*how, first_tries),
-    }
-    for act_on, policy in policies.items():
+
+    def play(policy):
         seed = [args.seed, args.total_timesteps, 2]
-        returns, _ = gb_dqn_minigrid.evaluate(args, task, policy, seed, LAST)
-        rows.append(row_of(same, act_on, args.total_timesteps, returns))
+        return run.module.evaluate(args, run.task, policy, seed, LAST)[0]
+
+    def own_graph(network, *first_tries):
+        q = functools.partial(learner.values, network)
+        return EpisodeGraph(q, run.graph.num_actions, args.gamma, args.prior, *first_tries)
+
+    curve = read_returns(folder).items()
+    rows = [row_of(same, args.eval_act_on, step, returns) for step, returns in curve]
+    first_tries = learner.first_tries if args.view == "grid" else None
+    policies = learner.act_on_network, own_graph(learner.online, first_tries)
+    for act_on, policy in zip(("network", "graph"), policies, strict=True):
+        rows.append(row_of(same, act_on, args.total_timesteps, play(policy)))
     torch.manual_seed(args.seed)
-    untrained = gb_dqn_minigrid.make_network(args, env.obs.shape, env.num_actions)
-    network.load_state_dict(untrained.state_dict())
-    returns, _ = gb_dqn_minigrid.evaluate(args, task, EpisodeGraph(*how), seed, LAST)
-    none = {"agent": "untrained", "exploration": "", "wall_seconds": ""}
-    return [*rows, row_of(same | none, "graph", 0, returns)]
-
-
-@torch.inference_mode()
-def values(network, obs):
-    return network(torch.from_numpy(obs)).numpy()
+    untrained = run.module.make_network(args, run.graph.obs_shape, run.graph.num_actions)
+    same |= {"agent": "untrained", "exploration": "", "wall_seconds": ""}
+    return [*rows, row_of(same, "graph", 0, play(own_graph(untrained)))]
 
 
 def names_of(rows):
