@@ -166,18 +166,22 @@ class LevelFrontier:
     ) -> None:  # fmt: skip
         """The graph has got a transition. obs, next_obs: the grids [H, W, ...] of both states."""
         node, next_node = int(node), int(next_node)
-        cells = cell_contents(obs) if np.ndim(obs) > 1 else None
-        self._first = cells if self._first is None else self._first
+        is_grid = np.ndim(obs) > 1
+        if self._first is None and is_grid:
+            self._first = cell_contents(obs)
         has_met = self._met.has(np.array([node, next_node]))
         is_first = has_met[0] and self.planner.graph.arrays.pair_count[node, action] == 1
         rows, gain = self._rows[node], float(reward > 0)
         if not (has_met[1] or terminated):
-            next_cells = None if cells is None else cell_contents(next_obs)
-            place = NONE if cells is None else place_of(cells, next_cells)
+            place, contexts = NONE, []
+            if is_grid:
+                cells = cell_contents(next_obs)
+                place = place_of(cell_contents(obs), cells)
+                contexts = contexts_of(cells, place, self._first)
             if place != NONE:
                 self._found[place] = self._found.get(place, 0) + 1
             gain = max(gain, 1 / math.sqrt(self._found.get(place, 1)))
-            self._meet(next_node, contexts_of(next_cells, place, self._first))
+            self._meet(next_node, contexts)
         if is_first:
             self.first_tries.learn(rows, action, gain)
 
@@ -223,14 +227,12 @@ def place_of(cells: NDArray[np.uint64], next_cells: NDArray[np.uint64]) -> int:
     return int(min(changed, key=lambda i: np.count_nonzero(next_cells == next_cells.flat[i])))
 
 
-def contexts_of(
-    cells: NDArray[np.uint64] | None, place: int, first: NDArray[np.uint64] | None
-) -> list[Context]:
+def contexts_of(cells: NDArray[np.uint64], place: int, first: NDArray[np.uint64]) -> list[Context]:
     """The eight contexts of a place in a grid with contents [H, W]; none of place -1.
 
     first: the contents in which the episode began.
     """
-    if cells is None or first is None or place == NONE:
+    if place == NONE:
         return []
     content, (row, column) = int(cells.flat[place]), divmod(place, cells.shape[1])
     has_changed = int(np.count_nonzero(cells != first) > 2)  # more than the agent's two cells
