@@ -34,7 +34,7 @@ from gbcore import (
     TransitionGraph,
     pair_q_values,
 )
-from gbcore.first_tries import as_grids, cell_contents
+from gbcore.first_tries import are_planes, as_grids, cell_contents
 from gbcore.run.environment import GymnasiumTask
 from gbcore.run.environment import gymnasium_id as task_of
 
@@ -121,8 +121,8 @@ class QNetwork(nn.Module):
     def __init__(self, args, obs_shape, num_actions):
         super().__init__()
         self.register_buffer("scale", torch.ones(obs_shape))  # observations are divided by it
-        self.channels_last = len(obs_shape) == 3 and obs_shape[2] < obs_shape[0]
-        self.channels_first = len(obs_shape) == 3 and obs_shape[0] < min(obs_shape[1:])
+        self.channels_first = are_planes(obs_shape)
+        self.channels_last = len(obs_shape) == 3 and not self.channels_first
         self.is_grid = sees_grids(args, obs_shape)
         self.register_buffer("agent", torch.tensor([-1, -1]))
         if self.is_grid:

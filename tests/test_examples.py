@@ -481,6 +481,7 @@ PLANES = {
     "codes": (lambda maze: maze, (0, mazes.PLAYER)),
     "planes last": (lambda maze: (maze[..., None] == np.arange(5)).astype(np.uint8), (3, 1)),
     "planes first": (lambda maze: (maze == np.arange(5)[:, None, None]).astype(np.float32), (3, 1)),
+    "more planes than rows": (lambda maze: (maze == np.arange(9)[:, None, None]) * 1, (3, 1)),
 }
 
 
