@@ -34,7 +34,7 @@ from gbcore import (
     TransitionGraph,
     pair_q_values,
 )
-from gbcore.first_tries import as_grids, cell_contents
+from gbcore.first_tries import are_planes, as_grids, cell_contents
 from gbcore.run.environment import GymnasiumTask
 from gbcore.run.environment import gymnasium_id as task_of
 
@@ -121,10 +121,9 @@ class QNetwork(nn.Module):
     def __init__(self, args, obs_shape, num_actions):
         super().__init__()
         self.register_buffer("scale", torch.ones(obs_shape))  # observations are divided by it
-        self.channels_last = len(obs_shape) == 3 and obs_shape[2] < obs_shape[0]
-        self.channels_first = len(obs_shape) == 3 and obs_shape[0] < min(obs_shape[1:])
-        is_grid = len(obs_shape) in (2, 3) and max(obs_shape) <= 32
-        self.is_grid = args.levels_change and is_grid
+        self.channels_first = are_planes(obs_shape)
+        self.channels_last = len(obs_shape) == 3 and not self.channels_first
+        self.is_grid = sees_grids(args, obs_shape)
         self.register_buffer("agent", torch.tensor([-1, -1]))
         if self.is_grid:
             height, width, depth = [*np.roll(obs_shape, -self.channels_first).tolist(), 1][:3]
@@ -178,25 +177,44 @@ class QNetwork(nn.Module):
 make_network = QNetwork
 
 
+def sees_grids(args, obs_shape):
+    """Does the network see a channel for each code of a cell?"""
+    return args.levels_change and len(obs_shape) in (2, 3) and max(obs_shape) <= 32
+
+
 def find_agent(env, rng, num_steps=300):
     """Channel and code of the agent's cell: of what every grid [H, W] or [H, W, C] has in one cell,
-    that which moves most; -1 and -1 without any.
+    that whose moves depend most on the actions; -1 and -1 without any. Enemies move by themselves.
+
+    An observation of other codes than 0 to 15 ends the program.
     """
-    grids, obs = [], env.reset()
-    for _ in range(num_steps if obs.ndim in (2, 3) else 0):
+    env.reset()
+    grids, actions, goes_on = [], rng.integers(env.num_actions, size=num_steps), []
+    for action in actions.tolist():
         grid = as_grids(env.obs)
         grids.append(grid.reshape(grid.shape[0] * grid.shape[1], -1))
-        *_, terminated, truncated = env.step(int(rng.integers(env.num_actions)))
-        if terminated or truncated:
+        goes_on.append(not any(env.step(action)[2:]))
+        if not goes_on[-1]:
             env.reset()
-    grids, most, result = np.array(grids), 0, (-1, -1)  # [num_steps, H * W, C]
-    for code in range(16 if len(grids) else 0):
+    grids, goes_on = np.array(grids), np.flatnonzero(goes_on[:-1])  # [num_steps, H * W, C]
+    if not np.isin(grids, np.arange(16)).all():
+        gb.fail("where levels change the network sees codes 0 to 15 of a grid: number its cells so")
+    result, most = (-1, -1), 0.1  # by chance about 0.03
+    for code in range(16 if len(goes_on) else 0):
         cells = grids == code
-        moves = np.count_nonzero(np.diff(cells.argmax(axis=1), axis=0), axis=0)  # [C]
-        moves[(cells.sum(axis=1) != 1).any(axis=0)] = 0
-        if moves.max() > most:
-            most, result = moves.max(), (int(moves.argmax()), code)
+        for channel in np.flatnonzero((cells.sum(axis=1) == 1).all(axis=0)):
+            moves = np.diff(cells[..., channel].argmax(axis=1))[goes_on]
+            if (score := dependence(actions[goes_on], moves)) > most:
+                most, result = score, (int(channel), code)
     return result
+
+
+def dependence(a, b):
+    """Pearson's phi squared of two columns int [n]: 0 where one tells nothing of the other."""
+    (_, rows), (_, columns) = (np.unique(one, return_inverse=True) for one in (a, b))
+    table = np.zeros((rows.max() + 1, columns.max() + 1))
+    np.add.at(table, (rows, columns), 1)
+    return (table**2 / np.outer(table.sum(axis=1), table.sum(axis=0))).sum() - 1
 
 
 class Learner(gb.LearnerState):
@@ -384,12 +402,10 @@ def main():
     )  # fmt: skip
     replay = Replay(graph, capacity)
     agent = None
-    if args.levels_change and args.resume is None:  # else a checkpoint's
+    if sees_grids(args, obs.shape) and args.resume is None:  # else a checkpoint's
         other = make_env(args, env_id, np.random.default_rng(args.seed))
         agent = find_agent(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, agent)
-    if learner.online.is_grid and not np.isin(obs, np.arange(16)).all():
-        gb.fail("where levels change the network sees codes 0 to 15 of a grid: number its cells so")
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     frontier = None
     if args.exploration == "frontier":

@@ -1,6 +1,7 @@
 """EpisodeGraph: acts on values of a graph that holds nothing but the episode under way."""
 
 import hashlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -149,5 +150,6 @@ class DoubtfulLeaves(LeafTable):
 
 def is_held_out(level: Any) -> bool:
     """Is a level of the fifth that only evaluations play? By a hash of its bytes, or its repr."""
-    name = level if isinstance(level, bytes) else repr(level).encode()
+    with np.printoptions(threshold=sys.maxsize):  # else of a large array the corners alone
+        name = level if isinstance(level, bytes) else repr(level).encode()
     return hashlib.blake2b(name, digest_size=1).digest()[0] % 5 == 0

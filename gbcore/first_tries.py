@@ -246,15 +246,16 @@ def contexts_of(cells: NDArray[np.uint64], place: int, first: NDArray[np.uint64]
     return alone + changed
 
 
-def as_grids(obs: NDArray[Any], num_axes: int = 0) -> NDArray[Any]:
-    """Planes [C, H, W], fewer than rows and columns, as a grid [H, W, C]; others as they are.
-
-    num_axes: axes in front.
+def are_planes(shape: Sequence[int]) -> bool:
+    """Is it the shape [C, H, W] of planes? They are fewer than rows and columns, or these alone are
+    as many.
     """
-    planes = obs.shape[num_axes:]
-    if len(planes) == 3 and planes[0] < min(planes[1:]):
-        return np.moveaxis(obs, num_axes, -1)
-    return obs
+    return len(shape) == 3 and (shape[0] < min(shape[1:]) or shape[0] != shape[1] == shape[2])
+
+
+def as_grids(obs: NDArray[Any], num_axes: int = 0) -> NDArray[Any]:
+    """Planes [C, H, W] as a grid [H, W, C]; others as they are. num_axes: axes in front."""
+    return np.moveaxis(obs, num_axes, -1) if are_planes(obs.shape[num_axes:]) else obs
 
 
 def cell_contents(grids: NDArray[Any], num_axes: int = 0) -> NDArray[np.uint64]:

@@ -25,6 +25,7 @@ import gbcore
 from examples import gb_dqn_gymnasium as example
 from examples import mazes, offline, sokoban
 from gbcore import FrontierEpisodes, Replay, TransitionGraph
+from gbcore.first_tries import as_grids
 from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask
 
@@ -480,6 +481,7 @@ PLANES = {
     "codes": (lambda maze: maze, (0, mazes.PLAYER)),
     "planes last": (lambda maze: (maze[..., None] == np.arange(5)).astype(np.uint8), (3, 1)),
     "planes first": (lambda maze: (maze == np.arange(5)[:, None, None]).astype(np.float32), (3, 1)),
+    "more planes than rows": (lambda maze: (maze == np.arange(9)[:, None, None]) * 1, (3, 1)),
 }
 
 
@@ -496,22 +498,59 @@ def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(sh
     assert found == agent
     network.agent.copy_(torch.tensor(found))
     for action in rng.integers(env.num_actions, size=20):
-        is_player = env.grid.reshape(*env.grid.shape[:2], -1)[..., agent[0]] == agent[1]
+        grid = as_grids(env.obs)
+        is_player = grid.reshape(*grid.shape[:2], -1)[..., agent[0]] == agent[1]
         row, column = np.argwhere(is_player)[0]
-        (moved,) = network.move_to_agent(torch.from_numpy(env.grid[None]))
+        (moved,) = network.move_to_agent(torch.from_numpy(grid[None]))
         height, width = is_player.shape
         shift = height // 2 - row, width // 2 - column
-        np.testing.assert_array_equal(moved, np.roll(env.grid, shift, (0, 1)))
+        np.testing.assert_array_equal(moved, np.roll(grid, shift, (0, 1)))
         obs = torch.from_numpy(np.array([env.obs, np.zeros_like(env.obs)]))
         assert network(obs).shape == (2, env.num_actions)
         if any(env.step(int(action))[2:]):
             env.reset()
 
 
-def test_without_an_agent_that_every_grid_shows_none_is_found():
-    for space in ("matrix", "small image", "vector"):
-        task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), json.dumps({"space": space}))
-        assert example.find_agent(task, np.random.default_rng(0)) == (-1, -1)
+GUARD = 4
+
+
+def with_guard(maze, time):
+    """One that walks to and fro."""
+    maze[0, 1 + min(time % 8, -time % 8)] = GUARD
+    return maze
+
+
+def with_ghost(maze, time):
+    """The player is not seen at each fifth step."""
+    return np.where((maze == mazes.PLAYER) & (time % 5 == 4), mazes.FLOOR, maze)
+
+
+def with_torch(maze, time):
+    """Once it is dark the player has another code, which the network does not see."""
+    return np.where((maze == mazes.PLAYER) & (time > 9), 16, maze)
+
+
+SHOWN = {"guard": (with_guard, (0, mazes.PLAYER)), "ghost": (with_ghost, (-1, -1))}
+
+
+def find_agent(shown, seed=0):
+    class Env(GymnasiumTask):
+        def flatten(self, obs):
+            return shown(obs.copy(), len(self.actions))
+
+    rng = np.random.default_rng(seed)
+    return example.find_agent(Env(example.task_of("examples.mazes:Maze-v0"), rng), rng)
+
+
+@pytest.mark.parametrize(("shown", "agent"), SHOWN.values(), ids=SHOWN)
+def test_the_agent_is_what_actions_move(shown, agent):
+    assert [find_agent(shown, seed) for seed in range(3)] == 3 * [agent]
+
+
+def test_a_code_that_comes_later_is_refused_as_well(capsys):
+    with pytest.raises(SystemExit):
+        find_agent(with_torch)
+    assert "codes 0 to 15 of a grid" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp_path, capsys):

@@ -15,7 +15,14 @@ from minigrid.envs import EmptyEnv
 
 import gb_dqn_minigrid
 import gbcore.run as gb
-from gbcore import EpisodeGraph, FirstTries, FrontierEpisodes, FrontierPlanner, TransitionGraph
+from gbcore import (
+    EpisodeGraph,
+    FirstTries,
+    FrontierEpisodes,
+    FrontierPlanner,
+    TransitionGraph,
+    is_held_out,
+)
 from gbcore.first_tries import LevelFrontier, cell_contents, contexts_of, place_of
 
 ROBOT = OBJECT_TO_IDX["agent"]
@@ -441,6 +448,15 @@ def test_n_levels_are_n_and_those_of_the_seed():
     assert one == worlds("FourRooms", 1, 60, False, num_levels=5)
     assert not one & other
     assert len(worlds("DoorKey-6x6", 3, 20, held_out=True, num_levels=1)) == 1
+
+
+def test_levels_that_differ_in_the_middle_of_a_large_array_are_not_one():
+    kinds = set()
+    for number in range(50):
+        walls = np.zeros((40, 40), np.uint8)
+        walls[20, 20] = number
+        kinds.add((is_held_out(walls), is_held_out({"walls": (walls,)})))
+    assert kinds == {(False, False), (False, True), (True, False), (True, True)}
 
 
 def test_where_all_worlds_are_alike_seeds_are_held_out():
