@@ -525,12 +525,23 @@ def with_ghost(maze, time):
     return np.where((maze == mazes.PLAYER) & (time % 5 == 4), mazes.FLOOR, maze)
 
 
+def with_spark(maze, time):
+    """One that is anywhere, and no player that is always seen."""
+    maze = with_ghost(maze, time)
+    maze.flat[np.random.default_rng(time).choice(np.flatnonzero(maze == mazes.WALL))] = GUARD
+    return maze
+
+
 def with_torch(maze, time):
     """Once it is dark the player has another code, which the network does not see."""
     return np.where((maze == mazes.PLAYER) & (time > 9), 16, maze)
 
 
-SHOWN = {"guard": (with_guard, (0, mazes.PLAYER)), "ghost": (with_ghost, (-1, -1))}
+SHOWN = {
+    "guard": (with_guard, (0, mazes.PLAYER)),
+    "spark": (with_spark, (-1, -1)),
+    "ghost": (with_ghost, (-1, -1)),
+}
 
 
 def find_agent(shown, seed=0):
