@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from gbcore.first_tries import FirstTries, cell_contents, contexts_of, place_of
 from gbcore.frontier import UNLIMITED
 from gbcore.graph import TransitionGraph
-from gbcore.values import CHUNK, GraphValues, LeafTable
+from gbcore.values import GraphValues, LeafTable
 
-DOUBT = 0.15  # share of the network's largest value that an action worth nothing is less
+DOUBT = 0.15  # share of its value that an action loses where no first try of it gained anything
 
 
 class EpisodeGraph:
@@ -30,7 +30,7 @@ class EpisodeGraph:
     `FirstTries` of training, an action that was seldom worth a try in other levels, by w(s, a), is
     tried later:
 
-        Q(s, a) = q(s, a) - DOUBT (1 - w(s, a)) max_b |q(s, b)|         of an untried pair
+        Q(s, a) = q(s, a) (1 - DOUBT (1 - w(s, a)))         of an untried pair with q(s, a) > 0
 
         episode = EpisodeGraph(values, num_actions=7, gamma=0.95)
         action = episode.act(obs[None])[0]
@@ -38,7 +38,7 @@ class EpisodeGraph:
         episode.observe([action], [reward], next_obs[None], [terminated], [terminated or truncated])
 
     Several episodes at once share network calls and no state. What an episode leaves is dropped at
-    its end.
+    its end, which `observe` has to be told.
 
     Args:
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
@@ -58,7 +58,7 @@ class EpisodeGraph:
     ) -> None:
         self.evaluate, self.first_tries = evaluate, first_tries
         self.num_actions, self.gamma, self.prior = num_actions, gamma, prior
-        self.values: GraphValues | None = None  # of the first observation's shape
+        self.values: GraphValues | None = None  # made at the first observation, which has a shape
         self._rows: dict[int, list[tuple[int, int, float, int, bool]]] = {}  # of an episode
         self._node: dict[int, int] = {}  # where an episode is
         self._cells: dict[int, tuple[Any, Any]] = {}  # contents of its first grid and of this one
@@ -131,21 +131,24 @@ class EpisodeGraph:
 class DoubtfulLeaves(LeafTable):
     """Leaf values, less what is doubtful about them.
 
+    What is above 0 stays there. So it is tried in the end, while a way round and round comes to 0.
+
     Attributes:
         worths: node -> w(s, a) float64 [A], 1 of others. Taken out where a node is evaluated.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(
+        self, graph: TransitionGraph, evaluate: Callable[[NDArray[Any]], NDArray[np.float32]]
+    ) -> None:
+        super().__init__(graph, evaluate)
         self.worths: dict[int, NDArray[np.float64]] = {}
 
-    def evaluated(self, nodes: ArrayLike, chunk: int = CHUNK) -> NDArray[np.float32]:
-        """float32 [n, A] of node ids int64 [n], by the network as it is now."""
-        q = super().evaluated(nodes, chunk)
-        for row, node in zip(q, np.asarray(nodes).tolist(), strict=True):
+    def _keep(self, nodes, chunk):
+        super()._keep(nodes, chunk)
+        for node in nodes.tolist():
             if node in self.worths:
-                row -= DOUBT * (1 - self.worths.pop(node)) * np.abs(row).max()
-        return q
+                q, worths = self.q[node], self.worths.pop(node)
+                q *= np.where(q > 0, 1 - DOUBT * (1 - worths), 1)
 
 
 def is_held_out(level: Any) -> bool:

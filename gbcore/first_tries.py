@@ -40,11 +40,12 @@ class FirstTries:
         w(s, a) = geometric mean over these k of (1 + m(k, a)) / (1 + n(k, a))
 
     A gain is 1 for a reward, and 1 / sqrt(i) for the i-th new state that an episode found at one
-    place, else 0. So a step into another cell is worth more than a turn in the same one, and an
-    agent does not walk a room again after each key that it moves.
+    place, else 0; 1 for a new state without a place. So a step into another cell is worth more than
+    a turn in the same one, and an agent does not walk a room again after each key that it moves.
 
     This holds for grids [H, W, ...] or planes [C, H, W] of which a step changes a few cells.
-    Elsewhere, in an episode's first state, and of contexts beyond 100,000, w is 1.
+    Elsewhere, in an episode's first state, and of contexts beyond 100,000, w is 1. Where something
+    moves by itself, as an enemy, a place may be the enemy's.
 
     In training a `LevelFrontier` gathers this, and has a planner go where it is worth it. An
     `EpisodeGraph` reads it. One thread at a time.
@@ -72,7 +73,8 @@ class FirstTries:
             return np.ones(self.num_actions)
         rows, groups = np.array(known).T
         shares = (1 + self._gains[rows]) / (1 + self._tries[rows])
-        shares[rows == NONE], explained = 1.0, self._explained[groups]
+        shares[rows == NONE] = 1.0
+        explained = self._explained[groups]
         explained[groups == NONE] = 0.0
         is_best = explained >= explained.max(axis=0) - 1e-9  # sums of floats
         return np.exp(np.log(shares).mean(axis=0, where=is_best))
@@ -121,9 +123,10 @@ class FirstTries:
             KeyError: for what is missing.
             ValueError: for arrays of another number of actions.
         """
-        for name in ("tries", "gains"):
-            shape = (len(saved["contexts"]), self.num_actions)
-            check_array(name, saved[name], np.float64, shape)
+        n = len(saved["contexts"])
+        groups = len({tuple(context) for context in saved["contexts"][:, :2].tolist()})
+        for name, rows in (("tries", n), ("gains", n), ("explained", groups)):
+            check_array(name, saved[name], np.float64, (rows, self.num_actions))
         self._rows, self._groups = {}, {}
         for context in saved["contexts"].tolist():
             self._row_of(tuple(context))
@@ -154,7 +157,7 @@ class LevelFrontier:
         self._first: NDArray[np.uint64] | None = None  # the cells in which the episode began
 
     def begin(self, node: int) -> None:
-        """An episode begins in a node. One that was never met has no place, and is worth all."""
+        """An episode begins in a node. One that was never met has no place: all worths are 1."""
         self._found.clear()
         self._first = None
         if not self._met.has(np.array([node]))[0]:

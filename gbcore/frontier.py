@@ -324,7 +324,7 @@ class FrontierEpisodes:
             Needs `observe`, and no kinds.
 
     Raises:
-        ValueError: for a share out of range.
+        ValueError: for a share out of range, or kinds beside first tries.
     """
 
     METRICS: tuple[str, ...] = (

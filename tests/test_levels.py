@@ -375,10 +375,35 @@ def test_an_evaluation_doubts_what_was_never_worth_a_try():
     assert actions(None)[0] == [1, 1]
     found, leaves = actions(tries.first_tries)
     assert found == [1, 0]  # in the first state all is worth a try
-    assert leaves.q[:2].ravel() == pytest.approx([0.5, 0.52, 0.5, 0.52 - 0.15 * 0.75 * 0.52])
+    assert leaves.q[:2].ravel() == pytest.approx([0.5, 0.52, 0.5, 0.52 * (1 - 0.15 * 0.75)])
     assert leaves.worths == {}
     after = tries.first_tries.state()
     assert all(np.array_equal(after[name], known[name]) for name in known)
+
+
+@pytest.mark.parametrize("values", [(0.5, 0.05), (-10.0, -19.0), (0.5, np.nan)])
+def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
+    first_tries, start, inside = FirstTries(2), room((0, 0)), room((1, 1))
+    cells = cell_contents(start), cell_contents(inside)
+    rows = first_tries.rows_of(contexts_of(cells[1], place_of(*cells), cells[0]))
+    for _ in range(9):
+        first_tries.learn(rows, 1, 0.0)  # in vain
+
+    def evaluate(obs):
+        return np.tile(np.float32(values), (len(obs), 1))
+
+    episode, reward = (
+        EpisodeGraph(evaluate, 2, 0.95, first_tries=first_tries),
+        min(values[0], 0) / 10,
+    )
+    episode.act(start[None])
+    episode.observe([0], [reward], inside[None], [False], [False])
+    actions = []
+    for _ in range(60):  # action 0 stays
+        actions.append(int(episode.act(inside[None])[0]))
+        episode.observe(actions[-1:], [reward], inside[None], [False], [False])
+    assert not np.isnan(episode.values.leaves.q[:, 0]).any()
+    assert 1 in actions or np.isnan(values[1])
 
 
 def test_planes_have_the_contexts_of_the_grid():
