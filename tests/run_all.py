@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPILING = "tests/test_dqn_scripts.py", "tests/test_examples.py"  # most kernels, once for all
+# They compile most kernels, once for all, and take as long as the suite without JIT.
+COMPILING = "tests/test_dqn_scripts.py", "tests/test_examples.py", "tests/test_graph.py"
 BOTH_CORES = "--numprocesses", "2", "--dist", "worksteal"
 
 

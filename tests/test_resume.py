@@ -396,7 +396,7 @@ def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT_VERSION", 2)
         save_checkpoint(run, tree)
-    is_refused(script, run, capsys, "format 8, got 2")
+    is_refused(script, run, capsys, f"format {checkpoint.FORMAT_VERSION}, got 2")
 
 
 def test_a_damaged_checkpoint_is_refused(finished, capsys):
