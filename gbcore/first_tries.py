@@ -167,7 +167,7 @@ class LevelFrontier:
         self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,
         next_obs: NDArray[Any], next_node: SupportsIndex, terminated: bool,
     ) -> None:  # fmt: skip
-        """The graph has got a transition. obs, next_obs: the grids [H, W, ...] of both states."""
+        """The graph has got a transition. obs, next_obs: both states, as grids or planes."""
         node, next_node = int(node), int(next_node)
         is_grid = np.ndim(obs) > 1
         if self._first is None and is_grid:

@@ -380,7 +380,7 @@ class FrontierEpisodes:
         self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,
         next_obs: NDArray[Any], next_node: SupportsIndex, terminated: bool,
     ) -> None:  # fmt: skip
-        """The step after `act`, which the graph has got: its states, their grids [H, W, ...]."""
+        """The step after `act`, which the graph has got: both states, as grids or planes."""
         self.had_reward |= bool(reward > 0)
         if self.levels is not None:
             self.levels.observe(obs, node, action, reward, next_obs, next_node, terminated)

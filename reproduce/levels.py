@@ -10,7 +10,7 @@ levels_sb3.py.
 
 import csv
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -75,20 +75,18 @@ def collect(folder):
         seed = [args.seed, args.total_timesteps, 2]
         return run.module.evaluate(args, run.task, policy, seed, LAST)[0]
 
-    def own_graph(network, *first_tries):
-        q = functools.partial(learner.values, network)
-        return EpisodeGraph(q, run.graph.num_actions, args.gamma, args.prior, *first_tries)
-
     curve = read_returns(folder).items()
     rows = [row_of(same, args.eval_act_on, step, returns) for step, returns in curve]
-    first_tries = learner.first_tries if args.view == "grid" else None
-    policies = learner.act_on_network, own_graph(learner.online, first_tries)
-    for act_on, policy in zip(("network", "graph"), policies, strict=True):
+    learner.args = replace(args, eval_act_on="graph")
+    policies = {"network": learner.act_on_network, "graph": learner.policy()}
+    for act_on, policy in policies.items():
         rows.append(row_of(same, act_on, args.total_timesteps, play(policy)))
     torch.manual_seed(args.seed)
-    untrained = run.module.make_network(args, run.graph.obs_shape, run.graph.num_actions)
+    network = run.module.make_network(args, run.graph.obs_shape, run.graph.num_actions)
+    q = functools.partial(learner.values, network)
+    untrained = EpisodeGraph(q, run.graph.num_actions, args.gamma, args.prior)
     same |= {"agent": "untrained", "exploration": "", "wall_seconds": ""}
-    return [*rows, row_of(same, "graph", 0, play(own_graph(untrained)))]
+    return [*rows, row_of(same, "graph", 0, play(untrained))]
 
 
 def names_of(rows):

@@ -14,6 +14,7 @@ from gbcore.run.episodes import ELSEWHERE, Replayed, plain, task_meant
 from gbcore.run.output import fail
 
 EMPTY: tuple[int, int, int] = OBJECT_TO_IDX["empty"], 0, 0
+_by_world: dict[str, bool] = {}  # task -> are its worlds held out, or its seeds?
 
 
 class Task(Replayed):
@@ -61,7 +62,9 @@ class Task(Replayed):
         env.unwrapped.gen_obs = dict  # the view costs most of a step: leave it out
         self.env, self.args, self.rng = env, args, rng
         self.num_actions, self.held_out = int(env.action_space.n), held_out
-        self.by_world = args.num_levels != 1 and self._has_both_kinds()
+        if args.num_levels != 1 and env_id not in _by_world:  # an evaluation makes many
+            _by_world[env_id] = self._has_both_kinds()
+        self.by_world = _by_world.get(env_id, False)
 
     def reset(self) -> NDArray[np.uint8]:
         """The first observation of an episode."""
