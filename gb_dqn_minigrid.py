@@ -217,7 +217,7 @@ class Learner(gb.LearnerState):
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
         self.first_tries, self.graph_values = None, None
         if args.exploration == "frontier" and args.num_levels != 1:
-            self.first_tries = FirstTries(graph.num_actions)
+            self.first_tries = FirstTries(graph.num_actions, agent=(0, OBJECT_TO_IDX["agent"]))
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0

@@ -40,6 +40,7 @@ from gbcore.run.environment import gymnasium_id as task_of
 
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
 # read. The sixth, whole-graph, keeps values of all states: its subgraph is the graph.
+NUM_CODES = 16  # of a grid's cells, where levels change
 BACKUPS = {
     "one-step": ("trajectory", "greedy"),
     "n-step": ("trajectory", "behaviour"),
@@ -111,11 +112,11 @@ class Args(gb.RunFlags):
 class QNetwork(nn.Module):
     """Convolutions for images [C, H, W] or [H, W, C], dense layers for everything else.
 
-    Where levels change a grid [H, W], [H, W, C] or [C, H, W] of codes 0 to 15 has a channel for
-    each code, and the last layer gives a value of the state and an advantage of each action
+    Where levels change a grid [H, W], [H, W, C] or [C, H, W] has a channel for each of `codes`,
+    float32 [16], and the last layer gives a value of the state and an advantage of each action
     (dueling, Wang et al. 2016). A grid is moved until the agent is in the middle: a wall beside it
     is then a wall beside it, wherever the agent is. `agent` is the channel and the code of its
-    cell, or -1 for both.
+    cell, or -1 and NaN.
     """
 
     def __init__(self, args, obs_shape, num_actions):
@@ -124,12 +125,13 @@ class QNetwork(nn.Module):
         self.channels_first = are_planes(obs_shape)
         self.channels_last = len(obs_shape) == 3 and not self.channels_first
         self.is_grid = sees_grids(args, obs_shape)
-        self.register_buffer("agent", torch.tensor([-1, -1]))
+        self.register_buffer("codes", torch.full((NUM_CODES,), torch.nan))
+        self.register_buffer("agent", torch.tensor([-1.0, torch.nan]))
         if self.is_grid:
             height, width, depth = [*np.roll(obs_shape, -self.channels_first).tolist(), 1][:3]
             size = 32 * ((height + 1) // 2) * ((width + 1) // 2)
             self.layers = nn.Sequential(
-                nn.Conv2d(16 * depth, 16, 3, padding=1), nn.ReLU(),
+                nn.Conv2d(NUM_CODES * depth, 16, 3, padding=1), nn.ReLU(),
                 nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
                 nn.Flatten(), nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 1 + num_actions),
             )  # fmt: skip
@@ -148,8 +150,7 @@ class QNetwork(nn.Module):
         """Any dtype [B, *obs_shape] -> values float32 [B, num_actions]."""
         if self.is_grid:
             obs = self.move_to_agent(obs.permute(0, 2, 3, 1) if self.channels_first else obs)
-            codes = torch.arange(16, device=obs.device)
-            x = obs.reshape(*obs.shape[:3], -1, 1) == codes  # [B, H, W, C, 16]
+            x = obs.reshape(*obs.shape[:3], -1, 1) == self.codes  # [B, H, W, C, NUM_CODES]
             x = self.layers(x.flatten(3).permute(0, 3, 1, 2).float())
             return x[:, :1] + x[:, 1:] - x[:, 1:].mean(1, keepdim=True)
         obs = obs.float() / self.scale
@@ -163,7 +164,8 @@ class QNetwork(nn.Module):
         height, width = obs.shape[1:3]
         channel, code = self.agent
         cells = obs.reshape(len(obs), height * width, -1)
-        is_agent = cells.index_select(2, channel.clamp(0)[None])[..., 0] == code  # [B, H * W]
+        marks = cells.index_select(2, channel.long().clamp(0)[None])[..., 0]  # [B, H * W]
+        is_agent = marks == code
         middle = height // 2 * width + width // 2
         at = torch.where(is_agent.any(1), is_agent.int().argmax(1), middle)[:, None]
         rows = (torch.arange(height, device=obs.device) - height // 2 + at // width) % height
@@ -182,11 +184,12 @@ def sees_grids(args, obs_shape):
     return args.levels_change and len(obs_shape) in (2, 3) and max(obs_shape) <= 32
 
 
-def find_agent(env, rng, num_steps=300):
-    """Channel and code of the agent's cell: of what every grid [H, W] or [H, W, C] has in one cell,
-    that whose moves depend most on the actions; -1 and -1 without any. Enemies move by themselves.
+def look_at_grids(env, rng, num_steps=300):
+    """Codes float32 [NUM_CODES] of the cells of grids [H, W] or [H, W, C], NaN where there are
+    fewer; channel and code of the agent's cell: of what every grid has in one cell, that whose
+    moves depend most on the actions. Enemies move by themselves. -1 and NaN without any.
 
-    An observation of other codes than 0 to 15 ends the program.
+    More codes end the program.
     """
     env.reset()
     grids, actions, goes_on = [], rng.integers(env.num_actions, size=num_steps), []
@@ -196,17 +199,23 @@ def find_agent(env, rng, num_steps=300):
         goes_on.append(not any(env.step(action)[2:]))
         if not goes_on[-1]:
             env.reset()
-    grids, goes_on = np.array(grids), np.flatnonzero(goes_on[:-1])  # [num_steps, H * W, C]
-    if not np.isin(grids, np.arange(16)).all():
-        gb.fail("where levels change the network sees codes 0 to 15 of a grid: number its cells so")
-    result, most = (-1, -1), 0.1
-    for code in range(16 if len(goes_on) else 0):
+    grids, goes_on = np.array(grids, np.float32), np.flatnonzero(goes_on[:-1])  # [., H * W, C]
+    seen, codes = np.unique(grids), np.full(NUM_CODES, np.nan, np.float32)
+    if len(seen) > NUM_CODES:
+        gb.fail(
+            f"where levels change a grid has at most {NUM_CODES} codes, got {len(seen)}: give fewer"
+        )
+    if np.isin(seen, np.arange(NUM_CODES)).all():  # others may come
+        seen = np.arange(NUM_CODES)
+    codes[: len(seen)] = seen
+    agent, most = (-1, np.nan), 0.1
+    for code in seen if len(goes_on) else ():
         cells = grids == code
         for channel in np.flatnonzero((cells.sum(axis=1) == 1).all(axis=0)):
             moves = np.diff(cells[..., channel].argmax(axis=1))[goes_on]
             if (score := dependence(actions[goes_on], moves)) > most:
-                most, result = score, (int(channel), code)
-    return result
+                most, agent = score, (int(channel), float(code))
+    return codes, agent
 
 
 def dependence(a, b):
@@ -223,19 +232,20 @@ class Learner(gb.LearnerState):
 
     num_evaluated = property(lambda self: self.leaves.num_evaluated)  # states, for targets
 
-    def __init__(self, args, graph, replay, device, scale=None, agent=None):
+    def __init__(self, args, graph, replay, device, scale=None, codes=None, agent=None):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.online = make_network(args, graph.obs_shape, graph.num_actions).to(device)
         if scale is not None:  # else a checkpoint's
             self.online.scale.copy_(torch.from_numpy(scale))
-        if agent is not None:
+        if codes is not None:
+            self.online.codes.copy_(torch.from_numpy(codes))
             self.online.agent.copy_(torch.tensor(agent))
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
         self.first_tries, self.graph_values = None, None
         if args.exploration == "frontier" and args.levels_change:
-            self.first_tries = FirstTries(graph.num_actions)
+            self.first_tries = FirstTries(graph.num_actions, agent)
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
@@ -402,11 +412,11 @@ def main():
         key_shape=None if env.key is None else env.key.shape,
     )  # fmt: skip
     replay = Replay(graph, capacity)
-    agent = None
+    seen = None, None
     if sees_grids(args, obs.shape) and args.resume is None:  # else a checkpoint's
         other = make_env(args, env_id, np.random.default_rng(args.seed))
-        agent = find_agent(other, np.random.default_rng(args.seed))
-    learner = Learner(args, graph, replay, device, env.scale, agent)
+        seen = look_at_grids(other, np.random.default_rng(args.seed))
+    learner = Learner(args, graph, replay, device, env.scale, *seen)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
     frontier = None
     if args.exploration == "frontier":

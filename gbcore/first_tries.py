@@ -28,9 +28,10 @@ class FirstTries:
     In a new level all is untried, and most of it is worthless: a step into a wall or into lava. In
     other levels the same was tried. A state's place is the cell changed by the step that first
     reached it; of several the one whose content is rarest in the grid: the agent, or a door that
-    opened. Its eight contexts are its content and that of one of the four cells beside it, each
-    once alone and once with whether more than two cells differ from the episode's first grid: the
-    agent and where it began are two, a key that is gone is a third.
+    opened. Where the agent's cell is known, a place is at most one cell away, else the agent's own:
+    farther away an enemy moved. A place's eight contexts are its content and that of one of the
+    four cells beside it, each once alone and once with whether more than two cells differ from the
+    episode's first grid: the agent and where it began are two, a key that is gone is a third.
 
     In context k, n(k, a) first tries of action a were made, and m(k, a) is the sum of their gains.
     One kind of context tells more than another: of a step, the cell ahead. So those are asked that
@@ -44,18 +45,20 @@ class FirstTries:
     a turn in the same one, and an agent does not walk a room again after each key that it moves.
 
     This holds for grids [H, W, ...] or planes [C, H, W] of which a step changes a few cells.
-    Elsewhere, in an episode's first state, and of contexts beyond 100,000, w is 1. Where something
-    moves by itself, as an enemy, a place may be the enemy's.
+    Elsewhere, in an episode's first state, and of contexts beyond 100,000, w is 1.
 
     In training a `LevelFrontier` gathers this, and has a planner go where it is worth it. An
     `EpisodeGraph` reads it. One thread at a time.
 
     Args:
         num_actions: A.
+        agent: channel of a cell and the code that the agent's cell has there, alone; None or a
+            negative channel if that is not known.
     """
 
-    def __init__(self, num_actions: int) -> None:
+    def __init__(self, num_actions: int, agent: tuple[int, float] | None = None) -> None:
         self.num_actions: int = num_actions
+        self._agent: list[float] = [*(agent or (NONE, 0))]
         self._rows: dict[Context, int] = {}  # of contexts, in three arrays:
         self._tries = np.zeros((256, num_actions))
         self._gains = np.zeros((256, num_actions))
@@ -78,6 +81,23 @@ class FirstTries:
         explained[groups == NONE] = 0.0
         is_best = explained >= explained.max(axis=0) - 1e-9  # sums of floats
         return np.exp(np.log(shares).mean(axis=0, where=is_best))
+
+    def place_and_contexts(
+        self, cells: NDArray[np.uint64], obs: NDArray[Any], first: NDArray[np.uint64]
+    ) -> tuple[int, list[Context]]:
+        """Of a state that a step reached: its place, -1 without any, and its contexts.
+
+        cells: contents [H, W] before the step. obs: the state, as a grid or planes. first: contents
+        in which the episode began.
+        """
+        agent, (channel, code) = None, self._agent
+        if channel >= 0:
+            grid = as_grids(obs)
+            is_agent = grid.reshape(grid.shape[0] * grid.shape[1], -1)[:, int(channel)] == code
+            agent = int(is_agent.argmax()) if is_agent.any() else None
+        next_cells = cell_contents(obs)
+        place = place_of(cells, next_cells, agent)
+        return place, contexts_of(next_cells, place, first)
 
     def rows_of(self, contexts: Sequence[Context]) -> NDArray[np.int32]:
         """Numbers of contexts, int32 [n], kept from now on; -1 of those beyond MOST."""
@@ -114,6 +134,7 @@ class FirstTries:
             "tries": self._tries[:n],
             "gains": self._gains[:n],
             "explained": self._explained[: len(self._groups)],
+            "agent": self._agent,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -127,7 +148,7 @@ class FirstTries:
         groups = len({tuple(context) for context in saved["contexts"][:, :2].tolist()})
         for name, rows in (("tries", n), ("gains", n), ("explained", groups)):
             check_array(name, saved[name], np.float64, (rows, self.num_actions))
-        self._rows, self._groups = {}, {}
+        self._rows, self._groups, self._agent = {}, {}, saved["agent"]
         for context in saved["contexts"].tolist():
             self._row_of(tuple(context))
         for name in ("tries", "gains", "explained"):
@@ -178,9 +199,8 @@ class LevelFrontier:
         if not (has_met[1] or terminated):
             place, contexts = NONE, []
             if is_grid:
-                cells = cell_contents(next_obs)
-                place = place_of(cell_contents(obs), cells)
-                contexts = contexts_of(cells, place, self._first)
+                before = cell_contents(obs)
+                place, contexts = self.first_tries.place_and_contexts(before, next_obs, self._first)
             if place != NONE:
                 self._found[place] = self._found.get(place, 0) + 1
             gain = max(gain, 1 / math.sqrt(self._found.get(place, 1)))
@@ -220,11 +240,20 @@ class LevelFrontier:
         self._first = saved["first"]
 
 
-def place_of(cells: NDArray[np.uint64], next_cells: NDArray[np.uint64]) -> int:
+def place_of(
+    cells: NDArray[np.uint64], next_cells: NDArray[np.uint64], agent: int | None = None
+) -> int:
     """The cell that a step changed, of several the one whose content is rarest after it; -1 of a
     step that changed none, or more than LOCAL. Contents [H, W]; row * W + column.
+
+    With the agent's cell: of those at most one cell from it, the nearest of alike ones; else it.
     """
     changed = np.flatnonzero(cells != next_cells)
+    if agent is not None:
+        row, column = np.divmod(changed, cells.shape[1])
+        distance = abs(row - agent // cells.shape[1]) + abs(column - agent % cells.shape[1])
+        near = np.argsort(distance, kind="stable")[: np.count_nonzero(distance <= 1)]
+        changed = changed[near] if len(near) else np.array([agent])
     if not 0 < len(changed) <= LOCAL:
         return NONE
     return int(min(changed, key=lambda i: np.count_nonzero(next_cells == next_cells.flat[i])))

@@ -461,7 +461,7 @@ BAD = {
     "JSON of no arguments": (("--env-kwargs", "[3]"), "cannot make FrozenLake-v1 with [3]"),
     "no module": (("--env-id", "ALE/Freeway-v5"), "as in ale_py:ALE/Pong-v5"),
     "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "mission; --leave-out mission does"),
-    "codes": ((*sampled(space="image"), "--num-levels", "0"), "codes 0 to 15 of a grid"),
+    "codes": ((*sampled(space="image"), "--num-levels", "0"), "at most 16 codes"),
     "no part": ((*sampled(space="dict"), "--leave-out", "key"), "observed, at, has_key; got"),
 }
 
@@ -494,9 +494,10 @@ def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(sh
     rng = np.random.default_rng(0)
     env = Env(example.task_of("examples.mazes:Maze-v0"), rng)
     network = example.make_network(example.Args(num_levels=0), env.reset().shape, env.num_actions)
-    found = example.find_agent(env, rng)  # the goal has one cell as well, and never moves
-    assert found == agent
+    codes, found = example.look_at_grids(env, rng)
+    assert found == agent  # the goal has one cell as well, and never moves
     network.agent.copy_(torch.tensor(found))
+    network.codes.copy_(torch.from_numpy(codes))
     for action in rng.integers(env.num_actions, size=20):
         grid = as_grids(env.obs)
         is_player = grid.reshape(*grid.shape[:2], -1)[..., agent[0]] == agent[1]
@@ -533,35 +534,57 @@ def with_spark(maze, time):
 
 
 def with_torch(maze, time):
-    """Once it is dark the player has another code, which the network does not see."""
-    return np.where((maze == mazes.PLAYER) & (time > 9), 16, maze)
+    """Once it is dark the player has another code."""
+    return np.where((maze == mazes.PLAYER) & (time > 9), 40, maze)
 
 
-SHOWN = {
-    "guard": (with_guard, (0, mazes.PLAYER)),
-    "spark": (with_spark, (-1, -1)),
-    "ghost": (with_ghost, (-1, -1)),
+def as_characters(maze, time):
+    """Cells as people type them."""
+    return np.frombuffer(b" #G@", np.uint8)[maze]
+
+
+def as_shares(maze, time):
+    """Cells as reals."""
+    return maze.astype(np.float32) / 3
+
+
+def as_numbers(maze, time):
+    """More codes than the network has channels."""
+    return maze + 4 * (time % 5)
+
+
+SHOWN = {  # codes of the cells, channel and code of the agent
+    "guard": (with_guard, range(16), (0, mazes.PLAYER)),
+    "spark": (with_spark, range(16), (-1, np.nan)),
+    "ghost": (with_ghost, range(16), (-1, np.nan)),
+    "torch": (with_torch, (0, 1, 2, 3, 40), (-1, np.nan)),
+    "characters": (as_characters, sorted(b" #G@"), (0, ord("@"))),
+    "reals": (as_shares, np.float32([0, 1 / 3, 2 / 3, 1]), (0, 1)),
 }
 
 
-def find_agent(shown, seed=0):
+def look_at_grids(shown, seed=0):
     class Env(GymnasiumTask):
         def flatten(self, obs):
             return shown(obs.copy(), len(self.actions))
 
     rng = np.random.default_rng(seed)
-    return example.find_agent(Env(example.task_of("examples.mazes:Maze-v0"), rng), rng)
+    return example.look_at_grids(Env(example.task_of("examples.mazes:Maze-v0"), rng), rng)
 
 
-@pytest.mark.parametrize(("shown", "agent"), SHOWN.values(), ids=SHOWN)
-def test_the_agent_is_what_actions_move(shown, agent):
-    assert [find_agent(shown, seed) for seed in range(3)] == 3 * [agent]
+@pytest.mark.parametrize(("shown", "codes", "agent"), SHOWN.values(), ids=SHOWN)
+def test_the_agent_is_what_actions_move(shown, codes, agent):
+    for seed in range(3):
+        found_codes, found_agent = look_at_grids(shown, seed)
+        np.testing.assert_array_equal(found_agent, agent)
+        np.testing.assert_array_equal(found_codes[: len(codes)], codes)
+        assert np.isnan(found_codes[len(codes) :]).all()
 
 
-def test_a_code_that_comes_later_is_refused_as_well(capsys):
+def test_more_codes_than_channels_are_refused(capsys):
     with pytest.raises(SystemExit):
-        find_agent(with_torch)
-    assert "codes 0 to 15 of a grid" in capsys.readouterr().err
+        look_at_grids(as_numbers)
+    assert "at most 16 codes, got 20" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp_path, capsys):

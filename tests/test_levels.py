@@ -406,6 +406,34 @@ def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
     assert 1 in actions or np.isnan(values[1])
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "place"),
+    [
+        (((1, 1), (3, 3)), ((1, 2), (3, 2)), 6),  # both move, alike rare
+        (((1, 1), (0, 3)), ((1, 2), (0, 2)), 6),  # the guard comes beside the agent
+        (((1, 1), (3, 3)), ((1, 1), (3, 2)), 5),  # a step into a wall: the agent's own cell
+        (((1, 1), (3, 3)), ((1, 1), (3, 3)), 5),
+    ],
+)
+def test_of_a_known_agent_the_place_is_near(before, after, place):
+    guard = 7
+
+    def with_guard(agent, at):
+        grid = room(agent)
+        grid[at] = guard
+        return grid
+
+    first_tries = FirstTries(2, agent=(0, AGENT))
+    grids = with_guard(*before), with_guard(*after)
+    first = cell_contents(grids[0])
+    found, contexts = first_tries.place_and_contexts(first, grids[1], first)
+    assert found == place
+    assert contexts == contexts_of(cell_contents(grids[1]), place, first)
+    other = FirstTries(2)
+    other.restore(first_tries.state())
+    assert other.place_and_contexts(first, grids[1], first) == (place, contexts)
+
+
 def test_planes_have_the_contexts_of_the_grid():
     grid, moved = room((1, 1), [(2, 1), (0, 3)])[..., 0], room((1, 2), [(2, 1), (0, 3)])[..., 0]
     kinds = np.array([LAVA, AGENT, WALL])
