@@ -8,7 +8,7 @@
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update every 4 steps. Games: Young and Tian 2019, with sticky actions, difficulty
 ramping and all 6 actions. This file and the folder gbcore are all there is: copy them and change
-them. What is not learning (flags of a run, its folder, resume) is in gbcore/run.
+them. All but learning (flags of a run, its folder, resume) is in gbcore/run.
 """
 
 import copy
@@ -59,19 +59,19 @@ class Args(gb.RunFlags):
     start_e: gb.Fraction = 1.0  # epsilon until learning starts
     end_e: gb.Fraction = 0.02  # epsilon once learning starts
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
-    """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
+    """how training acts; frontier: in a share of the episodes, the way to actions never tried"""
     frontier_share: gb.Fraction = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
-    over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
+    over all transitions seen; n-step, graph-mixed: the same two, by the actions made, not the best;
     whole-graph: as graph, with no limit of depth, and the agent acts on its values"""
     depth: gb.Depth = 5  # nested backups per target, one-step always 1
     breadth: gb.NonNegative = 20  # transitions followed per level of a graph backup; 0 = all
     prior: gb.Prior = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
     act_on: Literal["graph", "network"] | None = None
-    """what is greedy: by default the network, with whole-graph its values"""
+    """acts greedily: by default the network, with whole-graph its values"""
     eval_episodes: gb.Count = 3  # episodes of each evaluation
     eval_frequency: gb.NonNegative = 1_000  # steps between evaluations; 0 = only after training
     eval_epsilon: gb.Fraction = 0.001  # share of random actions in evaluation
@@ -151,13 +151,13 @@ class Learner(gb.LearnerState):
         return self.act_on_network(obs)
 
     def policy(self):
-        """As evaluations act: with whole-graph on what was really seen."""
+        """As evaluations act: with whole-graph on tried actions alone."""
         if self.args.act_on == "graph":
             return self.graph_values.seen_policy(otherwise=self.act_on_network)
         return self.act_on_network
 
     def targets(self, batch, rng):
-        """Target values float32 [B]: nested backups over what is known of the leaves."""
+        """Target values float32 [B]: nested backups over the leaf values."""
         args = self.args
         if args.backup == "whole-graph":
             return self.graph_values.targets(batch.nodes, batch.actions)
@@ -184,7 +184,7 @@ class Learner(gb.LearnerState):
         return loss.detach(), q.detach().mean()
 
     def update_target(self):
-        """Copy the online network into the target network: what the leaves held is void."""
+        """Copy the online network into the target network: leaf values are void."""
         self.target.load_state_dict(self.online.state_dict())
         if self.graph_values is None:
             self.leaves.forget_all()
@@ -291,7 +291,7 @@ def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
             break
         step = logger.begin_step()
 
-        # Act: in a frontier episode on the way to what was never tried, else epsilon-greedy.
+        # Act: in a frontier episode on the way to actions never tried, else epsilon-greedy.
         epsilon = args.start_e if step <= args.learning_starts else args.end_e
         action = None if frontier is None else frontier.act(node, rng)
         if action is None and rng.random() < epsilon:

@@ -8,7 +8,7 @@
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update per step. The whole grid is observed, and its layout is the same in every
 episode, unless --num-levels 0 draws a new one each. This file and the folder gbcore are all there
-is: copy them and change them. What is not learning (flags of a run, its folder, resume) is in
+is: copy them and change them. All but learning (flags of a run, its folder, resume) is in
 gbcore/run.
 """
 
@@ -55,7 +55,7 @@ class Args(gb.RunFlags):
     """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
     1, evaluations play levels that training never meets"""
     view: Literal["grid", "partial"] = "grid"
-    """what the network sees: the whole grid, or the last four 7x7 views of the agent"""
+    """seen by the network: the whole grid, or the last four 7x7 views of the agent"""
     total_timesteps: gb.Count = 100_000  # environment steps
     learning_rate: gb.PositiveFloat = 1e-3  # step size of Adam
     adam_eps: gb.PositiveFloat = 1.5e-4  # epsilon of Adam
@@ -74,19 +74,19 @@ class Args(gb.RunFlags):
     start_e: gb.Fraction = 1.0  # epsilon until learning starts
     end_e: gb.Fraction = 0.02  # epsilon once learning starts
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
-    """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
+    """how training acts; frontier: in a share of the episodes, the way to actions never tried"""
     frontier_share: gb.Fraction | None = None
     """largest share of frontier episodes, by default 0.5, with whole-graph 0.9"""
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
-    over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best;
+    over all transitions seen; n-step, graph-mixed: the same two, by the actions made, not the best;
     whole-graph: as graph, with no limit of depth, and the agent acts on its values"""
     depth: gb.Depth = 5  # nested backups per target, one-step always 1
     breadth: gb.NonNegative = 50  # transitions followed per level of a graph backup; 0 = all
     prior: gb.Prior = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
     act_on: Literal["graph", "network"] | None = None
-    """what is greedy: by default the network, with whole-graph its values"""
+    """acts greedily: by default the network, with whole-graph its values"""
     eval_act_on: Literal["graph", "network"] | None = None
     """the same in evaluations, by default as --act-on; where levels change, or the view is partial,
     graph is that of the evaluation's own episode"""
@@ -180,7 +180,7 @@ def cells_around_agent(width, height):
     """Cells in the order in which an agent sees them, by its cell and direction.
 
     Returns int64 [W * H, 4, N * N], N = max(W, H). The grid goes on beyond each side with the other
-    one; where it is no square, cells that it lacks are its corner, a wall.
+    one; where it is not square, cells that it lacks are its corner, a wall.
     """
     size = max(width, height)
     ahead, right = torch.meshgrid(*[torch.arange(size) - size // 2] * 2, indexing="ij")
@@ -238,7 +238,7 @@ class Learner(gb.LearnerState):
         return self.act_on_network(obs)
 
     def policy(self, held_out=True):
-        """As evaluations act: with whole-graph on what was really seen, where training was there;
+        """As evaluations act: with whole-graph on tried actions alone, where training was there;
         in held-out levels, and with a view alone, on a graph of the episode under way.
         """
         args = self.args
@@ -252,7 +252,7 @@ class Learner(gb.LearnerState):
         return EpisodeGraph(q, self.graph.num_actions, args.gamma, args.prior, tries)
 
     def targets(self, batch, rng):
-        """Target values float32 [B]: nested backups over what is known of the leaves."""
+        """Target values float32 [B]: nested backups over the leaf values."""
         args = self.args
         if args.backup == "whole-graph":
             return self.graph_values.targets(batch.nodes, batch.actions)
@@ -279,7 +279,7 @@ class Learner(gb.LearnerState):
         return loss.detach(), q.detach().mean()
 
     def update_target(self):
-        """Copy the online network into the target network: what the leaves held is void."""
+        """Copy the online network into the target network: leaf values are void."""
         self.target.load_state_dict(self.online.state_dict())
         if self.graph_values is None:
             self.leaves.forget_all()
@@ -342,7 +342,7 @@ def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
             break
         step = logger.begin_step()
 
-        # Act: in a frontier episode on the way to what was never tried, else epsilon-greedy.
+        # Act: in a frontier episode on the way to actions never tried, else epsilon-greedy.
         epsilon = args.start_e if step <= args.learning_starts else args.end_e
         action = None if frontier is None else frontier.act(node, rng)
         if action is None and rng.random() < epsilon:

@@ -80,13 +80,13 @@ class Args(gb.RunFlags):
     """initial scale of the noisy layers"""
 
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
-    """how training acts; frontier: in a share of the episodes, the way to what was never tried"""
+    """how training acts; frontier: in a share of the episodes, the way to actions never tried"""
     frontier_share: gb.Fraction = 0.5
     """largest share of frontier episodes; it falls as they find no more than the others"""
 
     backup: Literal[*BACKUPS] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
-    over all transitions seen; n-step, graph-mixed: the same two, by what was done, not the best"""
+    over all transitions seen; n-step, graph-mixed: the same two, by actions made, not the best"""
     depth: gb.Depth = 10
     """nested backups per target; one-step: always 1"""
     breadth: gb.NonNegative = 10
@@ -200,7 +200,7 @@ class RainbowNetwork(nn.Module):
     def heads(self, factors=None, dtype=torch.float32):
         """Weights of the four noisy layers under one draw, for all states of a batch; or the means.
 
-        They are formed once: with batches of few states, to read weights is what a pass costs.
+        They are formed once: with batches of few states, reading weights is the cost of a pass.
         """
         layers = self.layers()
         weights = [part for layer in layers for part in (layer.weight, layer.bias)]
@@ -213,7 +213,7 @@ class RainbowNetwork(nn.Module):
         return list(zip(weights[::2], weights[1::2], strict=True))
 
     def factored_heads(self, factors):
-        """What `heads` forms, for one state or few: the same values but for rounding."""
+        """The heads, for one state or few: the same values but for rounding."""
         pairs = zip(self.layers(), factors[::2], factors[1::2], strict=True)
         return [
             (layer.weight, layer.bias + layer.bias_std * out, layer.weight_std, out, to)
@@ -221,7 +221,7 @@ class RainbowNetwork(nn.Module):
         ]
 
     def log_pmf(self, features, heads):
-        """[B, 3136] and what `heads` returned -> log probabilities [B, num_actions, n_atoms]."""
+        """[B, 3136] and heads of `heads` -> log probabilities [B, num_actions, n_atoms]."""
         value_hidden, value, advantage_hidden, advantage = heads
         value = linear(F.relu(linear(features, *value_hidden)), *value)
         advantage = linear(F.relu(linear(features, *advantage_hidden)), *advantage)
@@ -340,7 +340,7 @@ class Game(gb.Replayed):
     """The environment of training: one game after another, each with a seed drawn from rng.
 
     To lose a life terminates, and the game goes on until `is_over`. The emulators of a vector
-    environment cannot be saved. But a seed and the actions since make a game what it is, so that it
+    environment cannot be saved. But a game is its seed and the actions since, so that it
     can be played again.
     """
 
@@ -368,7 +368,7 @@ class Game(gb.Replayed):
 
 
 def make_env(args, env_id, rng, render=False):
-    """A game of which every reset draws a seed from rng."""
+    """A game; every reset draws a seed from rng."""
     return Game(env_id, rng)
 
 
@@ -391,7 +391,7 @@ def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
             break
         step = logger.begin_step()
 
-        # Act: the way to what was never tried, in a frontier episode that knows one. Else
+        # Act: the way to actions never tried, in a frontier episode that knows one. Else
         # epsilon-greedy at first, noise in the weights throughout.
         share = min((step - 1) / args.exploration_steps, 1.0)
         epsilon = args.start_e + share * (args.end_e - args.start_e)

@@ -6,7 +6,7 @@
     python examples/gb_dqn_gymnasium.py --env-id FrozenLake-v1
     python examples/gb_dqn_gymnasium.py --env-id my_module:MyGrid-v0 --env-kwargs '{"size": 7}'
 
-DQN with six choices of bootstrap target. docs/your_own.md says what to change for what is yours.
+DQN with six choices of bootstrap target. docs/your_own.md says which lines to change for yours.
 """
 
 import copy
@@ -53,7 +53,7 @@ BACKUPS = {
 @dataclass
 class Args(gb.RunFlags):
     env_id: str = "FrozenLake-v1"  # also module:Id-v0, of a module in the current folder
-    env_kwargs: str = "{}"  # what gymnasium.make takes, as JSON: '{"is_slippery": false}'
+    env_kwargs: str = "{}"  # of gymnasium.make, as JSON: '{"is_slippery": false}'
     time_limit: gb.Count | None = None  # steps of an episode; by default its own limit, or 1,000
     leave_out: str = ""  # parts of a Dict or Tuple not to observe, as in mission,direction
     round: Annotated[int, gb.number(int, -9, 9)] | None = None
@@ -81,7 +81,7 @@ class Args(gb.RunFlags):
     """share of frontier episodes, at most: 0.5, where levels change 0.9"""
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     act_on: Literal["graph", "network"] | None = None
-    """what is greedy: by default the network; with whole-graph and no --round its values"""
+    """acts greedily: by default the network; with whole-graph and no --round its values"""
     depth: gb.Depth = 5  # nested backups per target; one-step always takes 1
     breadth: gb.NonNegative = 20  # transitions followed per level of a graph backup; 0 = all
     prior: gb.Prior = 0.0  # observations that the network's value counts as
@@ -219,7 +219,7 @@ def look_at_grids(env, rng, num_steps=300):
 
 
 def dependence(a, b):
-    """Pearson's phi squared of two columns int [n], less what it is by chance."""
+    """Pearson's phi squared of two columns int [n], less its mean by chance."""
     (_, rows), (_, columns) = (np.unique(one, return_inverse=True) for one in (a, b))
     table = np.zeros((rows.max() + 1, columns.max() + 1))
     np.add.at(table, (rows, columns), 1)
@@ -265,7 +265,7 @@ class Learner(gb.LearnerState):
         return self.act_on_network(obs)
 
     def policy(self, held_out=True):
-        """As evaluations act: with whole-graph on what was really seen, where training was there;
+        """As evaluations act: with whole-graph on tried actions alone, where training was there;
         in other levels, and by a key that only training knows, on a graph of the episode under way.
         """
         args = self.args

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
 # ///
-"""Logged transitions, solved as a graph: how good is what can be stitched together from them?
+"""Logged transitions, solved as a graph: how good a policy can be stitched together from them?
 
     python examples/offline.py data.npz
     python examples/offline.py data.npz --env-id FrozenLake-v1 --collect 20000   # write it first
@@ -55,8 +55,8 @@ class Args:
     round: Annotated[int, number(int, -9, 9)] | None = None
     """observations equal to so many decimals are one state"""
     sign: bool = False  # take the signs of rewards, where their size tells the time (MiniGrid)
-    env_id: str | None = None  # the task that the data is of, to play what was found in
-    env_kwargs: str | None = None  # of the task: what gymnasium.make takes, as JSON
+    env_id: str | None = None  # the task of the data, to play the policy in
+    env_kwargs: str | None = None  # of gymnasium.make, as JSON
     time_limit: Count | None = None  # of the task: steps of an episode
     leave_out: str = ""  # parts of observations, as in mission,direction; one constant text is
     script: str | None = None  # the module that makes the task; else gb_dqn_gymnasium
@@ -123,7 +123,7 @@ def read_transitions(
             deeper. A text that is the same in all observations is left out in any case.
 
     Raises:
-        OSError: for what cannot be read.
+        OSError: for a file that cannot be read.
         ValueError: for a column that is missing, of another length, or of numbers that no graph
             takes: actions that are not integers, rewards that are not finite; and for a part that
             is no number, by its name.
@@ -251,7 +251,7 @@ def _columns_of(episode, flatten, leave_out):
 
 
 def _loaded(tree, leave_out, at=""):
-    """The tree as dicts, tuples and arrays, without what is left out."""
+    """The tree as dicts, tuples and arrays, without parts left out."""
     children = _children(tree)
     if children is None:
         array = np.asarray(tree)
@@ -303,10 +303,10 @@ def graph_of(
     keys_of: Callable[[NDArray[Any]], NDArray[Any] | None],
     own_actions: NDArray[np.int64] | None = None,
 ) -> tuple[TransitionGraph, NDArray[np.int64], list[NDArray[np.float64]]]:
-    """The graph of what `read_transitions` returned, cut into trajectories.
+    """The graph of transitions of `read_transitions`, cut into trajectories.
 
     keys_of: function of observations [N, ...] that returns the keys of their states, or None.
-    own_actions: int64 [A], what the data calls the graph's actions 0 to A - 1, increasing; by
+    own_actions: int64 [A], the data's own numbers of the graph's actions 0 to A - 1, increasing; by
         default those that are in the data.
 
     Returns the graph, the nodes that trajectories start in int64 [n], and the rewards of each.
@@ -337,7 +337,7 @@ def load_graph(path: str | Path) -> tuple[TransitionGraph, NDArray[np.int64], No
 def follow(
     graph: TransitionGraph, actions: NDArray[np.int64], starts: NDArray[np.int64], steps: int
 ) -> tuple[float, float, float, NDArray[np.float64]]:
-    """What a policy's episodes would be if the transitions seen were all there are.
+    """A policy's episodes, if the transitions seen were all there are.
 
     Args:
         graph: the TransitionGraph.

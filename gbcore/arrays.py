@@ -1,4 +1,4 @@
-"""Arrays that grow with what they describe, marks of nodes, and checks of outside arrays."""
+"""Arrays that grow with their graph, marks of nodes, and checks of outside arrays."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,7 +81,7 @@ class KnownNodes:
         self._generation = np.full(graph.capacity, UNKNOWN, np.int32)  # of the id, once added
 
     def has(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Are ids int64 [n] known? bool [n]. KeyError for what never was an id."""
+        """Are ids int64 [n] known? bool [n]. KeyError for an id that no node ever had."""
         self._graph._keys.require_ids(nodes)
         return self._with_room()[nodes] == self._graph.generations[nodes]
 
@@ -95,7 +95,7 @@ class KnownNodes:
 
     def restore(self, known: NDArray[np.bool_]) -> None:
         """Those of bool [num_ids] are known, and no others. ValueError for other arrays."""
-        check_array("what is known", known, np.bool_, (self._graph.num_ids,))
+        check_array("known", known, np.bool_, (self._graph.num_ids,))
         self.clear()
         self.add(np.flatnonzero(known))
 

@@ -48,7 +48,7 @@ def categorical_targets(
         ValueError: for an unknown rule, a missing argument, a wrong shape, a prior out of range, or
             fewer actions than the subgraphs have. On the CPU also for a support that
             is not equally spaced and increasing, a policy as in `q_targets`, and targets that do
-            not sum to 1, since what they read of leaf_pmf does not.
+            not sum to 1, since rows of leaf_pmf that they read do not.
     """
     check_arguments(subgraphs, "leaf_pmf", tuple(leaf_pmf.shape), 3, gamma, rule, prior)
     num_leaves, num_actions, num_atoms = leaf_pmf.shape
@@ -114,7 +114,7 @@ class SubgraphTensors(NamedTuple):
     vertex_row: torch.Tensor  # int64 [V]
     pair_action: torch.Tensor  # int64 [P]
     pair_count: torch.Tensor  # int64 [P]
-    pair_vertex: torch.Tensor  # int64 [P - B], vertex of a pair that is no root
+    pair_vertex: torch.Tensor  # int64 [P - B], vertex of each pair below the roots
     outcome_pair: torch.Tensor  # int64 [O]
     outcome_vertex: torch.Tensor  # int64 [O]
     outcome_weight: torch.Tensor  # float [O]
@@ -130,7 +130,7 @@ def pack(subgraphs: Subgraphs) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 
 def unpack(levels: Levels, integers: torch.Tensor, floats: torch.Tensor) -> SubgraphTensors:
-    """`SubgraphTensors`: views of what `pack` made of subgraphs of these levels."""
+    """`SubgraphTensors`: views of the tensors of `pack`, for subgraphs of these levels."""
     num_roots, (num_outcomes, num_pairs, num_vertices) = levels[1][1], levels[-1]
     num_nested = num_pairs - num_roots
     lengths = (num_vertices, num_pairs, num_pairs, num_nested, num_outcomes, num_outcomes)
@@ -162,7 +162,7 @@ def back_up(
 
     Args:
         sub: `SubgraphTensors`.
-        levels: what `level_bounds` returned.
+        levels: of `level_bounds`.
         leaf_pmf, support, gamma, rule, selector_q, policy, prior: as in `categorical_targets`.
         dense: sum by products with 0/1 matrices, by default everywhere but on a CPU. A GPU would
             first sort the indices, so that sums repeat, which takes far longer; a CPU adds in

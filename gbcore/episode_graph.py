@@ -37,8 +37,8 @@ class EpisodeGraph:
         next_obs, reward, terminated, truncated, _ = env.step(action)
         episode.observe([action], [reward], next_obs[None], [terminated], [terminated or truncated])
 
-    Several episodes at once share network calls and no state. What an episode leaves is dropped at
-    its end, which `observe` has to be told.
+    Several episodes at once share network calls and no state. An episode's transitions are dropped
+    at its end, which `observe` has to be told.
 
     Args:
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
@@ -128,9 +128,9 @@ class EpisodeGraph:
 
 
 class DoubtfulLeaves(LeafTable):
-    """Leaf values, less what is doubtful about them.
+    """Leaf values, less a share for doubt.
 
-    What is above 0 stays there. So it is tried in the end, while a way round and round comes to 0.
+    A value above 0 stays there. So it is tried in the end, while a way round and round comes to 0.
 
     Attributes:
         worths: node -> w(s, a) float64 [A], 1 of others. Taken out where a node is evaluated.

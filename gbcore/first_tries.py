@@ -1,4 +1,4 @@
-"""FirstTries: the worth of an action never tried, by what it led to in places alike."""
+"""FirstTries: the worth of an action never tried, by its gains in places alike."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ Context = tuple[int, int, int, int]
 
 
 class FirstTries:
-    """Tells what an action is worth that was never tried in a state, in levels never met.
+    """Tells the worth of an action that was never tried in a state, in levels never met.
 
     In a new level all is untried, and most of it is worthless: a step into a wall or into lava. In
     other levels the same was tried. A state's place is the cell changed by the step that first
     reached it; of several the one whose content is rarest in the grid: the agent, or a door that
     opened. Where the agent's cell is known, a place is at most one cell away, else the agent's own:
-    farther away an enemy moved. A place's eight contexts are its content and that of one of the
-    four cells beside it, each once alone and once with whether more than two cells differ from the
-    episode's first grid: the agent and where it began are two, a key that is gone is a third.
+    farther away an enemy moved. A place's eight contexts are its content and the content of one of
+    the four cells beside it, each once alone and once with whether more than two cells differ from
+    the episode's first grid: the agent and where it began are two, a key that is gone is a third.
 
     In context k, n(k, a) first tries of action a were made, and m(k, a) is the sum of their gains.
     One kind of context tells more than another: of a step, the cell ahead. So those are asked that
@@ -44,7 +44,7 @@ class FirstTries:
     place, else 0; 1 for a new state without a place. So a step into another cell is worth more than
     a turn in the same one, and an agent does not walk a room again after each key that it moves.
 
-    This holds for grids [H, W, ...] or planes [C, H, W] of which a step changes a few cells.
+    This holds for grids [H, W, ...] or planes [C, H, W] in which a step changes a few cells.
     Elsewhere, in an episode's first state, and of contexts beyond 100,000, w is 1.
 
     In training a `LevelFrontier` gathers this, and has a planner go where it is worth it. An
@@ -127,7 +127,7 @@ class FirstTries:
         return row
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes back."""
+        """A tree for `restore`."""
         n = len(self._rows)
         return {
             "contexts": np.array(list(self._rows), np.uint64).reshape(-1, 4),
@@ -138,10 +138,10 @@ class FirstTries:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what `state` returned.
+        """Go on from a tree of `state`.
 
         Raises:
-            KeyError: for what is missing.
+            KeyError: for a missing entry.
             ValueError: for arrays of another number of actions.
         """
         n = len(saved["contexts"])
@@ -157,7 +157,7 @@ class FirstTries:
 
 
 class LevelFrontier:
-    """Tells a `FrontierPlanner` what untried actions are worth, and `FirstTries` what they gained.
+    """Tells a `FrontierPlanner` the worths of untried actions, and `FirstTries` their gains.
 
     Args:
         planner: the FrontierPlanner, without kinds.
@@ -215,7 +215,7 @@ class LevelFrontier:
         self.planner.set_worths([node], self.first_tries.worths(contexts)[None])
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes back."""
+        """A tree for `restore`."""
         num_ids = self.planner.graph.num_ids
         self._rows = grown(self._rows, self.planner.graph.capacity, NONE)
         return {
@@ -226,10 +226,10 @@ class LevelFrontier:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what `state` returned, of this graph or of one restored from its state.
+        """Go on from a tree of `state`, of this graph or of one restored from its state.
 
         Raises:
-            KeyError: for what is missing.
+            KeyError: for a missing entry.
             ValueError: for arrays that do not belong to the graph.
         """
         graph = self.planner.graph

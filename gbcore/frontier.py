@@ -1,4 +1,4 @@
-"""FrontierPlanner: the way to what was never tried. FrontierEpisodes: when to go there."""
+"""FrontierPlanner: the way to actions never tried. FrontierEpisodes: when to go there."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -34,13 +34,13 @@ class FrontierPlanner:
         Q(s, a) = w(s, a)                                                         if c(s, a) = 0
         Q(s, a) = (prior w(s, a) + discount sum_T f(T) (1 - done) V(s')) / (prior + c(s, a))  else
 
-    w is 1, or by kind 1 / n for the n-th state that was found of its kind, and stays so; or what
-    `set_worths` says. Of kinds, as of states, there is a bounded memory: those without a state may
-    be counted anew.
+    w is 1, or by kind 1 / n for the n-th state found of its kind, and stays so; or it is set by
+    `set_worths`. Of kinds, as of states, there is a bounded memory: those without a state may be
+    counted anew.
 
     With prior 0 and w = 1 (the defaults) this is the expected discount ** (steps to an untried
     pair) of the best policy on the graph. A prior counts as so many observations in which the pair
-    led into the unknown: what was tried seldom stays attractive, with a bonus that shrinks as
+    led into the unknown: a pair tried seldom stays attractive, with a bonus that shrinks as
     1 / count. Values are kept as steps, log V / log discount: however far, the way is known.
 
     The graph tells which transitions changed, and `plan` follows the consequences, a bounded number
@@ -51,7 +51,7 @@ class FrontierPlanner:
     planner that is copied or pickled with its graph follows the copy.
 
     Args:
-        graph: the TransitionGraph; what it holds already is planned over, too.
+        graph: the TransitionGraph; transitions that it holds already are planned over, too.
         discount: of the way, in (0, 1).
         prior: observations of the unknown that a tried pair is credited with, >= 0.
         tolerance: relative change of a value that is not followed; (1 - discount) / 50 if None.
@@ -123,7 +123,7 @@ class FrontierPlanner:
         Values follow at the next `plan`. Not for a planner with kinds.
 
         Raises:
-            KeyError: for what is not the id of a node.
+            KeyError: for an id that no node has.
             ValueError: for worths of another shape, or out of (0, 1].
         """
         nodes, worths = np.asarray(nodes, np.int64), np.asarray(worths, np.float64)
@@ -155,8 +155,8 @@ class FrontierPlanner:
 
     @property
     def steps(self) -> NDArray[np.float64]:
-        """log V(s) / log discount by node id, float64 [num_ids]: how far, in steps, what was never
-        tried is; inf where none can be reached; 0 for ids not in use.
+        """log V(s) / log discount by node id, float64 [num_ids]: steps to an action never tried;
+        inf where none can be reached; 0 for ids not in use.
         """
         steps = self._make_room().steps[: self.graph.num_ids]
         return np.where(self.graph.arrays.in_degree[: len(steps)] == FREED, 0.0, steps)
@@ -190,7 +190,7 @@ class FrontierPlanner:
             rng: np.random.Generator; one draw is taken from it unless the result is None.
 
         Raises:
-            KeyError: for what is not the id of a node.
+            KeyError: for an id that no node has.
         """
         steps = self._action_steps(node)
         least = steps.min()
@@ -225,7 +225,7 @@ class FrontierPlanner:
         return saved
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what `state` returned, of this graph or of one restored from its state.
+        """Go on from a tree of `state`, of this graph or of one restored from its state.
 
         Raises:
             KeyError: for an array that is missing.
@@ -247,9 +247,7 @@ class FrontierPlanner:
             self._kinds = dict(saved["kinds"].tolist())
 
     def check_valid(self) -> list[str]:
-        """What is broken, one sentence each; empty where every state that does not wait, if none
-        does, satisfies the equation.
-        """
+        """Faults, one sentence each; none where no state waits and all satisfy the equation."""
         problems = []
         if self.num_waiting == 0:
             for node in np.flatnonzero(self.graph.arrays.in_degree[: self.graph.num_ids] != FREED):
@@ -311,7 +309,7 @@ class FrontierEpisodes:
 
         share * (1 - success),  the mean of "had a reward > 0" over the last episodes left alone
 
-    (see EPISODES). There `FirstTries` says what is worth trying in a new level.
+    (see EPISODES). There `FirstTries` says which actions are worth trying in a new level.
 
     In a frontier episode, too, a step is left alone where nothing untried can be reached. The first
     `act`, and the first one after `end_episode`, starts an episode.
@@ -359,10 +357,10 @@ class FrontierEpisodes:
     def act(self, node: SupportsIndex, rng: np.random.Generator) -> int | None:
         """The planner's action, or None where the step is left alone. To be called every step.
 
-        Where an episode starts, as told by `end_episode`, one draw from rng decides what it is.
+        Where an episode starts, as told by `end_episode`, one draw from rng decides its kind.
 
         Raises:
-            KeyError: for what is not the id of a node.
+            KeyError: for an id that no node has.
         """
         with self.planner.graph.lock:
             self.planner.graph.require_node(node)
@@ -423,7 +421,7 @@ class FrontierEpisodes:
         return dict(zip(self.METRICS, values, strict=True))
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes back."""
+        """A tree for `restore`."""
         return {name: getattr(self, name) for name in self.SAVED} | {
             "lately": self._lately.copy(),
             "window": self._window.copy(),
@@ -432,10 +430,10 @@ class FrontierEpisodes:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what `state` returned, of this graph or of one restored from its state.
+        """Go on from a tree of `state`, of this graph or of one restored from its state.
 
         Raises:
-            KeyError: for what is missing.
+            KeyError: for a missing entry.
             ValueError: for arrays that do not belong to the graph.
         """
         for name in self.SAVED:

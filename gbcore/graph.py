@@ -32,10 +32,10 @@ from gbcore.subgraph import Subgraphs
 
 FORMAT_VERSION = 4
 MAX_DEPTH = 2**16  # of an expansion
-MAX_LISTED = 2**28  # of what a batch of subgraphs lists, 20 GB: before the system ends the process
+MAX_LISTED = 2**28  # rows of a batch of subgraphs, 20 GB: before the system ends the process
 COLUMNS = ("node", "action", "reward", "next_node", "terminated")
 KIND = ("num_actions", "obs_shape", "obs_dtype", "key_shape", "key_dtype", "frame_stack")
-# The arrays that grow, and what is in them where nothing was written.
+# The arrays that grow, and their values where nothing was written.
 NODE_ARRAYS = {
     "block_start": EMPTY, "block_log2": EMPTY, "degree": 0, "in_degree": FREED, "in_first": EMPTY,
     "pair_count": 0,
@@ -62,12 +62,12 @@ class TransitionGraph:
     `remove`, `expand`) takes one or [n]: integers, lists and arrays.
 
     Threads wait for each other: every method holds `lock`, and so does every method of a `Replay`.
-    Whatever else is made with the graph takes one thread at a time. Several calls that belong
+    All else that is made with the graph takes one thread at a time. Several calls that belong
     together, as `node` and `add`, or a sample and its subgraphs, are safe from another thread's
     `remove` within `with graph.lock:`.
 
-    `copy.deepcopy` and pickle give a graph of its own. Copied together, a graph and what was made
-    with it still belong together.
+    `copy.deepcopy` and pickle give a graph of its own. Copied together, a graph and objects
+    made with it still belong together.
 
     Args:
         num_actions: A, the number of discrete actions.
@@ -302,7 +302,7 @@ class TransitionGraph:
     def observations_of(self, nodes: ArrayLike) -> NDArray[Any]:
         """Observations of some nodes: [*nodes.shape, *obs_shape].
 
-        Raises KeyError for what never was an id; what a freed one has here means nothing.
+        Raises KeyError for an id that no node ever had. A freed one's observation means nothing.
 
         Stacks of 4 byte frames lie in memory as convolutions want them: [..., H, W, 4], the order
         that torch calls channels_last.
@@ -655,8 +655,8 @@ class TransitionGraph:
     def load(cls, path: str | os.PathLike[str]) -> "TransitionGraph":
         """A graph that `save` wrote: same ids, same edges, same further behaviour.
 
-        No code in the file is run, and what it holds is compared with its checksums. Whether it
-        fits together, `check_valid` tells.
+        No code in the file is run, and its arrays are compared with their checksums. `check_valid`
+        tells whether they fit together.
 
         Raises:
             OSError: for a file that cannot be read.
@@ -694,7 +694,7 @@ class TransitionGraph:
         return saved
 
     def _columns(self, used):
-        """The arrays to save, by name, each with its number of rows; `used` is that of edges."""
+        """The arrays to save, by name, each with its number of rows; `used`: of edges."""
         arrays, interners = self._arrays, [("keys_", self._keys)]
         rows = dict.fromkeys(NODE_ARRAYS, self.num_ids) | dict.fromkeys(EDGE_ARRAYS, used)
         rows |= {name: len(getattr(arrays, name)) for name in ("free_blocks", "totals")}
@@ -709,10 +709,10 @@ class TransitionGraph:
         return columns
 
     def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Become the graph that `state` is of, with at least the room for nodes that there is.
+        """Become the graph whose `state` this is, with at least the room for nodes that there is.
 
-        Ids may name other states than before: what is kept by id, as in a `LeafTable` or a
-        `FrontierPlanner`, has to be restored after.
+        Ids may name other states than before: tables by id, as a `LeafTable` or a
+        `FrontierPlanner`, have to be restored after.
 
         Raises:
             KeyError: for an array that is missing.

@@ -76,7 +76,7 @@ class Interner:
     def take(self, ids: ArrayLike) -> NDArray[Any]:
         """The interned arrays of some ids: [*ids.shape, *shape]; void for freed ids.
 
-        Raises KeyError for what never was an id.
+        Raises KeyError for an id that no node ever had.
         """
         ids = np.asarray(ids)
         self.require_ids(ids)
@@ -139,7 +139,7 @@ class Interner:
         return {"rows": (table.rows, n), "links": (table.links, n), "totals": (table.totals, 3)}
 
     def hash_all(self) -> None:
-        """Make anew what follows from rows, links and totals."""
+        """Compute slots and hashes anew from rows, links and totals."""
         self.table.generations[: self.num_ids] = 0
         self.table.slots[:] = EMPTY
         hashing.rebuild_slots(self.table)

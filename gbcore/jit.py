@@ -94,8 +94,8 @@ def stamp_of(function: Callable[..., Any]) -> str:
 
 
 def _named_in(function) -> Iterator[tuple[str, Any]]:
-    """Names in a function's code, and what they mean: globals, what it closes over, and what they
-    are in modules that it names.
+    """Names in a function's code, and their values: globals, variables that it closes over, and
+    attributes of modules that it names.
     """
     codes = [function.__code__]
     for code in codes:

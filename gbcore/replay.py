@@ -31,7 +31,7 @@ class Replay:
         node, next_node int64 | action int64 | reward float64 | terminated bool
         cut bool: the row after it does not continue it; always true of the newest row
         obs: the observations of `node`, kept only where the graph has a key of its own, since
-             several observations are then one state, and the network trains on what was met
+             several observations are then one state, and the network trains on those met
 
     Threads wait for each other, as those of the graph. A batch is of the rows that were there: hold
     `graph.lock` from `sample` to `subgraphs` where another thread adds. `copy.deepcopy` copies the
@@ -357,7 +357,7 @@ class PrioritizedReplay(Replay):
             self.max_priority = max(self.max_priority, float(priorities.max(initial=0)))
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes back."""
+        """A tree for `restore`."""
         saved = super().state()
         saved["rows"]["priority"] = self.priorities.priorities[: self.size]
         return saved | {"max_priority": self.max_priority}

@@ -38,8 +38,8 @@ class GraphReplayBuffer(ReplayBuffer):
 
     Args:
         args, kwargs: those of ReplayBuffer.
-        key: function of observations [n, *obs_shape] that returns what makes two of them one state:
-            an array [n, ...]; without it the observation is.
+        key: function of observations [n, *obs_shape] that returns an array [n, ...]: observations
+            with like keys are one state. By default the observation is its key.
 
     Attributes:
         graph: the TransitionGraph.
@@ -118,7 +118,7 @@ class GraphReplayBuffer(ReplayBuffer):
         self.num_added += 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is the model's: pickle takes no function that was written in place."""
+        """Without the model's own: pickle takes no function that was written in place."""
         return self.__dict__ | {"key": None, "targets": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GraphReplayBuffer":
@@ -131,7 +131,7 @@ class GraphReplayBuffer(ReplayBuffer):
         return None if self.key is None else np.asarray(self.key(obs))
 
     def _transitions(self, row):
-        """What rows hold of each environment, as TransitionGraph.add and remove take it."""
+        """A row of each environment, as TransitionGraph.add and remove take it."""
         terminated = (self.dones[row] > 0) & (self.timeouts[row] == 0)
         actions = self.actions[row, ..., 0]
         columns = self.nodes[0, row], actions, self.rewards[row], self.nodes[1, row]
@@ -152,8 +152,8 @@ class GraphDQN(DQN):
     """DQN whose targets are nested backups over the graph of its replay.
 
     With whole-graph it trains and acts on `GraphValues`, and predictions that are deterministic, as
-    those of an evaluation, on what was really seen. Their actions are saved with the model; to
-    learn on from what was seen, load the replay buffer as well.
+    those of an evaluation, on tried actions alone. These actions are saved with the model. To learn
+    on from the same graph, load the replay buffer as well.
 
     Args:
         policy, env, args, kwargs: those of DQN, without n_steps and optimize_memory_usage.
@@ -164,7 +164,7 @@ class GraphDQN(DQN):
         key: as GraphReplayBuffer's.
 
     Raises:
-        ValueError: for VecNormalize, since what it makes of an observation changes, for Dict
+        ValueError: for VecNormalize, under which a state's observation changes, for Dict
             observations, for actions that do not begin at 0, for another replay buffer than
             GraphReplayBuffer, and for numbers out of their range.
     """
@@ -176,11 +176,11 @@ class GraphDQN(DQN):
     key: Key | None
     replay_buffer_class: type[ReplayBuffer] | None
     replay_buffer_kwargs: dict[str, Any]
-    leaves: LeafTable | None = None  # what the target network gives the states of the graph
+    leaves: LeafTable | None = None  # values of the graph's states by the target network
     graph_values: GraphValues | None = None  # with whole-graph
-    _made_of: tuple[Any, ...] = ()  # of which these two are
-    _seen: tuple[Any, Any] = None, None  # what it is of, policy on what was seen
-    _actions: dict[str, int]  # on what was seen before it was loaded, by digest of a state's key
+    _made_of: tuple[Any, ...] = ()  # the buffer and network of these two
+    _seen: tuple[Any, Any] = None, None  # changes that it knows, policy on tried actions
+    _actions: dict[str, int]  # of the saved model, by digest of a state's key
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ class GraphDQN(DQN):
         if self.backup != "whole-graph" or self.replay_buffer is None:
             return super().predict(observation, state, episode_start, deterministic)
         if isinstance(observation, tuple | dict):  # such as the pair of Gymnasium's reset
-            self.policy.predict(observation)  # raises what DQN's raises
+            self.policy.predict(observation)  # raises DQN's own errors
         self._follow_replay()
         found, is_many = self.policy.obs_to_tensor(observation)
         like = self.replay_buffer.observations
@@ -356,7 +356,7 @@ class GraphDQN(DQN):
         return (actions if is_many else actions.squeeze(axis=0)), state
 
     def _seen_policy(self):
-        """The policy on what was really seen, of the graph and the network as they are."""
+        """The policy on tried actions, of the graph and the network as they are."""
         self.leaves.knows(np.zeros(0, np.int64))  # looks whether the network is the same
         changes = self.replay_buffer.num_added, self.leaves.num_forgotten
         now = *changes, id(self.graph_values)  # a copy has others
@@ -365,7 +365,7 @@ class GraphDQN(DQN):
         return self._seen[1]
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """As DQN.save; with whole-graph also the actions on what was seen, for `predict`."""
+        """As DQN.save; with whole-graph also the greedy tried actions, for `predict`."""
         loaded = self._actions
         if self.backup == "whole-graph" and self.replay_buffer is not None:
             self._follow_replay()
@@ -441,7 +441,7 @@ class OwnGraph(VecEnvWrapper):
         self.reset()
 
     def reset(self) -> Any:
-        """First observations; what was seen of unfinished episodes is forgotten."""
+        """First observations; unfinished episodes are forgotten."""
         self._graph = EpisodeGraph(self._values, self.action_space.n, self.model.gamma)
         return self.venv.reset()
 

@@ -1,4 +1,4 @@
-"""Targets of `Subgraphs`: scalar ones, by a kernel, and what is checked of all.
+"""Targets of `Subgraphs`: scalar ones, by a kernel, and the checks of all.
 
 The equations, a drawing and an example are in `subgraph.py`. Rules, from the paper: nested and
 mixed Graph Backup are Equations 5 to 8; on trajectories, Tree Backup is Equation 4 ("greedy",
@@ -39,7 +39,7 @@ def q_targets(
     """Scalar targets of the roots.
 
     Args:
-        subgraphs: what `TransitionGraph.expand` or `trajectory_subgraphs` returned.
+        subgraphs: of `TransitionGraph.expand` or `trajectory_subgraphs`.
         leaf_q: float32 or float64 [M, A], the target network's values of `subgraphs.nodes`.
         gamma: the discount, in [0, 1].
         rule: "greedy", "double", "policy" or "behaviour".
@@ -47,7 +47,7 @@ def q_targets(
             boundary is read as in "double" rather than by its maximum.
         policy: [M, A], probabilities: needed by "policy".
         prior: observations that the network's value of a seen pair below the root counts as, in
-            [0, inf). With "behaviour" each pair of the mean is read so, and weighs what it weighs.
+            [0, inf). With "behaviour" each pair of the mean is read so, and keeps its weight.
 
     Returns:
         [B], of the dtype of leaf_q.

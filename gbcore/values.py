@@ -46,7 +46,7 @@ class LeafTable:
     A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
     freed since names another state, whose value is then unknown.
 
-    One thread at a time, as whatever writes to the graph. `copy.deepcopy` copies the graph, too,
+    One thread at a time, as all that writes to the graph. `copy.deepcopy` copies the graph, too,
     and keeps `evaluate`; pickle asks for one that can be pickled.
 
     Args:
@@ -95,7 +95,7 @@ class LeafTable:
         return self.knows(np.arange(self.graph.num_ids))
 
     def knows(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Have node ids int64 [n] a value? bool [n]. KeyError for what never was an id."""
+        """Have node ids int64 [n] a value? bool [n]. KeyError for an id that no node ever had."""
         if self._weights != (now := weights_of(self.network)):
             self.forget_all()
             self._weights = now
@@ -145,7 +145,7 @@ class LeafTable:
         return {"rows": rows, "num_evaluated": self.num_evaluated}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what `state` returned, of this graph or of one restored from its state.
+        """Go on from a tree of `state`, of this graph or of one restored from its state.
 
         Raises:
             KeyError: for an array that is missing.
@@ -200,17 +200,17 @@ class GraphValues:
         V(s)    = max_a Q(s, a)                                 of pairs never seen, Q = q
 
     This is value iteration on the data, with the network's values at its edge: every known path to
-    a reward counts, however long. A prior keeps what was seen once or twice from deciding alone.
+    a reward counts, however long. A prior keeps a rarely seen transition from deciding alone.
 
     Values are kept, and follow the graph at every `update`: the states whose transitions changed
     are backed up, the newest first, and then the states that lead to one whose value changed, up to
     BUDGET edges. The rest waits for the next update. Between two updates nothing is evaluated and
     nothing changes, so that it makes no difference when and how often values are read.
 
-    The network's guesses at pairs never seen are optimism: they draw training to what was not
-    tried, which corrects them. An evaluation corrects nothing, and acts on `seen_policy`.
+    The network's guesses at pairs never seen are optimism: they draw training to actions
+    never tried, which corrects them. An evaluation corrects nothing, and acts on `seen_policy`.
 
-    One thread at a time, as whatever writes to the graph. `copy.deepcopy` and pickle copy graph and
+    One thread at a time, as all that writes to the graph. `copy.deepcopy` and pickle copy graph and
     leaves, too, unless they are copied together.
 
     Args:
@@ -249,7 +249,7 @@ class GraphValues:
         return f"GraphValues({self.graph.num_nodes:,} nodes, {self._queue.ends[1]:,} wait)"
 
     def update(self, budget: int = BUDGET) -> None:
-        """Follow what changed in the graph, and what it changes, reading about `budget` edges.
+        """Follow changes of the graph, and then of values, reading about `budget` edges.
 
         Where leaf values were forgotten, all are evaluated anew, and all values solved for.
         """
@@ -261,7 +261,7 @@ class GraphValues:
         self._enter(changed)
         arrays, rule = self.graph.arrays, rule_of(self.leaves.q, self.gamma, self.prior)
         self._smallest = smallest = sweeps.smallest_reward(arrays, changed, self._smallest)
-        if smallest == np.inf:  # no reward is known: what the network gives stands in
+        if smallest == np.inf:  # no reward is known: the network's values stand in
             sizes = np.abs(self._value[: self.graph.num_ids])
             smallest = float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
         sweeps.sweep(arrays, self._value, rule, self._queue, changed, TOLERANCE, smallest, budget)
@@ -284,7 +284,7 @@ class GraphValues:
         """V(s) of node ids int64 [n], as of the last update: float64 [n].
 
         Raises:
-            KeyError: for what is no id of a node.
+            KeyError: for an id that no node has.
             ValueError: for a node that came after it.
         """
         self._require_followed(nodes := as_indices("nodes", nodes), came=True)
@@ -308,7 +308,7 @@ class GraphValues:
         return targets
 
     def actions(self, nodes: ArrayLike) -> Actions:
-        """argmax_a Q(s, a) of what `graph.find` returned: int64 [n].
+        """argmax_a Q(s, a) of ids that `graph.find` returned: int64 [n].
 
         -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
         transitions changed, since the last update.
@@ -334,14 +334,13 @@ class GraphValues:
         return _complete(self.actions(self.graph.find_all(obs, keys)), obs, otherwise)
 
     def seen_policy(self, otherwise: Network) -> Callable[..., Actions]:
-        """The policy that is greedy among what was really seen: function of (obs, keys=None).
+        """The policy that is greedy among tried actions: function of (obs, keys=None).
 
-        V(s) is the maximum over tried actions alone, and the network's where nothing was tried; it
-        is exact. Of equal actions the policy takes the one that was tried most often. The next call
-        starts from these values and follows what changed. Training does not read them: it makes no
-        difference whether and when this is called.
-        The policy stays as it is when graph or network change. `otherwise` is asked where nothing
-        was tried.
+        V(s) is the maximum over tried actions alone, and the network's where none was tried; it is
+        exact. Of equal actions the policy takes the one tried most often. The next call starts from
+        these values and follows later changes. Training does not read them: it makes no difference
+        whether and when this is called. The policy stays the same when graph or network change.
+        `otherwise` is asked where nothing was tried.
         """
         nodes, n = self._nodes(), self.graph.num_ids
         unknown, q = nodes[~self.leaves.knows(nodes)], self.leaves.q
@@ -391,10 +390,10 @@ class GraphValues:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on with what `state` returned, of this graph or of one restored from its state.
+        """Go on from a tree of `state`, of this graph or of one restored from its state.
 
         Raises:
-            KeyError: for what is missing.
+            KeyError: for a missing entry.
             ValueError: for values of another number of ids.
         """
         self._make_room()
@@ -613,7 +612,7 @@ def find_tried(
         looked_at = np.append(changed, np.flatnonzero(value != before))
         looked_at = sweeps.with_leaning(arrays, choice, looked_at, False)
     sweeps.choose_last(arrays, value, rule, looked_at[has_tried[looked_at]], chosen)
-    while True:  # what is so far that float64 gives it 0 is sought again, magnified
+    while True:  # states so far that float64 gives them 0 are sought again, magnified
         far = nodes[np.abs(value[nodes]) < TINY]
         is_far = np.zeros(len(value), np.bool_)
         is_far[far] = True

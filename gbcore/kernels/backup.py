@@ -20,7 +20,7 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, prior):
     values = np.zeros(end + 1 + sub.pair_action.shape[0], leaf_q.dtype)
     q = np.empty((1, num_actions), leaf_q.dtype)
     leaf_rule = rule
-    if rule == BEHAVIOUR:  # what would be done beyond the boundary is not known
+    if rule == BEHAVIOUR:  # beyond the boundary no action was made
         leaf_rule = GREEDY if best.shape[0] == 0 else DOUBLE
     read_leaves(leaf_rule, leaf_q, best, policy, values)
     of_pairs = values[end + 1 :]
@@ -102,8 +102,8 @@ def average_pairs(sub, begin, end, of_pairs, of_vertices):
 
 @jit
 def read_vertices(sub, leaf_q, rule, best, policy, begin, end, of_pairs, of_vertices, q):
-    """Vertices begin .. end are worth what the rule reads of their pairs, and of leaf values of
-    actions without a pair. q [1, A] is scratch.
+    """Values of vertices begin .. end: the rule reads their pairs, and leaf values of actions
+    without a pair. q [1, A] is scratch.
     """
     # Read from the tuple once: in a loop, each read would count a reference up and down.
     vertex_row, vertex_pairs, pair_action = sub.vertex_row, sub.vertex_pairs, sub.pair_action

@@ -320,7 +320,7 @@ def find_absent_transition(graph, node, action, reward, next_node, terminated):
             edges[i] = graph.block_start[node[i]] + (graph.edge_slots[slot] & 0xFFFFFFFF)
             graph.edge_count[edges[i]] -= 1
     absent = node.shape[0]
-    for i in range(node.shape[0] - 1, -1, -1):  # put back what the first loop took
+    for i in range(node.shape[0] - 1, -1, -1):  # undo the first loop
         if edges[i] != EMPTY:
             graph.edge_count[edges[i]] += 1
         if edges[i] == EMPTY or graph.edge_count[edges[i]] < 1:

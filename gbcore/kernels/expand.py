@@ -40,7 +40,7 @@ def take_weighted(weights, size, breadth, seed, keys, taken):
     Each gets an exponential variate over its weight, and those with the smallest are taken
     (Efraimidis and Spirakis 2006). All of it is vector instructions and no branch to guess.
     """
-    # The order of positive floats is that of their bits. The last bits become the position: then
+    # Positive floats are in the order of their bits. The last bits become the position: then
     # no two keys int64 are equal, and some bound has exactly breadth of them below it.
     positions = 1
     while positions < size:
@@ -91,7 +91,7 @@ def sample_level(graph, level_nodes, starts, breadth, state, kept):
 
 
 class Lists(NamedTuple):
-    """The columns of `Subgraphs`, longer than what was written, and what is needed to write them.
+    """The columns of `Subgraphs`, with room to write, and the arrays that writing them needs.
 
     Until all rows are known, outcome_vertex holds the row of a leaf, END, or -2 - v of a vertex.
     """

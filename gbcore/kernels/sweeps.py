@@ -21,7 +21,7 @@ from gbcore.jit import jit, jit_in_place
 from gbcore.kernels.edges import FREED
 from gbcore.kernels.hashing import EMPTY
 
-EXACT = 1e-12  # of the terms of a value, what is rounding
+EXACT = 1e-12  # share of a value's terms that is rounding
 UNKNOWN = -np.inf  # a value, before one is known
 
 
@@ -176,8 +176,8 @@ def smallest_reward(graph, nodes, least):
 
 @jit_in_place
 def sweep(graph, value, rule, queue, first, tolerance, smallest, budget):
-    """Back up the nodes int64 [n] of `first`, then those that wait, and then what leads to one that
-    changed, reading about `budget` edges. The rest waits. Returns how many were read.
+    """Back up the nodes int64 [n] of `first`, then those that wait, then predecessors of those that
+    changed, reading about `budget` edges. The rest waits. Returns the number read.
 
     A change of a value is followed if it is more than tolerance times its size or `smallest`.
     """
@@ -218,7 +218,7 @@ TURNS = 4
 
 @jit_in_place
 def choose_greedily(graph, value, rule, choice, nodes):
-    """Choose for int64 [n] nodes what is best by values as they are."""
+    """Choose the best action of int64 [n] nodes by values as they are."""
     for node in nodes:
         choice[node], _ = back_up(graph, value, rule, node)
 
@@ -249,7 +249,7 @@ def choose_first(graph, value, rule, choice, nodes, queue):
 
 @jit_in_place
 def size_of_terms(graph, value, rule, node, action):
-    """The sum of the sizes of what Q(s, a) adds up: its rounding is EXACT of that at most."""
+    """The sum of the sizes of the terms of Q(s, a): its rounding is EXACT of that at most."""
     start, size = graph.block_start[node], 0.0
     if graph.pair_count[node, action] == 0:
         return rule.scale * abs(rule.leaf_q[node, action])
@@ -357,8 +357,8 @@ def leads_out(graph, value, nodes, inside):
 
 @jit_in_place
 def evaluate_ends(graph, value, rule, choice, nodes, waits, queue):
-    """The value of a policy at those of int64 [n] nodes that it never leads round, what others lead
-    to first. A value that is not finite makes those of all that lead there so.
+    """The value of a policy at those of int64 [n] nodes that it never leads round, successors
+    first. A value that is not finite makes those of all nodes that lead there so.
 
     choice: of other nodes EMPTY, their values are given. Out: waits int32 [N], zeros at first: on
     how many transitions a node still waits. The value of one that waits is 0.
@@ -452,7 +452,7 @@ def back_up_steps(graph, plan, node, log_discount, prior, solved, q, total, own)
             own[a] += weight * np.exp(log_discount)
         elif steps[after] < np.inf:
             way = steps[after] + 1.0
-            if way < q[a]:  # what is added up counts from the nearest
+            if way < q[a]:  # the sum counts from the nearest
                 total[a] *= np.exp((q[a] - way) * log_discount)
                 q[a] = way
             total[a] += weight * np.exp((way - q[a]) * log_discount)
@@ -468,7 +468,7 @@ def make_plan(graph, plan, changed, log_discount, prior, slack, budget, q, total
 
     Falls come first. States in a ring would otherwise hold each other up, and lose only a step at
     every turn. So a value that falls by a step or more, as all such values do, becomes nothing, and
-    so do those that lean on it, until what is left leans on none of them. Then what rises goes on.
+    so do those that lean on it, until the rest lean on none of them. Then rises go on.
     """
     steps, falls, rises = plan.steps, plan.falls, plan.rises
     push_all(falls, changed)

@@ -1,4 +1,4 @@
-"""What runs agents and is no graph: flags, seeds, logging, checkpoints, episodes, videos."""
+"""Running agents: flags, seeds, logging, checkpoints, episodes, videos."""
 
 from gbcore.run.checkpoint import Checkpoint, LearnerState, load_checkpoint, save_checkpoint
 from gbcore.run.episodes import (

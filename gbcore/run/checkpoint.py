@@ -1,8 +1,8 @@
 """Checkpoints: all that a run needs to go on, bit for bit.
 
 A part of a checkpoint has `state()`, which returns a tree, and `restore(tree)`. A tree is made of
-dicts, lists and tuples, and at its ends of arrays, tensors and what JSON can hold. On disk it is
-one NumPy archive, whose zip format has a checksum of each array: a damaged one is noticed.
+dicts, lists and tuples, and at its ends of arrays, tensors and all that JSON can hold. On disk it
+is one NumPy archive, whose zip format has a checksum of each array: a damaged one is noticed.
 (torch.load and safetensors notice no changed bit.)
 """
 
@@ -84,12 +84,12 @@ class LearnerState:
     APART: tuple[str, ...] = ("args", "graph", "replay")
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes back."""
+        """A tree for `restore`."""
         own = {name: value for name, value in vars(self).items() if name not in self.APART}
         return {name: _state_of(value) for name, value in own.items() if _is_saved(value)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Go on from a tree of `state`."""
         for name, saved in state.items():
             setattr(self, name, _restored(getattr(self, name, None), saved))
 
@@ -113,7 +113,7 @@ def _state_of(value):
 
 
 def _restored(own, saved):
-    """What an attribute becomes: the same object, where it can be changed."""
+    """The restored attribute: the same object, where it can be changed."""
     if isinstance(own, torch.optim.Optimizer):
         _restore_optimizer(own, saved)
     elif hasattr(own, "load_state_dict"):
@@ -199,7 +199,7 @@ def _encoded(value, arrays, name):
         return {"tensor": name, "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, dict):
         pairs = [[key, _encoded(one, arrays, f"{name}|{key}")] for key, one in value.items()]
-        return {"dict": pairs}  # of keys that are no text, too
+        return {"dict": pairs}  # keys may be other than text
     if isinstance(value, (list, tuple)):
         return [_encoded(one, arrays, f"{name}|{i}") for i, one in enumerate(value)]
     return value

@@ -30,13 +30,13 @@ class GymnasiumTask(Replayed):
     """An environment whose observations are arrays, and whose episodes can be played again.
 
     A Box is observed as it is, and everything else as `gymnasium.spaces.flatten` writes it: a
-    Discrete state is one-hot. A time limit is a truncation. What cannot be used ends the program
-    with one line; what an environment's own code raises is shown as it is.
+    Discrete state is one-hot. A time limit is a truncation. An environment that cannot be used ends
+    the program with one line; errors of an environment's own code are shown as they are.
 
     Args:
         env_id: as `gymnasium_id` returns it.
         rng: np.random.Generator from which the seed of every episode is drawn.
-        kwargs: what `gymnasium.make` takes, as JSON.
+        kwargs: of `gymnasium.make`, as JSON.
         time_limit: steps of an episode, in place of the environment's registered limit; None: that
             limit, or 1,000.
         decimals: the key of a state is its observation, rounded to so many decimals.
@@ -45,20 +45,20 @@ class GymnasiumTask(Replayed):
         leave_out: names of parts of a Dict or Tuple, with commas, that are not observed: of one
             that lies deeper a/b, of a Tuple its number.
         num_levels: of N an episode plays one, by its seed; 0: a new one each, as None.
-        seed: of the run, which says what the N levels are.
-        held_out: play levels that training does not: where `info["level"]` of reset says what an
-            episode's level is, a fifth of them, by a hash; else seeds that are hardly ever drawn
+        seed: of the run, which says which levels the N are.
+        held_out: play levels that training does not: where `info["level"]` of reset names an
+            episode's level, a fifth of them, by a hash; else seeds that are hardly ever drawn
             twice.
 
-    An environment that gives `info["key"]`, an array, at every reset and step, says what makes a
-    state: the graph may know more than the network sees.
+    An environment may give `info["key"]`, an array, at every reset and step. Observations with like
+    keys are one state: the graph may know more than the network sees.
 
     Attributes:
         env: Gymnasium's environment.
-        first_action: what it calls the action 0.
+        first_action: the environment's own number of action 0.
         obs: the observation that the environment is in, of one shape and dtype.
-        key: what makes it the same state as another one, uint8 [n]; None where obs itself does.
-        level: what it says of the episode's level, or None.
+        key: uint8 [n], like in like states; None where obs itself is.
+        level: the environment's own name of the episode's level, or None.
         scale: the largest magnitude of each number of obs; 1 where its space does not tell.
     """
 
@@ -122,7 +122,7 @@ class GymnasiumTask(Replayed):
         self._is_flat = isinstance(self._space, spaces.Box) and self._space.shape != ()
         message = (
             f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one array "
-            "of at least one number; leave out or encode in a wrapper what is none"
+            "of at least one number; leave out other parts, or encode them in a wrapper"
         )
         odd = [name for name, part in part_names(self._space).items() if not is_flat(part)]
         if odd:
@@ -175,7 +175,7 @@ class GymnasiumTask(Replayed):
         return self._observe(obs, info), reward, terminated, truncated
 
     def render(self) -> Any:
-        """What the environment draws."""
+        """The environment's own picture."""
         with own_code():
             return self.env.render()
 
@@ -219,7 +219,7 @@ class GymnasiumTask(Replayed):
 
 @contextlib.contextmanager
 def own_code() -> Iterator[None]:
-    """Around calls of a user's code: what it raises is shown as it is, and ends the program."""
+    """Around calls of a user's code: an error is shown as it is, and ends the program."""
     try:
         yield
     except Exception:
@@ -312,7 +312,7 @@ def maker_of(
 def import_module(name: str, message: str) -> ModuleType:
     """The module that a user typed: the current folder's, if it has one, else as Python finds it.
 
-    The program ends, with what is told, where there is none, or where another one has the name.
+    The program ends, with the message, where there is none, or where another one has the name.
     """
     sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()

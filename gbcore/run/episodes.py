@@ -32,7 +32,7 @@ class Replayed:
     actions: list[int]
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes back."""
+        """A tree for `restore`."""
         return {"seed": self.seed, "actions": list(self.actions)}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ def plain(name: str) -> str:
 
 
 def task_meant(typed: str, known: dict[str, str], kind: str, more: str = ELSEWHERE) -> str:
-    """What of known, plain spellings to names, was typed; else the program ends and names some."""
+    """The name typed, of known, plain spellings to names; else the program ends and names some."""
     if (key := plain(typed)) not in known:
         close = difflib.get_close_matches(key, known, n=6, cutoff=0.4) or known
         near = ", ".join([*dict.fromkeys(known[key] for key in close)][:5])

@@ -53,7 +53,7 @@ Prior = Annotated[float, number(float, 0, 1e9)]  # observations a network's valu
 
 @dataclass
 class RunFlags:
-    """How a run is made and what it leaves; what it learns is in the script's own flags."""
+    """How a run is made and which files it leaves; learning is in the script's own flags."""
 
     seed: Annotated[int, number(int, 0, 2**30 - 1)] = 1
     """of the environment, the networks and all sampling"""
@@ -74,7 +74,7 @@ class RunFlags:
     """folder of a run to go on with, under its own flags; --total-timesteps may be raised, and
     those change that only say how it is run: docs/runs.md"""
 
-    # These may be given with --resume. They do not change what a run learns, but for a raised
+    # These may be given with --resume. They do not change learning, but for a raised
     # --total-timesteps on Atari: the importance exponent is a share of it.
     FREE: ClassVar = (
         "total_timesteps", "checkpoint_frequency", "cuda", "threads", "track",
@@ -117,7 +117,7 @@ def parse_flags(flags_class: type[Flags], script: str) -> Flags:
 
 
 def check_flags(args: Any) -> None:
-    """Refuse what cannot run, before anything is written."""
+    """Refuse flags that cannot run, before anything is written."""
     for name in ("buffer_size", "total_timesteps"):
         if 0 < (number := getattr(args, name)) < args.batch_size:
             fail(f"{_flag(name)} {number} is smaller than --batch-size {args.batch_size}")

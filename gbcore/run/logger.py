@@ -1,4 +1,4 @@
-"""Logger: what a run prints and leaves in its folder, the same for every script."""
+"""Logger: the output and the folder of a run, alike for every script."""
 
 import contextlib
 import fcntl
@@ -30,11 +30,11 @@ RESULTS = ("result.json", "model.pt", "graph.npz", "episode.mp4")  # left at the
 
 
 class Logger:
-    """A run's folder, RUN_DIR/<env>__<script>__<backup>__<seed>__<time> or that of --resume.
+    """A run's folder, RUN_DIR/<env>__<script>__<backup>__<seed>__<time> or the one of --resume.
 
     It gets config.json, TensorBoard's events, metrics.csv and evaluations.csv, in the end
     result.json, model.pt and graph.npz. As a context manager it opens them. It is a part of a
-    checkpoint, which holds the tables as well: a resumed run cuts off what came later.
+    checkpoint, which holds the tables as well: a resumed run cuts off later rows.
 
     Args:
         args: the script's flags.
@@ -123,7 +123,7 @@ class Logger:
             sys.exit(1)
 
     def begin_step(self) -> int:
-        """The number of the step. The time from here to its end is that of training."""
+        """The number of the step. From here to its end time counts as training."""
         self.step += 1
         self._step_begin = time.perf_counter()
         return self.step
@@ -203,7 +203,7 @@ class Logger:
             self._writer.add_scalar("eval/train_return", self.train_evaluations[-1], self.step)
 
     def finish(self, learner: Any, score: float | None = None, **more: float | None) -> None:
-        """Write what was learned and result.json; say how it went.
+        """Write model, graph and result.json; print one line about the run.
 
         Without a score, of a run that was interrupted, the program ends with status 130.
         """
@@ -228,7 +228,7 @@ class Logger:
         if score is not None and not self._rewarded:
             frontier = "--exploration frontier (docs/frontier.md), "
             print(
-                f"No reward was seen in {self.step} steps: is there one? What may find it: "
+                f"No reward was seen in {self.step} steps: is there one? To find it: "
                 f"{frontier * (args.exploration != 'frontier')}more --total-timesteps"
             )
         values = {"score": score, **more}.items()
@@ -259,7 +259,7 @@ class Logger:
             new.write_text(json.dumps(content, indent=2) + "\n")
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes back."""
+        """A tree for `restore`."""
         self.require_finite()
         self._writer.flush()
         tables = {

@@ -20,15 +20,15 @@ _by_world: dict[str, bool] = {}  # task -> are its worlds held out, or its seeds
 class Task(Replayed):
     """A MiniGrid task, whose levels are drawn by their seeds: all chance is theirs.
 
-    A grid is uint8 [W, H, 3]: object, colour and state of each cell. It is what is observed, or, by
-    view, the state's key, and the last four 7x7 views of the agent are observed: [7, 7, 12], the
+    A grid is uint8 [W, H, 3]: object, colour and state of each cell. It is observed. With a partial
+    view it is the state's key, and the agent's last four 7x7 views are observed: [7, 7, 12], the
     newest last. A time limit (the task's own) is a truncation.
 
     A fifth of all worlds, a world being the first grid without the agent, is held out: training
     draws again when it meets one. Where a task has too few worlds to tell, a fifth of all seeds.
 
     Args:
-        args: num_levels, view and seed: of the only level, or of what the levels are.
+        args: num_levels, view and seed: of the only level, or of all.
         rng: np.random.Generator that draws an episode's level.
         held_out: play held-out levels, in place of those of training?
     """

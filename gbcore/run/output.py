@@ -39,7 +39,7 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
         except (OSError, ValueError) as error:
             fail(error)
         except KeyboardInterrupt:
-            fail("interrupted at once: what is left is the last checkpoint, if there is one", 130)
+            fail("interrupted at once: the last checkpoint, if there is one, is left", 130)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not re.search(
                 "(out of|allocate) memory", f"{error}"
@@ -75,7 +75,7 @@ class _Lasting:
     def _try(self, method, *text):
         try:
             getattr(self._stream, method, lambda *_: None)(*text)
-        except (OSError, ValueError):  # what is held back, and all that follows, goes nowhere
+        except (OSError, ValueError):  # text held back, and all that follows, goes nowhere
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
                 self._stream.flush()

@@ -6,7 +6,7 @@ from gbcore.subgraph import Subgraphs
 
 
 def pad(subgraphs: Subgraphs) -> Subgraphs:
-    """The same subgraphs with every level filled up: the targets of the roots stay what they are.
+    """The same subgraphs with every level filled up: the targets of the roots stay the same.
 
     There are few shapes: 32, 48, 64, 96, 128 ... nodes, and one such number of vertices, pairs and
     outcomes on every level. Added outcomes have weight 0 and belong to the first pair of their

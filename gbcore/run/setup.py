@@ -1,4 +1,4 @@
-"""What is set for the whole process of a run: random seeds, torch, memory."""
+"""Settings of the whole process of a run: random seeds, torch, memory."""
 
 import contextlib
 import ctypes

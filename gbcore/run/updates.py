@@ -2,8 +2,8 @@
 
 A CPU pays for arithmetic. Of a batch's states it evaluates those on the greedy paths alone, level
 by level: `OnCPU`. A GPU pays for launches, and for being waited for. It evaluates all states, in
-shapes padded to a few sizes, from frames that it keeps; what was called before in the same shapes
-is replayed as one CUDA graph: `OnGPU`.
+shapes padded to a few sizes, from frames that it keeps. A call of shapes met before is replayed as
+one CUDA graph: `OnGPU`.
 """
 
 from collections.abc import Callable, Hashable
@@ -55,7 +55,7 @@ class OnCPU:
         self, learn: Callable[..., torch.Tensor], subgraphs: Subgraphs, batch: Batch, rule: str,
         prior: float,
     ) -> tuple[torch.Tensor, int]:  # fmt: skip
-        """What learn returns, and how many states were evaluated for the targets, padding included.
+        """The result of learn, and the number of states evaluated for the targets, with padding.
 
         Args:
             learn: function of the subgraphs' states (`PathStates`, `PaddedStates`) and of the
@@ -88,7 +88,7 @@ class PathStates:
         self.num_evaluated: int = 0
 
     def select(self, evaluate: Evaluate) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the online network selects actions by.
+        """Features and values by which the online network selects actions.
 
         Args:
             evaluate: function of observations [n, *obs_shape] that returns the online network's
@@ -228,7 +228,7 @@ class PaddedStates:
 
 
 class Plan(NamedTuple):
-    """Calls of one kind: what they read on the device, and the CUDA graph that repeats them."""
+    """Calls of one kind: their tensors on the device, and the CUDA graph that repeats them."""
 
     tensors: tuple[torch.Tensor, ...]
     graph: "torch.cuda.CUDAGraph | None" = None
@@ -263,7 +263,7 @@ class CapturedCalls:
         Args:
             function: of the tensors, on the device; another one may come with each call, if those
                 of the same name and kind do the same.
-            kind: what the function knows on the host.
+            kind: values that the function knows on the host.
             tensors: of the host. A GPU copies them from pinned memory, without being waited for.
         """
         key = (function.__name__, kind, *(tensor.shape for tensor in tensors))
