@@ -1,4 +1,7 @@
-"""From scores to statistics: functions of arrays and dicts, no files and no drawing."""
+"""From scores to statistics: no files and no drawing.
+
+Scores are a table with a row for each seed and a column for each task; NaN where there is no run.
+"""
 
 from typing import NamedTuple
 
@@ -36,30 +39,23 @@ def interquartile_mean(*scores, axis=-1):
 
 
 def estimate(statistic, scores):
-    """A statistic of arrays, one of each task's scores, with its percentile bootstrap interval.
+    """A statistic of the tasks' scores with its percentile bootstrap interval.
 
     Each task is resampled by itself. None if one has no score.
     """
-    seeds = min(map(len, scores))
+    seeds = scores.count().min()
     if not seeds:
         return None
-    value, low, high = float(statistic(*scores)), np.nan, np.nan
+    columns = [scores[task].dropna().to_numpy() for task in scores]
+    value, low, high = float(statistic(*columns)), np.nan, np.nan
     if seeds >= FEWEST_SEEDS:
         how = {"n_resamples": REPETITIONS, "method": "percentile", "rng": np.random.default_rng(0)}
-        low, high = stats.bootstrap(scores, statistic, **how).confidence_interval
-    return Estimate(value, float(low), float(high), seeds)
+        low, high = stats.bootstrap(columns, statistic, **how).confidence_interval
+    return Estimate(value, float(low), float(high), int(seeds))
 
 
-def difference(one, other):
-    """Estimate of the mean of the tasks' differences. Runs with the same seed stay together.
-
-    Args:
-        one, other: {seed: score} of each task. None where one has no seed that both have.
-    """
-    gains = [
-        np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
-        for a, b in zip(one, other, strict=True)
-    ]
+def difference(gains):
+    """Estimate of the mean of the tasks' gains, one's scores less another's; None as `estimate`."""
     result = estimate(mean_of_tasks, gains)
     return result and result._replace(p=permutation_p(gains))
 
@@ -69,12 +65,9 @@ def permutation_p(gains):
 
     SciPy's paired permutation test, one-sided: exact with up to 15 pairs, else of 49,999 random
     choices. Scores count to two decimals, as the paper's: smaller gains decide nothing.
-
-    Args:
-        gains: arrays, of each task.
     """
-    rounded = [np.round(gain, 2) / len(gain) for gain in gains]
-    weighted = np.append(np.concatenate(rounded), 0.0)  # SciPy takes no single pair
+    weighted = (gains.round(2) / gains.count()).to_numpy().T.ravel()
+    weighted = np.append(weighted[~np.isnan(weighted)], 0.0)  # SciPy takes no single pair
     weighted *= np.sign(weighted.sum()) or 1.0
     result = stats.permutation_test(
         (weighted, np.zeros_like(weighted)),

@@ -1,7 +1,6 @@
 """The report's pictures: numbers in, PNG out, nothing computed."""
 
 import folders  # noqa: F401  (the tools)
-import numpy as np
 from gbtools.picture import plt
 
 plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
@@ -20,37 +19,6 @@ def colours(names):
     """name -> colour; of others than COLOURS has, in turn."""
     others = [name for name in names if name not in COLOURS]
     return COLOURS | {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(others)}
-
-
-def save(figure, path):
-    figure.savefig(path, dpi=110, metadata={"Software": None})  # the same bytes each time
-    plt.close(figure)
-
-
-def draw_summary(path, panels):
-    """Mean score per setting beside the paper's.
-
-    panels: (title, label of the axis, {setting: (Estimate or None, the paper's or nan)}) of each.
-    """
-    widths = [len(bars) for _, _, bars in panels]
-    figure = plt.figure(figsize=(1.5 + 0.5 * sum(widths), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)
-    for axis, (title, label, bars) in zip(axes[0], panels, strict=True):
-        for x, (name, (ours, paper)) in enumerate(bars.items()):
-            if ours is not None:
-                alpha = 0.35 if np.isnan(ours.low) else 1.0
-                axis.bar(x, ours.value, width=0.62, color=colours(bars)[name], alpha=alpha)
-                axis.vlines(x, ours.low, ours.high, color="black", linewidth=1)
-            axis.plot(x, paper, "D", markerfacecolor="white", color="black", markersize=6)
-        axis.set_xticks(range(len(bars)), bars, rotation=35, ha="right")
-        axis.set_title(title, fontsize=10)
-        axis.set_ylabel(label)
-    for axis, (_, label, _) in zip(axes[0], panels, strict=True):  # one scale per kind of score
-        alike = [a for a, (_, other, _) in zip(axes[0], panels, strict=True) if other == label]
-        axis.set_ylim(top=max(a.get_ylim()[1] for a in alike))
-    axes[0, 0].plot([], [], "D", markerfacecolor="white", color="black", label="the paper")
-    axes[0, 0].legend(frameon=False, loc="upper left")
-    save(figure, path)
 
 
 def draw_curves(path, tasks, width=10, dots=True, **axes_settings):
@@ -78,4 +46,5 @@ def draw_curves(path, tasks, width=10, dots=True, **axes_settings):
     where.legend(lines, names, frameon=False, loc=place, fontsize=9, ncols=columns)
     figure.supxlabel("environment steps", fontsize=10)
     figure.supylabel("mean return of an evaluation", fontsize=10)
-    save(figure, path)
+    figure.savefig(path, dpi=110, metadata={"Software": None})  # the same bytes each time
+    plt.close(figure)

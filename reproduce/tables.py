@@ -1,16 +1,15 @@
 """Rows of results by suite, beside the paper's numbers, and the words for them."""
 
-import contextlib
 import functools
 import itertools
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import aggregate
 import numpy as np
+import pandas as pd
 from folders import RESULTS
-from gbtools.runs import band, read_rows
+from gbtools.runs import band
 from suites import curve_of, read_table, script_of, tasks_of
 
 PAPER_BACKUPS = ("one-step", "n-step", "tree", "graph")
@@ -20,9 +19,7 @@ SAME_RATE = ", rate 2.5e-4"  # of learning
 WHOLE = f"whole-graph{SAME_RATE}, prior 0.3"  # docs/minatar.md
 ATARI, BF16 = "atari100k", "bf16=True"
 NAMED = {"exploration=frontier": "frontier", "persist_targets=True": "persistent", BF16: "bfloat16"}
-NAMED["learning_rate=0.00025"] = "rate 2.5e-4"
-NUMBERS = "wall_seconds steps_per_second novel_state_ratio".split()
-WITHOUT_SEED = "suite task backup variant episode_seed".split()
+NAMED |= {"learning_rate=0.00025": "rate 2.5e-4", "update=released": "as released"}
 TITLES = {
     ("minigrid", ""): "MiniGrid",
     ("minigrid-hard", ""): "MiniGrid, harder tasks",
@@ -34,87 +31,89 @@ TITLES = {
 }
 
 
-@dataclass(eq=False)  # hashed by identity, for caches
+@dataclass(eq=False)  # hashed by identity, for a cache
 class Protocol:
-    """The runs of one suite and one episode seeding, and what the paper has for it."""
+    """The runs of one suite and one episode seeding, beside the paper's numbers."""
 
     suite: str
     episode_seed: str
-    tasks: list
-    runs: dict  # (setting, task) -> {seed: dict with numbers, and a curve}
-    paper: dict  # backup -> task -> (mean, std)
-    scales: dict  # task -> score that counts as 1, where it is not 1
+    runs: pd.DataFrame  # rows of results, each with its setting
+    means: pd.DataFrame  # the paper's, a row for each of its backups and a column for each task
+    stds: pd.DataFrame
 
     @property
     def title(self):
         return TITLES[self.suite, self.episode_seed]
 
+    @property
+    def tasks(self):
+        return [*self.means]
+
+    @property
+    def in_paper(self):
+        return bool(self.means.notna().any(axis=None))
+
+    @property
+    def is_scaled(self):
+        """Do tasks differ in what a score is worth?"""
+        return self.suite.startswith("minatar")
+
     def settings(self):
         """Those of the paper first, then by name."""
-        result = {setting for setting, _ in self.runs}
+        result = set(self.runs.setting)
         return [n for n in PAPER_BACKUPS if n in result] + sorted(result - set(PAPER_BACKUPS))
 
     def runs_of(self, setting, task):
-        """Runs, in the order of their seeds."""
-        return list(self.runs.get((setting, task), {}).values())
+        """Rows, in the order of their seeds."""
+        return self.runs[(self.runs.setting == setting) & (self.runs.task == task)]
 
     def scores(self, setting, normalised=False):
-        """{seed: score} of each task."""
-        scales = self.scales if normalised else {}
-        result = ((scales.get(t, 1), self.runs.get((setting, t), {})) for t in self.tasks)
-        return [
-            {seed: run["score"] / scale for seed, run in item.items()} for scale, item in result
-        ]
+        """A row for each seed and a column for each task."""
+        runs = self.runs[self.runs.setting == setting]
+        table = runs.pivot(index="seed", columns="task", values="score")
+        table = table.reindex(columns=self.tasks)
+        return table / self.means.max() if normalised and self.is_scaled else table
 
     @functools.cache  # noqa: B019
     def estimate(self, statistic, setting, normalised=False):
         """Estimate of a statistic of the tasks' scores; None until every task has a run."""
-        scores = self.scores(setting, normalised)
-        return aggregate.estimate(statistic, [np.array(list(item.values())) for item in scores])
+        return aggregate.estimate(statistic, self.scores(setting, normalised))
 
-    @functools.cache  # noqa: B019
-    def gain(self, setting, other, normalised=False):
-        """Estimate of the mean difference over tasks, on the seeds of both; None without any."""
-        return aggregate.difference(*(self.scores(item, normalised) for item in (setting, other)))
+    def mean_of_tasks(self, setting):
+        """Estimate of the mean score."""
+        return self.estimate(aggregate.mean_of_tasks, setting)
 
-    def with_both(self, setting, other):
-        """The protocol of the tasks in which both have a run of one seed."""
-        runs = self.runs
-        both = (runs.get((setting, t), {}).keys() & runs.get((other, t), {}) for t in self.tasks)
-        return replace(self, tasks=[*itertools.compress(self.tasks, both)])
+    def gains(self, setting, other, normalised=False):
+        """Scores less another setting's, of the seeds that both have."""
+        return self.scores(setting, normalised) - self.scores(other, normalised)
 
-    def means(self, setting, other):
-        """Mean of the tasks' means of each, on the seeds that both have: `gain` is of the same."""
-        pairs = zip(self.scores(setting), self.scores(other), strict=True)
-        columns = (
-            [(one[s], two[s]) for s in sorted(one.keys() & two.keys())] for one, two in pairs
-        )
-        return np.mean([np.mean(column, axis=0) for column in columns], axis=0)
-
-    def paper_mean(self, backup, normalised=False):
-        """Mean of the paper's numbers; nan if one is missing."""
-        scales = self.scales if normalised else {}
-        cells = self.paper.get(backup, {})
-        return float(np.mean([cells.get(t, (np.nan,))[0] / scales.get(t, 1) for t in self.tasks]))
+    def paper_mean(self, setting, tasks=None):
+        """Mean over tasks, all by default, of the paper's numbers; nan if one is missing."""
+        means = self.means.reindex(index=[setting], columns=tasks or self.tasks)
+        return float(means.mean(axis=1, skipna=False).iloc[0])
 
     def verdict(self, setting, task):
         """inside, above or below the paper's; "" without runs or without the paper's number."""
-        runs, paper = self.runs_of(setting, task), self.paper.get(backup_of(setting), {}).get(task)
-        if not (runs and paper and (setting in PAPER_BACKUPS or setting.endswith(RELEASED))):
+        scores, backup = self.runs_of(setting, task).score, backup_of(setting)
+        is_compared = setting in PAPER_BACKUPS or setting.endswith(RELEASED)
+        if not (self.in_paper and is_compared and len(scores)):
             return ""
-        return aggregate.verdict(np.mean([run["score"] for run in runs]), *paper)
+        return aggregate.verdict(scores.mean(), *self.paper_cell(backup, task))
+
+    def paper_cell(self, backup, task):
+        """The paper's mean and std."""
+        return self.means.loc[backup, task], self.stds.loc[backup, task]
 
     def cell(self, setting, task):
         """0.38 ± 0.47 (5), inside"""
-        text = cell_text([run["score"] for run in self.runs_of(setting, task)])
+        text = cell_text(self.runs_of(setting, task).score)
         return ", ".join(filter(None, (text, self.verdict(setting, task))))
 
     def curves(self, settings, window=5):
         """Task -> setting -> `band` of its runs, where there are any with curves."""
         result = {}
         for task, setting in itertools.product(self.tasks, settings):
-            curves = [run["curve"] for run in self.runs_of(setting, task) if run["curve"]]
-            if curves:
+            if curves := [*map(curve_of, filter(None, self.runs_of(setting, task).curve))]:
                 of_task = result.setdefault(short_task(task), {})
                 of_task[setting] = band(curves, 1 if self.suite == ATARI else window)
         return result
@@ -131,55 +130,37 @@ def setting_of(backup, variant):
     return ", ".join([backup, *words])
 
 
-def read_paper():
-    """suite -> backup -> task -> (mean, std); Atari's in percent of human."""
-    result = {}
-    for row in read_rows(RESULTS / "paper" / "paper_results.csv"):
-        if row["metric"] != "raw_score":
-            of_backup = result.setdefault(row["suite"], {}).setdefault(row["backup"], {})
-            of_backup[row["task"]] = float(row["mean"]), float(row["std"])
-    return result
-
-
-def new_protocol(suite, episode_seed, numbers):
-    tasks, scales = list(numbers.get("graph", tasks_of(suite))), {}
-    if suite.startswith("minatar"):
-        scales = {t: max(numbers[b][t][0] for b in PAPER_BACKUPS) for t in tasks}
-    return Protocol(suite, episode_seed, tasks, {}, numbers, scales)
+def read_paper(suite):
+    """Means and stds of the paper, as in `Protocol`; Atari's in percent of human."""
+    table = pd.read_csv(RESULTS / "paper" / "paper_results.csv")
+    table = table[(table.suite == suite) & (table.metric != "raw_score")]
+    tasks = [*(table.task.unique() if len(table) else tasks_of(suite))]
+    tables = (table.pivot(index="backup", columns="task", values=name) for name in ("mean", "std"))
+    return [part.reindex(index=PAPER_BACKUPS, columns=tasks) for part in tables]
 
 
 def read_protocols(results_dir):
     """Every protocol that has rows, in the order of TITLES."""
-    table, paper, result = read_table(results_dir), read_paper(), {}
-    alone = set(zip(*(table[name] for name in WITHOUT_SEED), strict=True))
-    for row in table.to_dict("records"):
-        where = row["suite"], row["episode_seed"]
-        if where not in TITLES:
-            continue
-        protocol = result.get(where) or new_protocol(*where, paper.get(row["suite"], {}))
-        if row["task"] not in protocol.tasks:
-            continue
-        result[where], words = protocol, row["variant"].split()
-        run = {name: row[name] for name in (*NUMBERS, "commit", "score")}
-        run |= {"bf16": BF16 in words, "curve": curve_of(row["curve"]), "game_score": row["score"]}
-        if row["suite"] == ATARI:  # the paper's tables are in percent of human
-            normalized = script_of(ATARI).human_normalized(row["task"], row["score"])
-            run["score"] = 100 * normalized
-        # Runs in bfloat16 are those of their setting where it has no others.
-        plain = row | {"variant": " ".join(word for word in words if word != BF16)}
-        is_alone = tuple(plain[name] for name in WITHOUT_SEED) not in alone
-        setting = setting_of(row["backup"], (plain if is_alone else row)["variant"])
-        protocol.runs.setdefault((setting, row["task"]), {})[row["seed"]] = run
-    with contextlib.suppress(FileNotFoundError):
-        for row in read_rows(Path(results_dir) / "released_updates.csv"):
-            if protocol := result.get((row["suite"], row["episode_seed"])):
-                released = RELEASED if row["update"] == "released" else ""
-                where = f"{row['backup']}, depth {row['depth']}{released}", row["task"]
-                run = {"score": float(row["score"]), "curve": {}}
-                protocol.runs.setdefault(where, {})[int(row["seed"])] = run
-    if atari := result.get((ATARI, "")):  # of 26 games those that were run
-        atari.tasks = [game for game in atari.tasks if any(game in where for where in atari.runs)]
-    return [result[where] for where in TITLES if where in result]
+    table, result = read_table(results_dir), []
+    # Runs in bfloat16 are those of their setting where it has no others.
+    plain = table.variant.str.split().map(lambda words: " ".join(w for w in words if w != BF16))
+    is_full = plain == table.variant
+    same = table.suite, table.task, table.backup, plain, table.episode_seed
+    variants = table.variant.where(is_full.groupby([*same]).transform("any"), plain)
+    table["setting"] = [*map(setting_of, table.backup, variants)]
+    table["network"] = np.where(is_full, "float32", "bfloat16")
+    table["game_score"] = table.score
+    for suite, episode_seed in TITLES:
+        means, stds = read_paper(suite)
+        runs = table[(table.suite == suite) & (table.episode_seed == episode_seed)]
+        runs = runs[runs.task.isin(means)].copy()
+        if suite == ATARI:  # the paper's tables are in percent of human, of 26 games
+            percent = map(script_of(ATARI).human_normalized, runs.task, runs.score)
+            runs["score"] = [100 * score for score in percent]
+            means, stds = (part[[n for n in part if n in set(runs.task)]] for part in (means, stds))
+        if len(runs):
+            result.append(Protocol(suite, episode_seed, runs, means, stds))
+    return result
 
 
 def short(value):
@@ -189,9 +170,9 @@ def short(value):
 
 def cell_text(scores):
     """0.38 ± 0.47 (5); of one seed 0.96 (1). The deviation is the population's, as the paper's."""
-    if not scores:
+    if not len(scores):
         return "-"
-    spread = f" ± {short(np.std(scores))}" if len(scores) > 1 else ""
+    spread = f" ± {short(np.std(np.asarray(scores)))}" if len(scores) > 1 else ""
     return f"{short(np.mean(scores))}{spread} ({len(scores)})"
 
 
@@ -201,10 +182,6 @@ def interval(estimate):
         return "-"
     limits = f" [{short(estimate.low)}, {short(estimate.high)}]"
     return short(estimate.value) + ("" if np.isnan(estimate.low) else limits)
-
-
-def chance_text(p):
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def short_task(task):

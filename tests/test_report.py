@@ -49,9 +49,10 @@ def test_cells_have_the_deviation_of_the_population():
 
 
 def test_backups_are_compared_on_the_seeds_that_both_have():
-    one, other = {1: 0.1, 2: 0.2}, {2: 0.8, 3: 0.9}
-    assert aggregate.difference([one], [other]).value == pytest.approx(-0.6)
-    assert aggregate.difference([one, {3: 0.3}], [other, {1: 0.7}]) is None
+    one, other = ({"a": {1: 0.1, 2: 0.2}, "b": {3: 0.3}}, {"a": {2: 0.8, 3: 0.9}, "b": {1: 0.7}})
+    gains = pd.DataFrame(one) - pd.DataFrame(other)
+    assert aggregate.difference(gains[["a"]]).value == pytest.approx(-0.6)
+    assert aggregate.difference(gains) is None
 
 
 def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
@@ -60,12 +61,12 @@ def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
 
 
 def test_a_difference_is_of_pairs():
-    other = [{s: float(s * s) for s in range(5)}, {s: 7.0 - s for s in range(5)}]
-    one = [{s: score + 1 for s, score in other[0].items()}, other[1]]
-    gain = aggregate.difference(one, other)
+    seeds = np.arange(5.0)
+    other = pd.DataFrame({"a": seeds**2, "b": 7 - seeds})
+    gain = aggregate.difference(other.assign(a=other.a + 1) - other)
     assert gain[:4] == (0.5, 0.5, 0.5, 5)
     assert gain.p == pytest.approx(1 / 32)
-    assert aggregate.difference(one[1:], other[1:]).p == 1.0
+    assert aggregate.difference(other - other).p == 1.0
 
 
 @pytest.mark.parametrize(
@@ -81,20 +82,23 @@ def test_a_difference_is_of_pairs():
     ],
 )
 def test_permutation_p(gains, expected):
-    assert aggregate.permutation_p([np.array(gains, float)]) == pytest.approx(expected)
+    assert aggregate.permutation_p(pd.DataFrame({"": gains}, dtype=float)) == pytest.approx(
+        expected
+    )
 
 
 def test_permutation_p_of_many_gains_is_that_of_the_normal_distribution():
     gains = np.random.default_rng(0).normal(0.2, 1, 60)
     expected = 0.5 * math.erfc(gains.sum() / np.sqrt(2 * (gains**2).sum()))
-    assert aggregate.permutation_p([gains]) == pytest.approx(expected, abs=0.01)
+    assert aggregate.permutation_p(pd.DataFrame({"": gains})) == pytest.approx(expected, abs=0.01)
 
 
 def test_an_interval_is_stratified_and_reproducible():
     # Tasks differ by 100, seeds do not differ: resampling over tasks would show.
-    flat = aggregate.estimate(aggregate.mean_of_tasks, [np.zeros(5), np.full(7, 100.0)])
+    flat = {"a": pd.Series(np.zeros(5)), "b": pd.Series(np.full(7, 100.0))}
+    flat = aggregate.estimate(aggregate.mean_of_tasks, pd.DataFrame(flat))
     assert flat[:4] == (50.0, 50.0, 50.0, 5)
-    spread = [np.arange(5.0), 100 + np.arange(5.0)]
+    spread = pd.DataFrame({"a": np.arange(5.0), "b": 100 + np.arange(5.0)})
     one, two = (aggregate.estimate(aggregate.mean_of_tasks, spread) for _ in range(2))
     assert one[:4] == two[:4]
     assert 50 <= one.low < one.value == 52 < one.high <= 54
@@ -102,7 +106,7 @@ def test_an_interval_is_stratified_and_reproducible():
 
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_few_seeds_have_no_interval(seeds):
-    gain = aggregate.difference(*([dict.fromkeys(range(seeds), score)] for score in (2.0, 1.0)))
+    gain = aggregate.difference(pd.DataFrame({"": [1.0] * seeds}))
     assert gain.value == 1.0
     assert np.isnan([gain.low, gain.high]).all()
     assert aggregate.support(gain) == "open"
@@ -129,8 +133,7 @@ def test_band_is_the_mean_and_standard_error_of_running_means():
 # What the report says
 # --------------------------------------------------------------------------------------------------
 
-MINIGRID = list(tables.read_paper()["minigrid"]["graph"])
-MINATAR = list(tables.read_paper()["minatar"]["graph"])
+MINIGRID, MINATAR = (list(tables.read_paper(suite)[0]) for suite in ("minigrid", "minatar"))
 
 
 def add_rows(folder, rows):
@@ -221,8 +224,7 @@ def test_a_claim_is_of_the_tasks_that_have_both(tmp_path):
 
 
 def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_path, monkeypatch):
-    for name in ("draw_curves", "draw_summary"):
-        monkeypatch.setattr(report_figures, name, lambda *_, **__: None)
+    monkeypatch.setattr(report_figures, "draw_curves", lambda *_, **__: None)
     rate = "learning_rate=0.00025"
     whole = f"{rate} prior=0.3"
     scores = {
@@ -316,7 +318,7 @@ def test_the_committed_pages_are_of_the_committed_rows(monkeypatch):
     for protocol in protocols:
         table_of = report.games_table if protocol.suite == tables.ATARI else report.score_table
         assert table_of(protocol) in scores
-        assert not protocol.paper or report.claims_table(protocol) in text
+        assert not protocol.in_paper or report.claims_table(protocol) in text
     assert report.summary(protocols, whole) in text
     assert report.summary(protocols, whole) in readme
     assert report.soon_table(whole) in text
