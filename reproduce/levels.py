@@ -8,7 +8,6 @@ Rows that are there already stay. Without runs the table and the picture are mad
 levels_sb3.py.
 """
 
-import csv
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,23 +17,17 @@ import numpy as np
 import pandas as pd
 import torch
 import tyro
-from folders import RESULTS, ROOT
+from folders import RESULTS, ROOT, replace_block
 from gbtools import recorded
-from gbtools.runs import read_result, read_returns
+from gbtools.runs import markdown, read_result, read_returns
 from matplotlib.lines import Line2D
 
 from gbcore import EpisodeGraph
 from gbcore.run import one_line_errors
 
 ROWS = RESULTS / "levels.csv"
-COLUMNS = (
-    "task agent exploration view num_levels seed act_on step mean_return solved episodes commit "
-    "wall_seconds"
-).split()
-ACTS = "graph", "network"
 LAST = 100  # episodes of the trained network
 ENOUGH = 0.9
-BEGIN, END = "<!-- rows: python reproduce/levels.py -->", "<!-- end of rows -->"
 
 
 @dataclass
@@ -43,22 +36,17 @@ class Args:
 
 
 def write_rows(rows):
-    """Append rows, dicts by COLUMNS; those that are there already are left out."""
-    is_new = not ROWS.exists()
-    have = set() if is_new else {tuple(row.values()) for row in csv.DictReader(ROWS.open())}
-    with ROWS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(row for row in rows if tuple(map(str, row.values())) not in have)
+    """Append rows, dicts; those that are there already are left out."""
+    have = pd.read_csv(ROWS, dtype=str, keep_default_na=False)
+    table = pd.concat([have, pd.DataFrame(rows).astype(str)])
+    table.drop_duplicates().to_csv(ROWS, index=False, lineterminator="\n")
 
 
 def row_of(same, act_on, step, returns):
     """One evaluation: the mean return and how many episodes had a reward."""
-    row = same | {"act_on": act_on, "step": step, "episodes": len(returns)}
-    row["mean_return"] = round(float(np.mean(returns)), 4)
-    row["solved"] = int(np.sum(np.array(returns) > 0))
-    return {column: row[column] for column in COLUMNS}
+    mean, solved = round(float(np.mean(returns)), 4), int(np.sum(np.array(returns) > 0))
+    row = {"act_on": act_on, "step": step, "mean_return": mean, "solved": solved}
+    return same | row | {"episodes": len(returns)}
 
 
 def collect(folder):
@@ -98,9 +86,8 @@ def names_of(rows):
 
 
 def table(rows):
-    """Lines of docs/levels.md: when each agent got to ENOUGH, and where it ended; medians."""
-    yield "| task | agent | seeds | steps to 0.9 | own graph, in the end | network alone |"
-    yield "|---|---|---|---|---|---|"
+    """Of docs/levels.md: when each agent got to ENOUGH, and where it ended; medians."""
+    result = []
     for (task, name), part in rows.groupby([rows.task, names_of(rows)]):
         curves = part[part.episodes != LAST]
         reached = curves[curves.mean_return >= ENOUGH].groupby("seed").step.min()
@@ -110,13 +97,13 @@ def table(rows):
         cells = [task.removeprefix("MiniGrid-"), name, str(part.seed.nunique()), steps]
         last = part[part.step == part.groupby("seed").step.transform("max")]
         last = last.sort_values("episodes").groupby(["act_on", "seed"]).tail(1)
-        for act_on in ACTS:
+        for act_on in ("graph", "network"):
             ends = last[last.act_on == act_on]
-            solved = (
-                f"{ends.mean_return.median():.2f} ({ends.solved.sum()} of {ends.episodes.sum()})"
-            )
-            cells.append(solved if len(ends) else "")
-        yield f"| {' | '.join(cells)} |"
+            solved = f"({ends.solved.sum()} of {ends.episodes.sum()})"
+            cells.append(f"{ends.mean_return.median():.2f} {solved}" if len(ends) else "")
+        result.append(cells)
+    header = ["task", "agent", "seeds", "steps to 0.9", "own graph, in the end", "network alone"]
+    return markdown(header, result)
 
 
 def draw(rows):
@@ -146,14 +133,6 @@ def draw(rows):
     figure.savefig(ROOT / "docs" / "levels.png", dpi=110)
 
 
-def write_page(rows):
-    """Put the table between its marks in docs/levels.md."""
-    page = ROOT / "docs" / "levels.md"
-    before, rest = page.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    page.write_text("\n".join([before + BEGIN, *table(rows), END + after]))
-
-
 @one_line_errors
 def main():
     args = tyro.cli(Args, description=__doc__)
@@ -162,7 +141,7 @@ def main():
         write_rows(collect(folder))
     rows = pd.read_csv(ROWS, keep_default_na=False)
     draw(rows)
-    write_page(rows)
+    replace_block(ROOT / "docs" / "levels.md", "rows", "levels.py", table(rows))
 
 
 if __name__ == "__main__":
