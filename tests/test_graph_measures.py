@@ -69,11 +69,6 @@ def test_crossovers_of_a_small_graph():
     assert measured["self_loops"] == measured["rewarded"] == pytest.approx(1 / 20)  # of steps
 
 
-def test_distances_count_transitions():
-    source, target = np.array([0, 1, 2, 0]), np.array([1, 2, 0, 2])
-    assert recorded.distances(4, source, target, np.array([0])).tolist() == [0, 1, 1, -1]
-
-
 def test_targets_differ_from_tree_backup_only_through_crossovers():
     rng = np.random.default_rng(0)
     chain = recorded_rows([(i, 0, 0.0, i + 1, False, i == 9) for i in range(10)])
@@ -162,7 +157,7 @@ CROSSES = {"targets_read": 0.9, "acted_in": 9, "rewarded": 0.0} | ONE_LEVEL
 @pytest.mark.parametrize("suite", play.SUITES)
 @pytest.mark.parametrize("changed", [0.9, 0.2, 0.0])
 def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
-    flag = "--round=-1" if suite == "gymnasium" else None
+    flag = "--round=-1" if suite == "gymnasium" else ""
     more = {"env_kwargs": '{"size": 7}'} if suite == "gymnasium" else {}
     measured = CROSSES | {"targets_read": changed}
     typed = would_it_help.command(measured, suite, "Task v0", more, flag)
@@ -362,7 +357,7 @@ def run_folder(tmp_path_factory):
 def test_a_run_is_read_from_its_checkpoint(run_folder):
     run = recorded.read(run_folder)
     assert run.script == ROOT / "gb_dqn_minigrid.py"
-    assert (run.task, run.suite) == ("MiniGrid-Empty-5x5-v0", "minigrid")
+    assert run.task == "MiniGrid-Empty-5x5-v0"
     assert len(run.initial_states) == 1  # one layout, one start
     assert run.graph.num_transitions == run.steps == 300
     assert run.q_values(np.arange(3)).shape == (3, 7)
@@ -377,7 +372,7 @@ def test_tools_load_the_script_that_made_a_run(run_folder, tmp_path, capsys):
     tree["flags"]["script"] = str(script)
     save_checkpoint(copy, tree)
     run, own = recorded.read(copy), recorded.read(run_folder)
-    assert (run.suite, run.module.__file__) == ("minigrid", str(script))
+    assert (run.action_names()[2], run.module.__file__) == ("forward", str(script))
     assert (run.q_values(np.arange(3)) == own.q_values(np.arange(3))).all()
     for tool in (evaluate, would_it_help, draw_subgraph):
         (copy / "checkpoint.npz").write_bytes(b"PK nothing")
@@ -433,10 +428,9 @@ def test_a_run_of_the_whole_graph_is_looked_at_at_its_depth(tmp_path, capsys):
     flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50}
     _, folder = conftest.play(gb_dqn_minatar, tmp_path, **flags, total_timesteps=240)
     capsys.readouterr()
-    for tool, *words in ((would_it_help, "--sampled", "20", "--steps", "7"), (draw_subgraph,)):
+    for tool, *words in ((would_it_help, "--sampled", "20"), (draw_subgraph,)):
         assert command(tool, folder, *words) == 0
-        out, err = capsys.readouterr()
-        assert ("warning: --steps do nothing with a run" in err) == (tool is would_it_help)
+        out = capsys.readouterr().out
         assert re.search(r"\bdepth 5\b", out)
         assert ("; the run learned from other targets" in out) == (tool is draw_subgraph)
 
@@ -487,12 +481,10 @@ def test_the_layouts_and_their_pictures(draw_graph, run_folder, tmp_path, capsys
     layout = draw_graph.lay_out(run, layout="rings")
     edges, n = layout.edges, len(layout.states)
     ring = np.rint(np.hypot(*layout.xy.T)).astype(int)
-    both = (
-        np.concatenate([edges["source"], edges["next"]]),
-        np.concatenate([edges["next"], edges["source"]]),
-    )
-    distance = recorded.distances(n, *both, layout.initial)
-    assert (ring[:n] == distance + 1).all()  # every state on the ring of its distance
+    links = networkx.Graph(zip(edges["source"], edges["next"], strict=True))
+    lengths = networkx.multi_source_dijkstra_path_length(links, set(layout.initial))
+    distance = [lengths[i] for i in range(n)]
+    assert (ring[:n] == np.add(distance, 1)).all()  # every state on the ring of its distance
     springs = draw_graph.lay_out(run)  # what few states get by themselves
     assert (len(layout.xy), len(springs.xy)) == (n + 1, n)
     apart = np.hypot(*(springs.xy[edges["source"]] - springs.xy[edges["next"]]).T)

@@ -22,6 +22,7 @@ import numpy as np
 import tyro
 from gbtools import measures, recorded
 from gbtools.picture import cm, collections, colors, plt, wrapped, write_figure
+from scipy import sparse
 
 from gbcore.run import Count, fail, one_line_errors
 
@@ -74,9 +75,11 @@ def lay_out(run, max_states=100_000, layout="auto"):
     states = np.unique(np.concatenate([edges["source"], edges["next"]]))
     if len(states) > max_states:
         notes = [f"drawn: the {max_states:,} of {len(states):,} states nearest to the start"]
-        ends = edges["source"], edges["next"]
-        distance = recorded.distances(run.graph.num_ids, *ends, run.initial_states)
-        states = np.sort(states[np.argsort(distance[states], kind="stable")[:max_states]])
+        ends, size = (edges["source"], edges["next"]), (run.graph.num_ids,) * 2
+        links = sparse.csr_array((np.ones(len(ends[0])), ends), shape=size)
+        how = {"indices": run.initial_states, "unweighted": True, "min_only": True}
+        distance = sparse.csgraph.dijkstra(links, **how)[states]
+        states = np.sort(states[np.argsort(distance, kind="stable")[:max_states]])
     inside = np.isin(edges["source"], states) & np.isin(edges["next"], states)
     if not inside.any():
         fail(f"no transition joins the {max_states} states nearest to the start: draw more of them")

@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 from gbtools import measures, play, recorded
 
-from gbcore.run import Count, Depth, NonNegative, fail, one_line_errors, warn
+from gbcore.run import Count, Depth, NonNegative, fail, one_line_errors
 from gbcore.run.environment import rounded
 from gbcore.run.logger import with_file
 
@@ -42,7 +42,6 @@ class Args:
 
 PLAIN = "the observation"
 TASK_FLAGS = "env_kwargs", "time_limit", "leave_out"  # flags of what is played, as its script's
-PLAYED = *TASK_FLAGS, "steps"
 LEAST = 200  # transitions, for a verdict
 RARE = 0.001  # share of rewarded steps below which exploration comes first
 FIRST = 500  # rows that are looked at for the keys to try
@@ -77,21 +76,18 @@ def collect(args, rng):
     and flags, or None."""
     path = Path(args.task).expanduser()
     if path.exists() or path.parts[:1] == ("runs",):
-        idle = [f"--{n.replace('_', '-')}" for n in PLAYED if getattr(args, n) != getattr(Args, n)]
-        if idle:
-            warn(f"{' and '.join(idle)} do nothing with a run: its own transitions are looked at")
         run = recorded.read(path)
         return {PLAIN: run}, run.flags, None
     suite, task = play.suite_of(args.task)
     more = {name: value for name in TASK_FLAGS if (value := getattr(args, name)) is not None}
-    if more and suite != "gymnasium":
+    is_any = suite == "gymnasium"
+    if more and not is_any:
         flag = f"--{next(iter(more)).replace('_', '-')}"
         fail(f"{flag} is for environments that {play.SUITES['gymnasium'][0]} plays")
     num_actions, rows = play.stream(suite, task, rng, args.seed, **more)
     first = list(itertools.islice(rows, min(FIRST, args.steps)))
     keys = keys_for(first)
-    if suite != "gymnasium":  # no other script takes a key
-        keys = {PLAIN: keys[PLAIN]}
+    keys = keys if is_any else {PLAIN: keys[PLAIN]}  # no other script takes a key
     result = play.record_by_keys(num_actions, itertools.chain(first, rows), args.steps, task, keys)
     return result, vars(play.script_of(suite).Args()), (suite, task, more)
 
@@ -99,12 +95,13 @@ def collect(args, rng):
 def measure(run, depth, breadth, sampled, rng):
     """Everything that the verdict is made from."""
     graph, replay = run.graph, run.replay
-    result = measures.crossovers(graph) | {"depth": depth}
-    changes = measures.target_changes(graph, replay, depth, breadth, GAMMA, rng, sampled)
-    result |= {f"targets_{name}": value for name, value in changes.items()}
-    result |= {f"levels_{name}": value for name, value in measures.recurrence(replay).items()}
-    violation = measures.markov_violation(replay, rng)
-    return result | {f"markov_{name}": value for name, value in violation.items()}
+    parts = {
+        "": measures.crossovers(graph) | {"depth": depth},
+        "targets_": measures.target_changes(graph, replay, depth, breadth, GAMMA, rng, sampled),
+        "levels_": measures.recurrence(replay),
+        "markov_": measures.markov_violation(replay, rng),
+    }
+    return {f"{kind}{name}": part[name] for kind, part in parts.items() for name in part}
 
 
 def hides_something(result):
@@ -126,8 +123,11 @@ def levels_change(result):
     return all(np.greater_equal(found, ELSEWHERE) == (True, True, True, False))
 
 
-def objection(result, still=STILL):
-    """Why a key does not pass for what makes a state; "" where it does."""
+def objection(result, still=0.0):
+    """Why a key does not pass for what makes a state, by its measures; "" where it does.
+
+    still: share of self-loops without a key.
+    """
     if result["acted_in"] < 2:
         return "one state"
     if result["self_loops"] > max(still, STILL):
@@ -153,13 +153,13 @@ def coarsest(by_key, why="", least=0.0):
 
 def judge(result):
     """Which assumptions fail, and the verdict: sentences."""
-    failing = []
+    failing, hides = [], hides_something(result)
     if result["transitions"] < LEAST:
         return failing, f"No verdict: require {LEAST} steps, got {result['transitions']:,}."
-    ratio, changed = result["novel_state_ratio"], result["targets_read"]
     if result["acted_in"] < 2:
         failing.append("States: all that was done was done in one state.")
         return failing, "No: where all observations are alike there is nothing to nest."
+    ratio, changed = result["novel_state_ratio"], result["targets_read"]
     if result["real_numbers"] and ratio > 0.9:
         failing.append(
             "Crossovers: observations are real numbers that hardly ever come again (novel state "
@@ -170,7 +170,7 @@ def judge(result):
             f"Crossovers: {changed:.1%} of the targets differ from tree backup's at all."
             + " Nearly all states are new: is a clock in what is observed?" * (ratio > 0.9)
         )
-    if hides_something(result):
+    if hides:
         failing.append(
             f"Markov: the step before explains {result['markov_explained']:.1%} of what is "
             f"uncertain about an outcome (p {result['markov_p']:.3f}). Perhaps the state hides "
@@ -179,27 +179,22 @@ def judge(result):
         )
     if changed < FEW:
         return failing, "No: at this depth Graph Backup is tree backup here, and slower."
-    verdict = f"{changed:.0%} of the targets are not tree backup's"
+    verdict, zero = f"{changed:.0%} of the targets are not tree backup's", result["targets_zero"]
     if changed < MANY:
         verdict = f"Perhaps, a little: {verdict}. Expect its score, or slightly more."
-    elif result["targets_zero"] >= 0.0005:
-        zero = result["targets_zero"]
+    elif zero >= 0.0005:
         verdict = f"Worth trying: {verdict}; {zero:.1%} are higher by rewards that it misses."
     else:
         verdict = (
             f"Worth trying: {verdict}; but hardly one is higher by a reward that it misses. "
             "Collect more transitions before you trust this."
         )
-    if hides_something(result):
+    if hides:
         verdict += " But states that hide something are averaged over: compare with tree backup."
     elif not is_judged(result):
         verdict += " Too few steps came again to tell whether states hide something."
-    if result["rewarded"] < RARE:
-        met = (
-            f"{result['rewarded']:.3%} of the steps had one"
-            if result["rewarded"]
-            else "none was met"
-        )
+    if (rewarded := result["rewarded"]) < RARE:
+        met = f"{rewarded:.3%} of the steps had one" if rewarded else "none was met"
         verdict += f" First of all, exploration has to find a reward: {met}."
     if levels_change(result):
         verdict += " Each episode is in a level of its own (docs/levels.md)."
@@ -210,18 +205,18 @@ def judge(result):
 BEST = {
     "minigrid": "whole-graph --exploration frontier",
     "minatar": "whole-graph --prior 0.3 --learning-rate 2.5e-4",
+    "atari": "graph",
     "gymnasium": "whole-graph",
 }
 
 
-def command(result, suite, task, more, flag=None, backup=None):
+def command(result, suite, task, more, flag="", backup=""):
     """The command that is advised for what was found under a key, which the flag sets."""
     changed = result["targets_read"]
-    if backup is None and (changed < FEW or result["acted_in"] < 2):
-        backup, flag = "tree", None
-    elif backup is None:
-        merges = flag is not None and "--round" in flag  # a short nesting trusts such states less
-        backup = BEST.get(suite, "graph") if changed >= MANY and not merges else "graph"
+    if changed < FEW or result["acted_in"] < 2:
+        backup, flag = "tree", ""
+    elif not backup:  # a short nesting trusts less the states that --round merged
+        backup = BEST[suite] if changed >= MANY and "--round" not in flag else "graph"
         if suite == "gymnasium" and changed >= MANY and levels_change(result):
             backup += " --exploration frontier --num-levels 0"
         elif suite == "gymnasium" and changed >= MANY and result["rewarded"] < RARE:
@@ -229,11 +224,7 @@ def command(result, suite, task, more, flag=None, backup=None):
     words = ["python", f"{play.SUITES[suite][0].removesuffix('.py')}.py", "--env-id", task]
     for name, value in more.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join([*words, *filter(None, [flag]), "--backup", *backup.split()])
-
-
-def percent(value):
-    return "-" if value is None else f"{value:.1%}"
+    return shlex.join([*words, *flag.split(), "--backup", *backup.split()])
 
 
 def report(name, by_key, played=None):
@@ -243,27 +234,28 @@ def report(name, by_key, played=None):
     """
     result = by_key[PLAIN]
     failing, verdict = judge(result)
-    rows = {
-        "states / transitions": f"{result['states']:,} / {result['transitions']:,}",
-        "novel state ratio": f"{result['novel_state_ratio']:.3f}   (paper's averages: MiniGrid "
-        "0.006, MinAtar 0.298, Atari 0.927)",
-        "steps to a state of the same episode": f"{percent(result['levels_within'])}   (an "
-        f"episode's states that an earlier one met: {percent(result['levels_across'])})",
-        "states with several predecessors": percent(result["crossed"]),
-        "self-loops, rewarded transitions": f"{result['self_loops']:.1%}, "
-        f"{100 * result['rewarded']:.3g}%",
-    }
-    read, value, zero = (percent(result[f"targets_{n}"]) for n in ("read", "value", "zero"))
-    rows |= {
-        f"targets of depth {result['depth']} unlike tree backup's": f"{read}   (what is read); "
-        f"{value} (the value, where leaves are random)",
-        "  higher by rewards that tree backup misses": zero,
-        "transitions per target": f"{result['targets_mean_size']:.1f} on average, "
-        f"{result['targets_max_size']} at most",
-        "uncertainty that the step before explains": percent(result["markov_explained"]),
-    }
+
+    def share(name, result=result):
+        return "-" if result[name] is None else f"{result[name]:.1%}"
+
     yield name
-    yield from (f"  {label:<46} {value}" for label, value in rows.items())
+    for label, value in (
+        ("states / transitions", f"{result['states']:,} / {result['transitions']:,}"),
+        ("novel state ratio", f"{result['novel_state_ratio']:.3f}   (paper's averages: MiniGrid "
+         "0.006, MinAtar 0.298, Atari 0.927)"),
+        ("steps to a state of the same episode", f"{share('levels_within')}   (an episode's states "
+         f"that an earlier one met: {share('levels_across')})"),
+        ("states with several predecessors", share("crossed")),
+        ("self-loops, rewarded transitions", f"{share('self_loops')}, "
+         f"{100 * result['rewarded']:.3g}%"),
+        (f"targets of depth {result['depth']} unlike tree backup's", f"{share('targets_read')}   "
+         f"(what is read); {share('targets_value')} (the value, where leaves are random)"),
+        ("  higher by rewards that tree backup misses", share("targets_zero")),
+        ("transitions per target", f"{result['targets_mean_size']:.1f} on average, "
+         f"{result['targets_max_size']} at most"),
+        ("uncertainty that the step before explains", share("markov_explained")),
+    ):  # fmt: skip
+        yield f"  {label:<46} {value}"
     yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
     yield f"verdict: {verdict}"
     if result["transitions"] < LEAST:
@@ -275,10 +267,9 @@ def report(name, by_key, played=None):
         head = "states   unlike tree backup's   explained by the step before"
         yield f"  {'what makes a state':<36} {head}"
         for key, one in by_key.items():
-            shares = percent(one["targets_read"]), percent(one["markov_explained"])
             why = objection(one, result["self_loops"])
-            mark = f" ({why})" if why else ""
-            yield f"  {key:<36} {one['states']:>6,} {shares[0]:>14} {shares[1]:>22}{mark}"
+            shares = f"{share('targets_read', one):>14} {share('markov_explained', one):>22}"
+            yield f"  {key:<36} {one['states']:>6,} {shares}" + (f" ({why})" if why else "")
         best = coarsest(by_key)
         passed = f"{best}: of those that pass it has the fewest states"
         yield f"key: {passed if best else 'none of these passes'}"
@@ -289,7 +280,7 @@ def report(name, by_key, played=None):
         if near not in (None, PLAIN):  # docs/environments.md: in MountainCar and Acrobot it wins
             yield f"compare: {command(by_key[near], *played, near, 'graph')}"
         best = best or PLAIN
-        yield f"try: {command(by_key[best], *played, None if best == PLAIN else best)}"
+        yield f"try: {command(by_key[best], *played, '' if best == PLAIN else best)}"
 
 
 @one_line_errors

@@ -58,24 +58,21 @@ def stream(suite, task, rng, seed=1, **flags):
 
     seed: of the environment. flags: more of the script's.
     """
-    script = script_of(suite)
+    script, reward_of = script_of(suite), SUITES[suite][1]
     env = script.make_env(script.Args(seed=seed, **flags), task, np.random.default_rng(seed))
-    return env.num_actions, rows_of(env, SUITES[suite][1], rng, lives=suite == "atari")
 
+    def rows():
+        while True:
+            obs, starts_episode, over = env.reset(), True, False
+            while not over:
+                action = int(rng.integers(env.num_actions))
+                next_obs, reward, terminated, truncated = env.step(action)
+                yield obs, action, reward_of(reward), next_obs, terminated, starts_episode
+                # In Atari to lose a life terminates, and the game goes on until it is over.
+                over = getattr(env, "is_over", terminated or truncated)
+                obs, starts_episode = next_obs, False
 
-def rows_of(env, reward_of, rng, lives):
-    """Rows of an environment with the reset and step of the scripts' own.
-
-    lives: to lose one terminates, and the game goes on until it is over.
-    """
-    while True:
-        obs, starts_episode, over = env.reset(), True, False
-        while not over:
-            action = int(rng.integers(env.num_actions))
-            next_obs, reward, terminated, truncated = env.step(action)
-            yield obs, action, reward_of(reward), next_obs, terminated, starts_episode
-            over = env.is_over if lives else terminated or truncated
-            obs, starts_episode = next_obs, False
+    return env.num_actions, rows()
 
 
 def record_by_keys(num_actions, rows, steps, name, keys):

@@ -13,17 +13,14 @@ from pathlib import Path
 import ale_py
 import numpy as np
 import torch
-from scipy import sparse
+from minigrid.core.actions import Actions
 
 from gbcore import Replay, TransitionGraph
 from gbcore.run import fail, flush_denormals, load_checkpoint
 from gbtools import ROOT
 
 COLUMNS = Replay.COLUMNS
-ACTIONS = {
-    "minigrid": ("left", "right", "forward", "pickup", "drop", "toggle", "done"),
-    "minatar": ("no-op", "left", "up", "right", "down", "fire"),
-}
+MINATAR = ("no-op", "left", "up", "right", "down", "fire")
 
 
 @dataclass
@@ -59,25 +56,19 @@ class Recorded:
         """The task's name, as its script writes it."""
         return self.module.task_of(self.flags["env_id"])
 
-    @property
-    def suite(self):
-        """minigrid, minatar, atari or "": by the task, so that copies of a script are known too."""
-        if self.task.startswith(("MiniGrid-", "BabyAI-")):
-            return "minigrid"
-        if self.graph.obs_shape == (4, 84, 84) and self.graph.obs_dtype == np.uint8:
-            return "atari"
-        return "minatar" if self.task in load_script("gb_dqn_minatar").GAMES else ""
-
     def action_names(self):
-        """Names of the actions, where the task has any, else their numbers."""
-        names = ACTIONS.get(self.suite, ())
-        if self.suite == "atari":
+        """Names of the actions, where the task has any, else their numbers; of copies, too."""
+        names, num_actions = (), self.graph.num_actions
+        if self.task.startswith(("MiniGrid-", "BabyAI-")):
+            names = [action.name for action in Actions]
+        elif self.graph.obs_shape == (4, 84, 84) and self.task in ale_py.roms.get_all_rom_ids():
             ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
             ale = ale_py.ALEInterface()
             ale.loadROM(ale_py.roms.get_rom_path(self.task))
             names = [action.name.lower() for action in ale.getMinimalActionSet()]
-        numbers = map(str, range(len(names), self.graph.num_actions))
-        return [*names, *numbers][: self.graph.num_actions]
+        elif self.task in load_script("gb_dqn_minatar").GAMES:
+            names = MINATAR
+        return [*names, *map(str, range(len(names), num_actions))][:num_actions]
 
     @cached_property
     def learner(self):
@@ -97,11 +88,9 @@ class Recorded:
     @torch.inference_mode()
     def q_values(self, nodes, which="online"):
         """A network's values float32 [n, A] of states; of a distribution, its expectation."""
-        network, result = getattr(self.learner, which), [np.zeros((0, self.graph.num_actions))]
-        for part in (nodes[i : i + 256] for i in range(0, len(nodes), 256)):
-            obs = torch.from_numpy(self.graph.observations_of(part))
-            result.append(network.values(obs).numpy())
-        return np.concatenate(result).astype(np.float32)
+        parts = np.split(nodes, range(256, len(nodes), 256))
+        obs = (torch.from_numpy(self.graph.observations_of(part)) for part in parts)
+        return torch.cat([*map(getattr(self.learner, which).values, obs)]).numpy()
 
     def acting_values(self, nodes):
         """Values [n, A] by which the run acts in states, and whose they are: network or graph."""
@@ -142,16 +131,3 @@ def load_script(script):
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def distances(num_ids, source, target, starts):
-    """Transitions from the nearest of some states to each: int64 [num_ids], -1 if there is no way.
-
-    source, target: int64 [E].
-    """
-    # One more vertex leads to the starts: as many as they may be, also none.
-    extra = np.full(len(starts), num_ids)
-    links = np.append(source, extra), np.append(target, starts)
-    links = sparse.csr_array((np.ones(len(links[0])), links), shape=(num_ids + 1,) * 2)
-    steps = sparse.csgraph.dijkstra(links, indices=num_ids, unweighted=True)[:-1]
-    return np.where(np.isfinite(steps), steps - 1, -1).astype(np.int64)
