@@ -32,11 +32,12 @@ def test_a_copy_of_a_script_is_timed(tmp_path, capsys):
 
 
 def test_scripts_and_backups_take_turns(monkeypatch):
-    made, row = [], dict.fromkeys(speed.COLUMNS, 1)
+    made = []
 
     def timed(args, *contestant):
         made.append(contestant)
-        return row | dict(zip(("script", "task", "backup", "variant"), contestant, strict=True))
+        names = ("script", "task", "backup", "variant")
+        return dict(zip(names, contestant, strict=True)) | {"steps": 1, "steps_per_second": 1}
 
     monkeypatch.setattr(speed, "timed", timed)
     assert command(speed, "--scripts", "a", "b", "--backups", "x", "y", "--turns", "2") == 0
@@ -46,14 +47,13 @@ def test_scripts_and_backups_take_turns(monkeypatch):
 def test_rates_count_from_a_step_on(tmp_path):
     rates = ((10, 1000), (20, 10), (30, 5), (35, 5))
     rows = [{"global_step": step, "charts/SPS": rate} for step, rate in rates]
-    write_rows(tmp_path / "metrics.csv", rows[0], rows)
+    write_rows(tmp_path / "metrics.csv", rows)
     assert speed.rate(tmp_path, 10) == (pytest.approx(25 / 4), 25)
     assert speed.rate(tmp_path, 11) == (pytest.approx(15 / 3), 15)
 
 
 def test_ratios_are_those_within_turns():
-    common = dict.fromkeys(speed.COLUMNS, "x")
-    common |= {"script": "a", "variant": "default"}
+    common = {"script": "a", "task": "x", "variant": "default"}
     rates = {"one-step": (100, 10, 50), "graph": (50, 9, 40)}
     rows = [
         common | {"backup": backup, "turn": str(turn), "steps_per_second": str(rate)}

@@ -21,8 +21,6 @@ from gbtools.runs import (
 
 from gbcore.run import fail, one_line_errors, warn
 
-INSIDE = 4  # curves whose legend has room in the picture
-
 
 @dataclass
 class Args:
@@ -32,20 +30,18 @@ class Args:
 
 def read_settings(paths):
     """[(flags, {seed: step -> returns})], a setting each: all flags that matter but the seed."""
-    folders = {}
-    for path in paths:
-        folders |= dict.fromkeys(here := run_folders(path))
-        if not here:
-            warn(f"no run in {path}")
     result = {}
-    for folder in folders:
-        config, returns = read_config(folder), read_returns(folder)
-        seed = config.pop("seed")
-        flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
-        flags["script"] = Path(config["script"]).stem
-        if returns:
-            seeds = result.setdefault(json.dumps(flags, sort_keys=True), (flags, {}))[1]
-            seeds[seed] = returns  # of a seed that was run twice, the last
+    for path in paths:
+        if not (folders := run_folders(path)):
+            warn(f"no run in {path}")
+        for folder in folders:
+            config, returns = read_config(folder), read_returns(folder)
+            seed, script = config.pop("seed"), Path(config["script"]).stem
+            flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
+            flags["script"] = script
+            if returns:  # of a seed that was run twice, the last
+                key = json.dumps(flags, sort_keys=True)
+                result.setdefault(key, (flags, {}))[1][seed] = returns
     if not result:
         fail(f"no run with an evaluation in {', '.join(map(str, paths))}")
     return list(result.values())
@@ -53,13 +49,12 @@ def read_settings(paths):
 
 def labels(settings):
     """A label per setting: task, backup, and the flags in which those of one backup differ."""
-    flags = [of_setting for of_setting, _ in settings]
-    for of_setting, seeds in settings:
-        alike = [item for item in flags if item["backup"] == of_setting["backup"]]
+    for flags, seeds in settings:
+        alike = [other for other, _ in settings if other["backup"] == flags["backup"]]
         names = sorted(set().union(*alike) - {"env_id", "backup"})
-        differ = [n for n in names if len({json.dumps(item.get(n)) for item in alike}) > 1]
-        words = [of_setting["env_id"], of_setting["backup"]]
-        words += [f"{name.replace('_', ' ')} {of_setting.get(name)}" for name in differ]
+        differ = [n for n in names if len({json.dumps(other.get(n)) for other in alike}) > 1]
+        words = [flags["env_id"], flags["backup"]]
+        words += [f"{name.replace('_', ' ')} {flags.get(name)}" for name in differ]
         number = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed: error over episodes"
         yield f"{', '.join(words)} ({number})"
 
@@ -76,52 +71,42 @@ def curve_of(seeds):
 
 def panels_of(settings):
     """Task -> pairs of a label and the seeds of its settings; other env_kwargs, another task."""
-    result = {}
+    groups = {}
     for flags, seeds in settings:
         kwargs = flags.get("env_kwargs", "{}")
         task = flags["env_id"] + (f" {kwargs}" if kwargs != "{}" else "")
-        result.setdefault(task, []).append((flags, seeds))
+        groups.setdefault(task, []).append((flags, seeds))
     return {
         task: [
             (wrapped(label, 7, 9), seeds)
-            for label, (_, seeds) in zip(labels(alike), alike, strict=True)
+            for label, (_, seeds) in zip(labels(group), group, strict=True)
         ]
-        for task, alike in result.items()
+        for task, group in groups.items()
     }
 
 
-def height_of(curves):
-    """Inches of a panel and, below it, of the legend that has no room in it."""
-    rows = sum(label.count("\n") + 1 for label, _ in curves)
-    return 3.6 + 0.2 * rows * (len(curves) > INSIDE)
-
-
 def draw_panel(figure, task, curves):
+    """A task's curves, and a legend below them."""
     axis, lines = figure.subplots(), []
     for _, seeds in curves:
         steps, mean, error = curve_of(seeds)
         lines += axis.plot(steps, mean, marker="o" if len(steps) <= 20 else None, markersize=4)
         axis.fill_between(steps, mean - error, mean + error, alpha=0.2, color=lines[-1].get_color())
     axis.set_title(wrapped(task, 7, 10), fontsize=10)
-    axis.set_xlabel("environment steps")
-    axis.set_ylabel("score (mean, standard error)")
+    axis.set(xlabel="environment steps", ylabel="score (mean, standard error)")
     axis.spines[["top", "right"]].set_visible(False)
     names = [label for label, _ in curves]
-    if len(names) > INSIDE:
-        figure.legend(lines, names, loc="outside lower left", frameon=False, fontsize=9)
-    else:
-        axis.legend(lines, names, frameon=False, fontsize=9)
+    figure.legend(lines, names, loc="outside lower left", frameon=False, fontsize=9)
 
 
 @one_line_errors
 def main():
     args = tyro.cli(Args, description=__doc__)
     panels = panels_of(read_settings(args.runs))
-    heights = list(map(height_of, panels.values()))
+    rows = [sum(label.count("\n") + 1 for label, _ in curves) for curves in panels.values()]
+    heights = [3.6 + 0.2 * number for number in rows]  # inches
     figure = plt.figure(figsize=(8, sum(heights)), layout="constrained")
-    parts = [figure]
-    if len(panels) > 1:
-        parts = figure.subfigures(len(panels), 1, height_ratios=heights)
+    parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, (task, curves) in zip(parts, panels.items(), strict=True):
         draw_panel(part, task, curves)
     write_figure(figure, args.out)

@@ -10,16 +10,13 @@ ratios: each is taken within a turn, and its median over the turns is shown.
 """
 
 import itertools
-import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -35,7 +32,7 @@ DEFAULTS = {
     "gb_dqn_minatar": ("freeway", 1_000, 8_000),
     "gb_rainbow_atari": ("Freeway", 100, 200),
 }
-COLUMNS = "script task backup variant turn steps steps_per_second".split()
+OTHER = "", 1_000, 8_000
 LOGGED = 8  # rows of metrics.csv on the clock
 
 
@@ -67,16 +64,18 @@ def rate(run, first_step):
 
 
 def timed(args, script, env_id, backup, variant):
-    """Run a script: columns of a row."""
+    """Run a script: a row of --out, but for its turn."""
     stem = Path(script).stem
-    _, warm_up, steps = DEFAULTS.get(stem, ("", *DEFAULTS["gb_dqn_minigrid"][1:]))
+    default_id, warm_up, steps = DEFAULTS.get(stem, OTHER)
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
     module = load_script(script)
-    words = ["--backup", backup, *(["--env-id", env_id] if env_id else [])]
+    words = ["--backup", backup]
+    if env_id or default_id:
+        words += ["--env-id", env_id or default_id]
     if variant != "default":
         words += words_of(dict(part.partition("=")[::2] for part in variant.split()))
     known = tyro.cli(module.Args, args=words)
-    task, first_step = module.task_of(known.env_id), known.learning_starts + warm_up
+    first_step = known.learning_starts + warm_up
     length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // LOGGED, 1)}
     words += words_of(length | {"eval_frequency": 0, "eval_episodes": 1, "save_model": False})
     with tempfile.TemporaryDirectory() as folder:
@@ -87,39 +86,30 @@ def timed(args, script, env_id, backup, variant):
             fail(f"{stem} {shlex.join(words)}: {reason}")
         (run,) = Path(folder).iterdir()
         result, counted = rate(run, first_step)
-    values = script, task, backup, variant, counted, result
-    return dict(zip([name for name in COLUMNS if name != "turn"], values, strict=True))
-
-
-def hardware():
-    """The GPU that Atari's script would take, or the processor and its cores."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = re.findall(r"model name\s*: (.*)", info) or [platform.machine()]
-    return f"{names[0]}, {len(os.sched_getaffinity(0))} cores"
+    return {
+        "script": script, "task": module.task_of(known.env_id), "backup": backup,
+        "variant": variant, "steps": counted, "steps_per_second": result,
+    }  # fmt: skip
 
 
 def tables(rows):
-    """Markdown of rows of COLUMNS: a table for each script's name and task."""
-    groups, result = {}, []
-    for row in rows:
-        groups.setdefault((Path(row["script"]).stem, row["task"]), []).append(row)
-    for (script, task), group in groups.items():
-        rates = {}  # name -> turn -> steps/s
-        several = len({row["script"] for row in group}) > 1
+    """Markdown of such rows: a table for each script's name and task."""
+    result = []
+    for key in dict.fromkeys((Path(row["script"]).stem, row["task"]) for row in rows):
+        group = [row for row in rows if (Path(row["script"]).stem, row["task"]) == key]
+        several, rates = len({row["script"] for row in group}) > 1, {}  # name -> of each turn
         for row in group:
             name = row["backup"] + f", {row['variant']}" * (row["variant"] != "default")
             name += f" ({row['script']})" * several
-            rates.setdefault(name, {})[int(row["turn"])] = float(row["steps_per_second"])
+            rates.setdefault(name, []).append(float(row["steps_per_second"]))
         first, lines = next(iter(rates)), []
         for name, turns in rates.items():
-            ratios = [turns[t] / rates[first][t] for t in turns if t in rates[first]]
-            low, middle, high = (short(f(turns.values())) for f in (min, median, max))
-            spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            low, middle, high = map(short, np.quantile(turns, [0, 0.5, 1]))
+            ratios = np.quantile(np.divide(turns, rates[first]), [0.5, 0, 1])
+            spread = "{:.2f} ({:.2f} to {:.2f})".format(*ratios)
             lines.append([name, f"**{middle}** ({low} to {high})", spread])
         header = ["backup", "steps/s (range)", f"of {first} (range)"]
-        result.append(f"`{script}.py`, {task}\n\n{markdown(header, lines)}\n")
+        result.append(f"`{key[0]}.py`, {key[1]}\n\n{markdown(header, lines)}\n")
     return "\n".join(result)
 
 
@@ -133,15 +123,17 @@ def main():
     if not (args.backups and args.variants):
         fail("Require one or more --backups and --variants")
     rows = []
-    for turn, script in itertools.product(range(args.turns), args.scripts):
-        default = DEFAULTS.get(Path(script).stem, ("",))[0]
-        tasks = args.env_ids or (default,)
-        for contestant in itertools.product(tasks, args.backups, args.variants):
-            rows.append(timed(args, script, *contestant) | {"turn": turn})
-            print(*(rows[-1][name] for name in COLUMNS[3:]), file=sys.stderr)
-            if args.out:
-                write_rows(args.out, COLUMNS, rows)  # what there is, if it is stopped
-    print(f"{hardware()}; torch {torch.__version__}\n\n{tables(rows)}")
+    contestants = itertools.product(
+        range(args.turns), args.scripts, args.env_ids or [""], args.backups, args.variants
+    )
+    for turn, *contestant in contestants:
+        rows.append({"turn": turn} | timed(args, *contestant))
+        print(*[*rows[-1].values()][3:], file=sys.stderr)
+        if args.out:
+            write_rows(args.out, rows)  # what there is, if it is stopped
+    on_gpu = torch.cuda.is_available()
+    hardware = torch.cuda.get_device_name() if on_gpu else platform.machine()
+    print(f"{hardware}; torch {torch.__version__}\n\n{tables(rows)}")
 
 
 if __name__ == "__main__":
