@@ -17,6 +17,7 @@ repository at the same path on each of them.
 
 import itertools
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -72,35 +73,30 @@ class Run(NamedTuple):
 
 def make_grid(args):
     """All runs that were asked for, the first seed of everything first."""
+    how = {"checkpoint_frequency": args.checkpoint_frequency, "threads": args.threads}
+    free, asked = words_of(how | {"cuda": args.gpus_per_run > 0}), {*map(plain, args.tasks)}
     for seed, suite in itertools.product(args.seeds, args.suites):
-        module = script_of(suite)
-        asked = [*map(plain, args.tasks)]
-        tasks = [name for name in SUITES[suite].tasks if not asked or plain(name) in asked]
+        module, (script, tasks, total_timesteps) = script_of(suite), SUITES[suite]
         has_seeding = hasattr(module.Args, "episode_seed")
-        choices = tasks, args.episode_seeds if has_seeding else ("",), args.backups, args.variants
-        for task, episode_seed, backup, variant in itertools.product(*choices):
+        for task, episode_seed, backup, variant in itertools.product(
+            [name for name in tasks if not asked or plain(name) in asked],
+            args.episode_seeds if has_seeding else ("",), args.backups, args.variants,
+        ):  # fmt: skip
             flags = {"episode_seed": episode_seed} if has_seeding else {}
+            flags |= {"env_id": task, "backup": backup, "seed": seed}
+            flags |= {"total_timesteps": total_timesteps, "save_model": False}
             words = [*args.overrides, *(() if variant == "default" else variant.split())]
             flags |= dict(word.replace("-", "_").partition("=")[::2] for word in words)
-            flags = {"env_id": task, "backup": backup, "seed": seed, **flags}
-            flags.setdefault("total_timesteps", SUITES[suite].total_timesteps)
-            yield make_run(args, suite, module, flags)
-
-
-def make_run(args, suite, module, flags):
-    how = {"checkpoint_frequency": args.checkpoint_frequency, "threads": args.threads}
-    free = words_of(how | {"cuda": args.gpus_per_run > 0})
-    words = words_of(flags | {"save_model": False})
-    known = tyro.cli(module.Args, args=words)
-    check_flags(known)
-    key = (
-        suite, module.task_of(known.env_id), known.backup, variant_of(suite, vars(known)),
-        getattr(known, "episode_seed", ""), known.seed,
-    )  # fmt: skip
-    name = "__".join(str(part).replace(" ", "_").replace("/", "_") for part in key if part != "")
-    folder = args.run_dir.resolve() / name
-    script = f"{SUITES[suite].script.replace('.', '/')}.py"
-    return Run(key, (script, *words, *free, "--run-dir", str(folder)), tuple(free), folder)
+            known = tyro.cli(module.Args, args=(words := words_of(flags)))
+            check_flags(known)
+            key = (
+                suite, module.task_of(known.env_id), known.backup, variant_of(suite, vars(known)),
+                getattr(known, "episode_seed", ""), known.seed,
+            )  # fmt: skip
+            name = "__".join(re.sub("[ /]", "_", str(part)) for part in key if part != "")
+            folder = args.run_dir.resolve() / name
+            command = f"{script.replace('.', '/')}.py", *words, *free, "--run-dir", str(folder)
+            yield Run(key, command, tuple(free), folder)
 
 
 def execute(run):
@@ -152,9 +148,8 @@ def main():
         if plain(task) not in map(plain, known):
             fail(f"--tasks {task!r} is none of {', '.join(known)}")
     results = args.results_dir or args.run_dir / "results"
-    has_row = set()
-    if (results / TABLE).exists():
-        has_row = {tuple(row) for row in read_table(results)[KEY].to_numpy().tolist()}
+    has_table = (results / TABLE).exists()
+    has_row = {*read_table(results)[KEY].itertuples(index=False, name=None)} if has_table else ()
     runs = {} if args.collect_only else {run.key: run for run in make_grid(args)}
     todo = [
         run
@@ -169,17 +164,15 @@ def main():
     failed = 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for number_done, (run, status) in enumerate(
-            zip(todo, execute_all(args, todo), strict=True), 1
-        ):
+        statuses = zip(todo, execute_all(args, todo), strict=True)
+        for number_done, (run, status) in enumerate(statuses, 1):
             failed += status != 0
             message = f"status {status}, see {run.folder / 'log.txt'}" if status else "done"
             print(f"{number_done} of {len(todo)}: {run.folder.name}: {message}", flush=True)
     finally:
         print(f"{collect(args.run_dir, results)} rows added to {results / TABLE}")
-    print(
-        f"scores and curves: python reproduce/report.py --results-dir {shlex.quote(str(results))}"
-    )
+    command = ["python", "reproduce/report.py", "--results-dir", str(results)]
+    print(f"scores and curves: {shlex.join(command)}")
     sys.exit(1 if failed else 0)
 
 

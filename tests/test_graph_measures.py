@@ -450,15 +450,15 @@ def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
 def test_printed_sums_add_up(run_folder):
     run = recorded.read(run_folder)
     state, action = int(run.replay["node"][7]), int(run.replay["action"][7])
-    args = draw_subgraph.Args(run_folder, depth=3, breadth=0, gamma=0.9)
-    nested = draw_subgraph.Nested(run, args, state, action, np.random.default_rng(0))
+    args = draw_subgraph.Args(run_folder, depth=3, breadth=0)
+    nested = draw_subgraph.Nested(run, args, state, action)
     lines = list(nested.sums())
     assert lines[0].startswith("level 0: G(")
     for line in lines:
         _, value, terms = line.split(" = ", 2)
-        numbers = re.findall(r"([\d.e-]+) \+ 0\.9 \w+\(\d+: [\w-]+\) (-?[\d.]+)", terms)
+        numbers = re.findall(r"([\d.e-]+) \+ 0\.95 \w+\(\d+: [\w-]+\) (-?[\d.]+)", terms)
         ((reward, following),) = numbers  # MiniGrid: one outcome each
-        assert float(value) == pytest.approx(float(reward) + 0.9 * float(following), abs=2e-4)
+        assert float(value) == pytest.approx(float(reward) + 0.95 * float(following), abs=2e-4)
     assert len(lines) == 3
 
 

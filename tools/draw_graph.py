@@ -36,6 +36,7 @@ COLOURS = {
     "value": ("#2b2d8f", "#b5367a", "#fb8861", "#e8c11c"),
     "reward": ("#1c4fd8", "#c8ccd2", "#d9480f"),
 }
+KNOWN = "action", "reward", "terminated", "count"  # of an edge
 SPRINGS = 400  # states: a thousand take a minute or more
 
 
@@ -61,12 +62,6 @@ class Layout:
     xy: np.ndarray  # float64 [n, 2], of about 1 per transition; of rings n + 1, the last the centre
     title: str
     notes: list  # lines that explain
-
-    def lines(self):
-        """Ends of the lines [E, 2, 2], and of those from the centre of rings."""
-        pairs = np.stack([self.edges["source"], self.edges["next"]], axis=1)
-        centre = self.xy[len(self.states) :]
-        return self.xy[pairs], [(start, self.xy[i]) for start in centre for i in self.initial]
 
 
 def lay_out(run, max_states=100_000, layout="auto"):
@@ -131,17 +126,20 @@ def draw_picture(layout, color_by, value, whose, path):
     colour_map = colors.LinearSegmentedColormap.from_list(color_by, COLOURS[color_by])
     order = np.argsort(abs(number) if color_by == "reward" else number, kind="stable")
     colour = colour_map(norm(number))[order]  # what stands out is drawn last
-    lines, spokes = layout.lines()
-    lines, loop = lines[order], (edges["source"] == edges["next"])[order]
+    source, target = (layout.xy[edges[name][order]] for name in ("source", "next"))
+    loop = (edges["source"] == edges["next"])[order]
+    centre = layout.xy[len(layout.states) :]  # of rings
+    initial = layout.xy[layout.initial]
+    spokes = [(start, end) for start in centre for end in initial]
     figure, axis = plt.subplots(figsize=(9, 9.7), layout="constrained")
-    width = float(np.clip(110 / np.sqrt(len(lines)), 0.35, 1.5))
+    width = float(np.clip(110 / np.sqrt(len(loop)), 0.35, 1.5))
     draw = collections.LineCollection
     axis.add_collection(draw(spokes, colors="#868e96", linewidths=0.7 * width))
-    axis.add_collection(draw(lines[~loop], colors=colour[~loop], linewidths=width))
+    lines = np.stack([source, target], axis=1)[~loop]  # [E, 2, 2]
+    axis.add_collection(draw(lines, colors=colour[~loop], linewidths=width))
     ring = {"facecolors": "none", "edgecolors": colour[loop], "linewidths": 0.6 * width}
-    axis.scatter(*lines[loop, 0].T, s=(5 * width) ** 2, zorder=2, **ring)
-    is_radial = len(layout.xy) > len(layout.states)
-    marks = layout.xy[-1:] if is_radial else layout.xy[layout.initial]
+    axis.scatter(*source[loop].T, s=(5 * width) ** 2, zorder=2, **ring)
+    marks = centre if len(centre) else initial
     axis.plot(*marks.T, "+", color="black", markersize=11, markeredgewidth=2)
     axis.set_aspect("equal", adjustable="datalim")
     axis.margins(0.02)
@@ -157,21 +155,14 @@ def draw_picture(layout, color_by, value, whose, path):
 
 def write_graphml(layout, names, value, path):
     """Nodes: id, x, y, initial, value. Edges: action, reward, terminated, count."""
-    graph, edges = nx.MultiDiGraph(name=layout.title), layout.edges
-    for i, state in enumerate(layout.states.tolist()):
-        x, y = layout.xy[i].tolist()
-        graph.add_node(
-            state, x=x, y=y, initial=bool((layout.initial == i).any()), value=float(value[i])
-        )
-    for e in range(len(edges["count"])):
-        ends = (int(layout.states[edges[name][e]]) for name in ("source", "next"))
-        graph.add_edge(
-            *ends,
-            action=names[edges["action"][e]],
-            reward=float(edges["reward"][e]),
-            terminated=bool(edges["terminated"][e]),
-            count=int(edges["count"][e]),
-        )
+    graph, states = nx.MultiDiGraph(name=layout.title), layout.states.tolist()
+    edges = {name: column.tolist() for name, column in layout.edges.items()}
+    edges["action"] = [names[action] for action in edges["action"]]
+    initial = set(layout.initial.tolist())
+    for i, (state, (x, y)) in enumerate(zip(states, layout.xy.tolist(), strict=False)):
+        graph.add_node(state, x=x, y=y, initial=i in initial, value=float(value[i]))
+    for source, target, *known in zip(*map(edges.get, ("source", "next", *KNOWN)), strict=True):
+        graph.add_edge(states[source], states[target], **dict(zip(KNOWN, known, strict=True)))
     nx.write_graphml(graph, path)
 
 

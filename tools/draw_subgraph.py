@@ -18,7 +18,7 @@ from gbtools import recorded
 from gbtools.picture import plt, wrapped, write_figure
 
 from gbcore import pair_q_values
-from gbcore.run import Depth, Fraction, NonNegative, fail, one_line_errors
+from gbcore.run import Depth, NonNegative, fail, one_line_errors
 
 LINES = 36  # of sums: with the rest at most 39
 DRAWN = 20  # levels of a picture
@@ -33,7 +33,6 @@ class Args:
     depth: Depth | None = None  # nested backups; default: the run's
     breadth: NonNegative | None = None
     """transitions followed per level, 0 = all; default: the run's"""
-    gamma: Fraction | None = None  # the discount; default: the run's
     seed: NonNegative = 1  # of the breadth's sampling
 
 
@@ -43,15 +42,18 @@ class Nested:
     M leaves, V expanded ones, the end of an episode (its state is -1), and the root, which is -1.
     """
 
-    def __init__(self, run, args, state, action, rng):
-        sub = self.sub = run.graph.expand(
-            np.array([state]), np.array([action]), args.depth, args.breadth, rng
-        )
-        self.pair_q, leaf_q, selector_q = backed_up(run, sub, args)
-        self.names, self.gamma, num_leaves = run.action_names(), args.gamma, len(sub.nodes)
-        self.end = num_leaves + len(sub.vertex_row)
-        vertex = num_leaves + sub.pair_vertex
-        rows = np.concatenate([np.arange(num_leaves), sub.vertex_row])
+    def __init__(self, run, args, state, action):
+        rng = np.random.default_rng(args.seed)
+        sub = run.graph.expand([state], [action], args.depth, args.breadth, rng)
+        leaf_q, selector_q = run.q_values(sub.nodes, "target").astype(np.float64), None
+        if run.module.BACKUPS["graph"][1] == "double":
+            selector_q = run.q_values(sub.nodes, "online").astype(np.float64)
+        rule = "greedy" if selector_q is None else "double"
+        self.sub, self.names, self.gamma = sub, run.action_names(), run.flags["gamma"]
+        self.pair_q = pair_q_values(sub, leaf_q, self.gamma, rule, selector_q)
+        self.end = len(sub.nodes) + len(sub.vertex_row)
+        vertex = len(sub.nodes) + sub.pair_vertex
+        rows = np.append(np.arange(len(sub.nodes)), sub.vertex_row)
         q = leaf_q[rows]
         q[vertex, sub.pair_action[1:]] = self.pair_q[1:]
         self.best = (q if selector_q is None else selector_q[rows]).argmax(axis=1)
@@ -87,15 +89,6 @@ class Nested:
             name = f"G({self.state[self.pair_vertex[pair]]}, {self.names[sub.pair_action[pair]]})"
             text = " + ".join(terms) if terms else "never seen: leaf"
             yield f"level {self.level[pair]}: {name} = {self.pair_q[pair]:.4f} = {text}"
-
-
-def backed_up(run, sub, args):
-    """Nested values of the pairs of a subgraph, the leaf values under them, and the selector's."""
-    leaf_q, selector_q = run.q_values(sub.nodes, "target").astype(np.float64), None
-    if run.module.BACKUPS["graph"][1] == "double":
-        selector_q = run.q_values(sub.nodes, "online").astype(np.float64)
-    rule = "greedy" if selector_q is None else "double"
-    return pair_q_values(sub, leaf_q, args.gamma, rule, selector_q), leaf_q, selector_q
 
 
 def draw(nested, title, path):
@@ -164,16 +157,16 @@ def root_of(run, args):
 def main():
     args = tyro.cli(Args, description=__doc__)
     run = recorded.read(args.run)
-    of_run = run.flags | {"depth": 1 if run.flags["backup"] == "one-step" else run.flags["depth"]}
-    for name in ("depth", "breadth", "gamma"):
-        if getattr(args, name) is None:
-            setattr(args, name, of_run[name])
+    if args.depth is None:
+        args.depth = 1 if run.flags["backup"] == "one-step" else run.flags["depth"]
+    if args.breadth is None:
+        args.breadth = run.flags["breadth"]
     if args.out is not None and args.depth > DRAWN:
         fail(f"--out draws {DRAWN} levels at most: require --depth <= {DRAWN}, got {args.depth}")
     state, action = root_of(run, args)
-    nested = Nested(run, args, state, action, np.random.default_rng(args.seed))
+    nested = Nested(run, args, state, action)
     result = f"graph backup's target of ({state}, {nested.names[action]}): {nested.value[-1]:.4f}"
-    about = f"depth {args.depth}, breadth {args.breadth or 'all'}, gamma {args.gamma:g}"
+    about = f"depth {args.depth}, breadth {args.breadth or 'all'}, gamma {nested.gamma:g}"
     if run.flags["backup"] != "graph" or run.flags["prior"]:
         about += "; the run learned from other targets"
     sub, lines = nested.sub, list(nested.sums())
