@@ -385,9 +385,8 @@ def test_tools_load_the_script_that_made_a_run(run_folder, tmp_path, capsys):
 def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     run = recorded.read(run_folder)
     video = tmp_path / "episode.mp4"
-    returns, lengths, film = evaluate.play(run, episodes=3, epsilon=0, seed=5)
-    film(video)
-    assert video.stat().st_size > 0
+    args = evaluate.Args(run_folder, episodes=3, epsilon=0, seed=5)
+    returns, lengths = evaluate.play(run, args, run.policy())
     task = gb_dqn_minigrid.Task(run.task, run.args, None)
     obs, rewards, over = task.reset(), [], False
     while not over:
@@ -398,9 +397,11 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
         over = terminated or truncated
     assert returns == [sum(rewards)] * 3  # one layout, nothing random
     assert lengths == [len(rewards)] * 3
-    random = [evaluate.play(run, episodes=2, epsilon=1, seed=seed)[1] for seed in (5, 5, 6)]
+    ways = [evaluate.Args(run_folder, 2, epsilon=1, seed=seed) for seed in (5, 5, 6)]
+    random = [evaluate.play(run, args, run.policy())[1] for args in ways]
     assert random[0] == random[1] != random[2]
-    assert command(evaluate, run_folder, "--episodes", "2") == 0
+    assert command(evaluate, run_folder, "--episodes", "2", "--video", video) == 0
+    assert video.stat().st_size > 0
     assert f"{run.task} graph seed 1: mean return" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert command(evaluate, run_folder, "--video", video) == 2
@@ -440,7 +441,7 @@ def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
     run = Mock(module=gb_rainbow_atari, task="freeway", args=own)
     monkeypatch.setattr(gb_rainbow_atari, "evaluate", instead)
     for seed in (0, 0, 1):
-        evaluate.play(run, episodes=7, epsilon=None, seed=seed)
+        evaluate.play(run, evaluate.Args(Path("run"), episodes=7, seed=seed), run.policy())
     one, same, other = (call.args for call in instead.call_args_list)
     assert one == same == (own, "freeway", run.policy(), one[3], 7)
     seeds = one[3], other[3], [own.seed, own.total_timesteps]
@@ -463,6 +464,7 @@ def test_printed_sums_add_up(run_folder):
 
 
 def test_a_subgraph_is_drawn_from_the_first_state_or_another(run_folder, tmp_path, capsys):
+    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
     picture = tmp_path / "s.png"
     assert command(draw_subgraph, run_folder, "--out", picture) == 0
     start = recorded.read(run_folder).replay["node"][0]

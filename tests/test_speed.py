@@ -1,4 +1,4 @@
-"""tools/speed.py: it runs scripts by their command line, and its file and its tables agree."""
+"""tools/speed.py: scripts take turns by their command line, and ratios are those within turns."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import speed
 from conftest import command, is_one_line, jitted
-from gbtools.runs import read_rows, write_rows
 
 from benchmark import timings
 
@@ -17,18 +16,16 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_copy_of_a_script_is_timed(tmp_path, capsys):
     copy = shutil.copy(ROOT / "gb_dqn_minigrid.py", tmp_path)
     (tmp_path / "gbcore").symlink_to(ROOT / "gbcore")
-    out = tmp_path / "speed.csv"
     words = "--env-ids Empty-5x5 --backups graph --variants learning_starts=40 --turns 1 "
     words = (words + "--warm-up-steps 10 --steps 16").split()
-    words += ["--scripts", copy, "--out", out]
-    assert command(speed, *words) == 0
-    (row,) = read_rows(out)
-    assert (row["script"], row["backup"], row["turn"]) == (str(copy), "graph", "0")
-    assert row["task"] == "MiniGrid-Empty-5x5-v0"
-    assert float(row["steps_per_second"]) > 0
+    assert command(speed, *words, "--scripts", copy) == 0
+    out, err = capsys.readouterr()
+    *row, rate = err.split()
     # 16 steps are eight rows of two; the clock starts with the first row that begins after 50.
-    assert int(row["steps"]) == 16
-    assert speed.tables([row]) in capsys.readouterr().out
+    assert row == [copy, "MiniGrid-Empty-5x5-v0", "graph", "learning_starts=40", "16"]
+    assert float(rate) > 0
+    assert "`gb_dqn_minigrid.py`, MiniGrid-Empty-5x5-v0" in out
+    assert "| graph, learning_starts=40 | **" in out
 
 
 def test_scripts_and_backups_take_turns(monkeypatch):
@@ -46,8 +43,8 @@ def test_scripts_and_backups_take_turns(monkeypatch):
 
 def test_rates_count_from_a_step_on(tmp_path):
     rates = ((10, 1000), (20, 10), (30, 5), (35, 5))
-    rows = [{"global_step": step, "charts/SPS": rate} for step, rate in rates]
-    write_rows(tmp_path / "metrics.csv", rows)
+    lines = ["global_step,charts/SPS", *(f"{step},{rate}" for step, rate in rates)]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines))
     assert speed.rate(tmp_path, 10) == (pytest.approx(25 / 4), 25)
     assert speed.rate(tmp_path, 11) == (pytest.approx(15 / 3), 15)
 
@@ -56,9 +53,9 @@ def test_ratios_are_those_within_turns():
     common = {"script": "a", "task": "x", "variant": "default"}
     rates = {"one-step": (100, 10, 50), "graph": (50, 9, 40)}
     rows = [
-        common | {"backup": backup, "turn": str(turn), "steps_per_second": str(rate)}
+        common | {"backup": backup, "steps_per_second": rate}
         for backup, of_turns in rates.items()
-        for turn, rate in enumerate(of_turns)
+        for rate in of_turns
     ]
     text = speed.tables(rows)
     assert "| one-step | **50** (10 to 100) | 1.00 (1.00 to 1.00) |" in text

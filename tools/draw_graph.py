@@ -11,7 +11,6 @@ it. GraphML has nodes with positions and values, and edges with all that is know
 Cytoscape and networkx read it.
 """
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +20,11 @@ import networkx as nx
 import numpy as np
 import tyro
 from gbtools import measures, recorded
-from gbtools.picture import cm, collections, colors, plt, wrapped, write_figure
+from gbtools.picture import cm, collections, colors, draw_quietly, plt, wrapped, write_figure
 from scipy import sparse
 
 from gbcore.run import Count, fail, one_line_errors
-
-try:
-    import pygraphviz
-except ImportError as missing:
-    fail(f"no {missing.name}: pip install -r requirements-draw.txt")
+from gbcore.run.flags import require_package
 
 COLOURS = {
     "visits": ("#5b9bd5", "#7a4fb0", "#d9480f"),
@@ -95,17 +90,15 @@ def lay_out(run, max_states=100_000, layout="auto"):
 
 def graphviz(program, pairs, num):
     """Positions float64 [num, 2] in a layout; the last is the root of a radial one."""
-    # SVG has the positions with the most digits; the programs warn of every large graph.
+    require_package("pygraphviz")
+    import pygraphviz
+
+    # SVG has the positions with the most digits.
     head = f'strict graph {{ graph [root="{num - 1}", ranksep=1]; edge [style=invis]; '
     head += 'node [label="", shape=point, width=0.01, height=0.01, fixedsize=true]; '
     lines = [*map(str, range(num)), *(f"{a}--{b}" for a, b in pairs if a != b)]
     graph = pygraphviz.AGraph(string=head + "\n".join(lines) + "}")
-    copy, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 2)  # the C library's lines
-    try:
-        svg = graph.draw(format="svg", prog=program).decode()
-    finally:
-        os.dup2(copy, 2)
+    svg = draw_quietly(graph, program, "svg").decode()
     result = re.findall(r'<title>(\d+)</title>\s*<ellipse [^>]*cx="([-\d.]+)" cy="([-\d.]+)"', svg)
     numbers = np.array(result, np.float64)
     return numbers[np.argsort(numbers[:, 0]), 1:] / 72

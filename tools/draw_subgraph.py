@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import tyro
 from gbtools import recorded
-from gbtools.picture import plt, wrapped, write_figure
+from gbtools.picture import draw_quietly
 
 from gbcore import pair_q_values
 from gbcore.run import Depth, NonNegative, fail, one_line_errors
+from gbcore.run.flags import require_package
 
 LINES = 36  # of sums: with the rest at most 39
-DRAWN = 20  # levels of a picture
 
 
 @dataclass
@@ -92,50 +92,34 @@ class Nested:
 
 
 def draw(nested, title, path):
-    """Levels from left to right: circles are expanded states, squares leaves."""
-    sub, names, num_levels = nested.sub, nested.names, len(nested.sub.level_pairs) - 1
-    # One mark per (column, vertex) that outcomes of the column before lead to.
-    level_of = nested.level[sub.outcome_pair]
-    columns = [dict.fromkeys(sub.outcome_vertex[level_of == k]) for k in range(num_levels)]
-    tallest = max(map(len, columns))
-    xy = {(0, -1): (0, 0.0)}
-    for column, vertices in enumerate(columns, 1):
-        for k, vertex in enumerate(vertices):
-            xy[column, vertex] = column, ((len(vertices) - 1) / 2 - k) * tallest / len(vertices)
-    size = 2.7 * num_levels + 1.8, float(np.clip(0.42 * tallest + 1.2, 3.2, 13))
-    figure, axis = plt.subplots(figsize=size, layout="tight")
-    for o in np.argsort(nested.read[sub.outcome_pair], kind="stable"):
-        pair, level = sub.outcome_pair[o], level_of[o]
-        ends = xy[level, nested.pair_vertex[pair]], xy[level + 1, sub.outcome_vertex[o]]
-        colour, width = ("#d9480f", 1.8) if nested.read[pair] else ("#ced4da", 0.8)
-        arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": width}
-        axis.annotate("", *ends[::-1], arrowprops=arrow | {"shrinkA": 8, "shrinkB": 8})
+    """Levels from left to right: ellipses are expanded states, boxes leaves; with values."""
+    require_package("pygraphviz")
+    import pygraphviz
+
+    sub, names = nested.sub, nested.names
+    graph = pygraphviz.AGraph(directed=True, rankdir="LR", ranksep=0.8, nodesep=0.08, dpi=110)
+    graph.graph_attr.update(label=title, labelloc="t", fontname="sans-serif")
+    graph.node_attr.update(fontname="sans-serif", fontsize=9, height=0, margin=0.04)
+    graph.edge_attr.update(fontname="sans-serif", fontsize=9, color="#ced4da", arrowsize=0.6)
+    root = f"({nested.state[-1]}, {names[sub.pair_action[0]]})\\nG = {nested.value[-1]:.3f}"
+    graph.add_node("0 -1", label=root, color="#1864ab")
+    for o in np.argsort(nested.read[sub.outcome_pair], kind="stable"):  # what is read comes last
+        pair, vertex, reward = sub.outcome_pair[o], sub.outcome_vertex[o], sub.outcome_reward[o]
+        level, is_leaf = nested.level[pair], vertex < len(sub.nodes)
+        start, end = f"{level} {nested.pair_vertex[pair]}", f"{level + 1} {vertex}"
+        look = {"shape": "box", "color": "#868e96"} if is_leaf else {"color": "#1864ab"}
+        look["label"] = f"{nested.state[vertex]}: {nested.value[vertex]:.3f}"
+        if vertex == nested.end:
+            look = {"shape": "box", "color": "#2b8a3e", "label": "end"}
+        graph.add_node(end, **look)
+        look = {}
         if nested.read[pair]:
-            reward, weight = sub.outcome_reward[o], sub.outcome_weight[o]
-            text = names[sub.pair_action[pair]] + (f" {reward:+g}" if reward else "")
-            text += f" x{weight:.2g}" if weight < 1 else ""
-            at = (0.62, 0.45)[o % 2]  # neighbours keep out of each other's way
-            place = np.average(ends, axis=0, weights=(1 - at, at))
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-            look = {"fontsize": 7, "ha": "center", "va": "center", "color": colour, "bbox": box}
-            axis.text(*place, text, zorder=5, **look)
-    for (_, vertex), place in xy.items():
-        root, end, leaf = vertex == -1, vertex == nested.end, -1 < vertex < len(sub.nodes)
-        colour = "#2b8a3e" if end else "#868e96" if leaf else "#1864ab"
-        axis.plot(*place, "s" if leaf or end else "o", markersize=7, zorder=4, color=colour)
-        text = "end" if end else f"{nested.state[vertex]}: {nested.value[vertex]:.3f}"
-        if root:
-            text = f"({nested.state[-1]}, {names[sub.pair_action[0]]})\nG = {nested.value[-1]:.3f}"
-        if root or end or tallest <= 26:
-            axis.annotate(text, place, (0, 7), textcoords="offset points", ha="center", fontsize=7)
-    for column in range(num_levels + 1):
-        label = f"{'V' if column else 'G'}$_{{{num_levels - column}}}$"
-        look = {"fontsize": 9, "ha": "center", "color": "#5c636a", "parse_math": True}
-        axis.text(column, -tallest / 2 - 0.9, label, **look)
-    axis.set_title(wrapped(title, size[0], 10), fontsize=10)
-    axis.set(xlim=(-0.45, num_levels + 0.4), ylim=(-tallest / 2 - 1.2, tallest / 2 + 0.6))
-    axis.axis("off")
-    write_figure(figure, path)
+            look = {"color": "#d9480f", "fontcolor": "#d9480f", "penwidth": 2}
+            look["label"] = names[sub.pair_action[pair]] + (f" {reward:+g}" if reward else "")
+            if (weight := sub.outcome_weight[o]) < 1:
+                look["label"] += f" x{weight:.2g}"
+        graph.add_edge(start, end, **look)
+    path.write_bytes(draw_quietly(graph, "dot", path.suffix[1:]))
 
 
 def root_of(run, args):
@@ -161,8 +145,8 @@ def main():
         args.depth = 1 if run.flags["backup"] == "one-step" else run.flags["depth"]
     if args.breadth is None:
         args.breadth = run.flags["breadth"]
-    if args.out is not None and args.depth > DRAWN:
-        fail(f"--out draws {DRAWN} levels at most: require --depth <= {DRAWN}, got {args.depth}")
+    if args.out is not None and args.out.suffix not in (".png", ".svg"):
+        fail(f"--out must end in .png or .svg, got {args.out}")
     state, action = root_of(run, args)
     nested = Nested(run, args, state, action)
     result = f"graph backup's target of ({state}, {nested.names[action]}): {nested.value[-1]:.4f}"

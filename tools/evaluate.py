@@ -34,21 +34,20 @@ class Args:
     env_kwargs: str | None = None  # of a run in a Gymnasium environment: others than its own
 
 
-def play(run, episodes, epsilon, seed, policy=None, **flags):
-    """Returns, lengths, and a function of a path that films one more.
-
-    epsilon, policy: None: the run's. flags: others of the script than the run's.
-    """
-    policy, args = policy or run.policy(), run.args
-    if epsilon is not None:
-        flags["eval_epsilon"] = epsilon
-    for name in flags:
-        if not hasattr(args, name):
+def flags_of(run, args):
+    """The script's Args of a run, with what this command was given."""
+    given = {"eval_epsilon": args.epsilon, "env_kwargs": args.env_kwargs}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if not hasattr(run.args, name):
             fail(f"--{name.replace('_', '-')} is no flag of {run.script}")
-    args = replace(args, **flags)
-    seeds = [[seed, args.seed, number] for number in range(2)]
-    played = run.module.evaluate(args, run.task, policy, seeds[0], episodes)
-    return *played, lambda path: run.module.record_video(args, run.task, policy, seeds[1], path)
+    return replace(run.args, **given)
+
+
+def play(run, args, policy, **more):
+    """Returns and lengths of episodes. more: flags of the script."""
+    flags = replace(flags_of(run, args), **more)
+    return run.module.evaluate(flags, run.task, policy, [args.seed, flags.seed, 0], args.episodes)
 
 
 @one_line_errors
@@ -59,13 +58,11 @@ def main():
     if args.video is not None:
         require_package("imageio_ffmpeg")
     run = recorded.read(args.run)
-    more = {} if args.env_kwargs is None else {"env_kwargs": args.env_kwargs}
-    policy, how = run.policy(), (args.episodes, args.epsilon, args.seed)
-    returns, lengths, film = play(run, *how, policy, **more)
-    by_chance, *_ = play(run, args.episodes, 1.0, args.seed, any_action, **more)
-    alone = ""
+    policy, alone = run.policy(), ""
+    returns, lengths = play(run, args, policy)
+    by_chance, _ = play(run, args, any_action, eval_epsilon=1.0)
     if isinstance(policy, EpisodeGraph):  # docs/levels.md
-        on_network, *_ = play(run, *how, run.learner.act_on_network, **more)
+        on_network, _ = play(run, args, run.learner.act_on_network)
         alone = f" on a graph of its own episode, {np.mean(on_network):.4g} on the network alone"
     error = f" (standard error {stats.sem(returns):.2g})" if len(returns) > 1 else ""
     print(
@@ -76,7 +73,8 @@ def main():
         f"random actions {np.mean(by_chance):.4g}"
     )
     if args.video is not None:
-        film(args.video)
+        seed = [args.seed, run.args.seed, 1]
+        run.module.record_video(flags_of(run, args), run.task, policy, seed, args.video)
         print(f"wrote {args.video}")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import tyro
 from gbtools.recorded import load_script
-from gbtools.runs import markdown, read_rows, words_of, write_rows
+from gbtools.runs import markdown, read_rows, words_of
 
 from gbcore.run import Count, NonNegative, fail, one_line_errors
 
@@ -50,7 +50,6 @@ class Args:
     """steps of learning before the clock starts; 0 = 1,000, with Atari 100"""
     steps: NonNegative = 0
     """on the clock; 0 = 8,000 (a period of the target network), with Atari 200"""
-    out: Path | None = None  # CSV file of all runs
 
 
 def rate(run, first_step):
@@ -64,7 +63,7 @@ def rate(run, first_step):
 
 
 def timed(args, script, env_id, backup, variant):
-    """Run a script: a row of --out, but for its turn."""
+    """Run a script: what of it and its steps per second."""
     stem = Path(script).stem
     default_id, warm_up, steps = DEFAULTS.get(stem, OTHER)
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
@@ -101,7 +100,7 @@ def tables(rows):
         for row in group:
             name = row["backup"] + f", {row['variant']}" * (row["variant"] != "default")
             name += f" ({row['script']})" * several
-            rates.setdefault(name, []).append(float(row["steps_per_second"]))
+            rates.setdefault(name, []).append(row["steps_per_second"])
         first, lines = next(iter(rates)), []
         for name, turns in rates.items():
             low, middle, high = map(short, np.quantile(turns, [0, 0.5, 1]))
@@ -123,14 +122,10 @@ def main():
     if not (args.backups and args.variants):
         fail("Require one or more --backups and --variants")
     rows = []
-    contestants = itertools.product(
-        range(args.turns), args.scripts, args.env_ids or [""], args.backups, args.variants
-    )
-    for turn, *contestant in contestants:
-        rows.append({"turn": turn} | timed(args, *contestant))
-        print(*[*rows[-1].values()][3:], file=sys.stderr)
-        if args.out:
-            write_rows(args.out, rows)  # what there is, if it is stopped
+    contestants = args.scripts, args.env_ids or [""], args.backups, args.variants
+    for contestant in [*itertools.product(*contestants)] * args.turns:
+        rows.append(timed(args, *contestant))
+        print(*rows[-1].values(), file=sys.stderr)
     on_gpu = torch.cuda.is_available()
     hardware = torch.cuda.get_device_name() if on_gpu else platform.machine()
     print(f"{hardware}; torch {torch.__version__}\n\n{tables(rows)}")

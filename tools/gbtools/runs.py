@@ -33,15 +33,6 @@ def read_rows(path):
         return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
-def write_rows(path, rows):
-    """Write dicts of one kind as CSV, real numbers with six digits."""
-    with open(path, "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        table.writeheader()
-        for row in rows:
-            table.writerow({n: f"{v:.6g}" if isinstance(v, float) else v for n, v in row.items()})
-
-
 def markdown(header, rows):
     """A table of rows of text."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
