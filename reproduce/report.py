@@ -71,10 +71,10 @@ def summary(protocols, whole=()):
         cells = [short(item and item.value) for item in result]
         for i, paper in enumerate(map(protocol.paper_mean, names)):
             cells[i] += "" if np.isnan(paper) else f" ({short(paper)})"
-        seeds = sorted({item.seeds for item in result if item})
+        seeds = [item.seeds for item in result if item]
         of_human = f", {len(protocol.tasks)} games, % of human"
         title = protocol.title + of_human * (protocol.suite == ATARI)
-        rows.append([title, *cells, " to ".join(map(str, {seeds[0]: 0, seeds[-1]: 0}))])
+        rows.append([title, *cells, " to ".join(map(str, sorted({min(seeds), max(seeds)})))])
     if not rows:
         return "No setting has rows of all tasks yet."
     return markdown(["mean score (the paper's)", *names, "seeds"], rows)
@@ -87,35 +87,30 @@ def of_whole_graph(protocol):
     return next(filter(None, map(protocol.mean_of_tasks, names)), None)
 
 
-def claims(protocol):
-    """(better, worse) -> gains of the tasks that have both, where there are any.
+def claims_table(protocol):
+    """Do the paper's orders hold here, and does the whole graph lead, also at the same rate?
 
-    They are the paper's orders, and the whole graph against its backups, also at the same rate.
+    Of the tasks and seeds that both have; "" where nothing can be compared.
     """
     ranked = sorted(PAPER_BACKUPS, key=protocol.paper_mean, reverse=True)
     others = [n for n in protocol.settings() if n in PAPER_BACKUPS or n.endswith(SAME_RATE)]
     pairs = [*itertools.combinations(ranked if protocol.in_paper else (), 2)]
-    pairs += [(WHOLE, name) for name in others]
-    result = {pair: protocol.gains(*pair).dropna(axis=1, how="all") for pair in pairs}
-    return {pair: gains for pair, gains in result.items() if not gains.empty}
-
-
-def claims_table(protocol):
-    """The paper's orders of the means, and whether they hold here."""
-    header = ["claim", "paper", "here (seeds of both)", "difference", "verdict"]
     rows = []
-    for pair, gains in claims(protocol).items():
-        gain, both = aggregate.difference(gains), gains.notna()
-        here = (protocol.scores(name)[[*gains]].where(both).mean().mean() for name in pair)
-        paper = (protocol.paper_mean(name, [*gains]) for name in pair)
-        seeds = str(gain.seeds)
-        if len(both.columns) < len(protocol.tasks):
-            seeds += f"; {len(both.columns)} of {len(protocol.tasks)} tasks"
+    for pair in pairs + [(WHOLE, name) for name in others]:
+        gains = protocol.gains(*pair).dropna(axis=1, how="all")
+        if gains.empty:
+            continue
+        gain, tasks = aggregate.difference(gains), [*gains]
+        here = (protocol.scores(name)[tasks].where(gains.notna()).mean().mean() for name in pair)
+        paper = (protocol.paper_mean(name, tasks) for name in pair)
         here, paper = (", ".join(map(short, means)) for means in (here, paper))
+        all_tasks = len(protocol.tasks)
+        seeds = f"{gain.seeds}" + f"; {len(tasks)} of {all_tasks} tasks" * (len(tasks) < all_tasks)
         rows.append([" > ".join(pair), paper, f"{here} ({seeds})", *judged(gain)])
         if protocol.is_scaled:
-            rows[-1] += judged(aggregate.difference(protocol.gains(*pair, True)[[*gains]]))
-    return markdown(header + ["normalised", "verdict"] * protocol.is_scaled, rows)
+            rows[-1] += judged(aggregate.difference(protocol.gains(*pair, True)[tasks]))
+    header = ["claim", "paper", "here (seeds of both)", "difference", "verdict"]
+    return markdown(header + ["normalised", "verdict"] * protocol.is_scaled, rows) if rows else ""
 
 
 def judged(gain):
@@ -223,12 +218,12 @@ def origin(protocols):
 
 def claims_of(protocols):
     """A table of claims for each protocol, in parts."""
-    claimed = [protocol for protocol in protocols if claims(protocol)]
-    if claimed:
+    tables = {protocol.title: claims_table(protocol) for protocol in protocols}
+    if any(tables.values()):
         yield "## The paper's claims"
-    for protocol in claimed:
-        yield f"**{protocol.title}**"
-        yield claims_table(protocol)
+    for title in filter(tables.get, tables):
+        yield f"**{title}**"
+        yield tables[title]
 
 
 def scores_of(protocols, folder):

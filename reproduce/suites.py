@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import folders  # noqa: F401  (the tools)
-import numpy as np
 import pandas as pd
-from gbtools.runs import (
-    WITHOUT_EFFECT,
-    read_config,
-    read_result,
-    read_returns,
-    read_rows,
-    run_folders,
-)
+from gbtools.runs import WITHOUT_EFFECT, read_config, read_result, run_folders
 
 
 class Suite(NamedTuple):
@@ -84,8 +76,8 @@ def suite_of(flags):
         if suite.script.rpartition(".")[2] == script
         and script_of(name).task_of(flags["env_id"]) in tasks_of(name)
     ]
-    same = [name for name in result if SUITES[name].total_timesteps == flags["total_timesteps"]]
-    return (same or result or [None])[0]
+    result.sort(key=lambda name: SUITES[name].total_timesteps != flags["total_timesteps"])
+    return result[0] if result else None
 
 
 def row_of(folder):
@@ -93,8 +85,8 @@ def row_of(folder):
     result = read_result(folder)
     if result is None or (suite := suite_of(flags := read_config(folder))) is None:
         return None
-    states = [row["graph/nodes"] for row in read_rows(folder / "metrics.csv")]
-    means = {step: np.mean(returns) for step, returns in read_returns(folder).items()}
+    states = pd.read_csv(folder / "metrics.csv")["graph/nodes"]
+    curve = pd.read_csv(folder / "evaluations.csv").groupby("global_step").episodic_return.mean()
     return {
         "suite": suite,
         "task": script_of(suite).task_of(flags["env_id"]),
@@ -108,18 +100,17 @@ def row_of(folder):
         "wall_seconds": round(max(result["wall_seconds"], result["training_seconds"]), 1),
         "steps_per_second": round(result["sps"], 1),
         "novel_state_ratio": round(result["novel_state_ratio"], 5),
-        "states": int(states[-1]) if states else None,
+        "states": states.iloc[-1] if len(states) else None,
         "commit": result["versions"]["commit"],
-        "curve": " ".join(f"{step}:{mean:.4g}" for step, mean in means.items()),
+        "curve": " ".join(f"{step}:{mean:.4g}" for step, mean in curve.items()),
     }
 
 
 def collect(run_dir, results_dir):
     """Add the rows of run_dir's finished runs to results_dir/results.csv; returns how many."""
     rows = pd.DataFrame(filter(None, map(row_of, run_folders(run_dir))))
-    table, path = pd.DataFrame(), Path(results_dir) / TABLE
-    if path.exists():
-        table = read_table(results_dir)
+    path = Path(results_dir) / TABLE
+    table = read_table(results_dir) if path.exists() else pd.DataFrame()
     both = pd.concat([table, rows])
     if len(both):
         both = both.drop_duplicates(KEY).sort_values(KEY).convert_dtypes()  # no 24937.0 beside gaps
