@@ -420,9 +420,9 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path):
     obs = learner.graph.observations_of(nodes)
     np.testing.assert_array_equal(run.policy()(obs), learner.policy()(obs))
     assert (learner.policy()(obs) != learner.act_on_network(obs)).any()
-    q, whose = run.acting_values(nodes)
+    value, whose = run.state_values(nodes)
     assert whose == "graph"
-    assert (q.argmax(axis=1) != run.q_values(nodes).argmax(axis=1)).any()
+    assert (value != run.q_values(nodes).max(axis=1)).any()
 
 
 def test_a_run_of_the_whole_graph_is_looked_at_at_its_depth(tmp_path, capsys):

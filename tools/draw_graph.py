@@ -168,8 +168,7 @@ def main():
     run = recorded.read(args.run)
     layout, value, whose = lay_out(run, args.max_states, args.layout), None, ""
     if args.color_by == "value" or any(path.suffix == ".graphml" for path in args.out):
-        q, whose = run.acting_values(layout.states)
-        value = q.max(axis=1)
+        value, whose = run.state_values(layout.states)
     for path in args.out:
         if path.suffix == ".graphml":
             write_graphml(layout, run.action_names(), value, path)

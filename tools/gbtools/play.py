@@ -5,6 +5,7 @@ are those that the scripts train on; of other environments, their own.
 """
 
 import itertools
+import re
 
 import ale_py
 import gymnasium
@@ -21,7 +22,7 @@ SUITES = {
     "atari": ("gb_rainbow_atari", lambda reward: float(np.clip(reward, -1, 1))),
     "gymnasium": ("examples/gb_dqn_gymnasium.py", float),
 }
-PREFIXES = {"minigrid": "minigrid", "babyai": "minigrid", "minatar/": "minatar", "ale/": "atari"}
+PREFIXES = {"(minigrid|babyai)[^:]*$": "minigrid", "minatar/": "minatar", "ale/": "atari"}
 
 
 def plain(name):
@@ -31,15 +32,11 @@ def plain(name):
 
 def suite_of(env_id):
     """The suite of a task, and the task's name there, from any spelling that people use."""
+    env_id = re.sub("^(minigrid|ale_py):", "", env_id.strip())  # any other module is a user's
     names = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
     script_of("minigrid")  # registers its tasks
     names["minigrid"] = [name[9:] for name in gymnasium.registry if name.startswith("MiniGrid-")]
-    module, _, name = env_id.strip().rpartition(":")
-    if module in ("minigrid", "ale_py"):  # any other module:Id-v0 is of the module
-        env_id = name
-    lower = env_id.strip().lower()
-    prefixes = {} if ":" in lower else PREFIXES
-    result = [suite for prefix, suite in prefixes.items() if lower.startswith(prefix)]
+    result = [suite for start, suite in PREFIXES.items() if re.match(start, env_id.lower())]
     if not result and env_id not in gymnasium.registry:
         result = [suite for suite in names if plain(env_id) in map(plain, names[suite])]
     if len(result) > 1:

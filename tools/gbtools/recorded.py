@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from minigrid.core.actions import Actions
 
-from gbcore import Replay, TransitionGraph
+from gbcore import LeafTable, Replay, TransitionGraph
 from gbcore.run import fail, flush_denormals, load_checkpoint
 from gbtools import ROOT
 
@@ -88,19 +88,17 @@ class Recorded:
     @torch.inference_mode()
     def q_values(self, nodes, which="online"):
         """A network's values float32 [n, A] of states; of a distribution, its expectation."""
-        parts = np.split(nodes, range(256, len(nodes), 256))
-        obs = (torch.from_numpy(self.graph.observations_of(part)) for part in parts)
-        return torch.cat([*map(getattr(self.learner, which).values, obs)]).numpy()
+        network = getattr(self.learner, which)
+        leaves = LeafTable(self.graph, lambda obs: network.values(torch.from_numpy(obs)).numpy())
+        return leaves.evaluated(nodes)
 
-    def acting_values(self, nodes):
-        """Values [n, A] by which the run acts in states, and whose they are: network or graph."""
+    def state_values(self, nodes):
+        """Values [n] of states, by which the run acts, and whose they are: network or graph."""
         if self.flags.get("act_on") != "graph":
-            return self.q_values(nodes), "network"
+            return self.q_values(nodes).max(axis=1), "network"
         values = self.learner.graph_values
         values.update()
-        actions = range(self.graph.num_actions)
-        columns = [values.targets(nodes, np.full(len(nodes), a)) for a in actions]
-        return np.stack(columns, axis=1), "graph"
+        return values.values(nodes), "graph"
 
 
 def read(path):
@@ -122,12 +120,11 @@ def load_script(script):
     path = here if here.is_file() else Path(script).expanduser().resolve()
     if not path.is_file():
         fail(f"no script {script}")
-    name = path.stem if path.parent == ROOT else str(path)
-    if getattr(sys.modules.get(name), "__file__", None) == str(path):
-        return sys.modules[name]
-    if path.parent != ROOT:
+    if path.parent == ROOT:
+        return importlib.import_module(path.stem)
+    if str(path) not in sys.modules:
         sys.path.append(str(path.parent))  # modules beside it, as where Python runs it
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        spec = importlib.util.spec_from_file_location(str(path), path)
+        module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[str(path)]
