@@ -9,7 +9,6 @@ reached. Each evaluation is a row of results/levels.csv.
 
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import gymnasium
 import numpy as np
@@ -34,8 +33,6 @@ class Args:
     total_timesteps: int = 1_000_000
     eval_frequency: int = 25_000
     enough: float = 0.9  # mean return at which training ends
-    view: Literal["grid", "partial"] = "grid"  # what the network sees
-    num_levels: int = 0  # levels that training plays; 0: a new one each
 
 
 class TrainingLevels(gymnasium.Env):
@@ -71,9 +68,7 @@ def main():
     args = tyro.cli(Args, description=__doc__)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    flags = gb_dqn_minigrid.Args(
-        env_id=args.env_id, seed=args.seed, num_levels=args.num_levels, view=args.view
-    )
+    flags = gb_dqn_minigrid.Args(env_id=args.env_id, seed=args.seed, num_levels=0)
     task = gb_dqn_minigrid.task_of(args.env_id)
     rngs = np.random.default_rng(args.seed).spawn(8)
     envs = DummyVecEnv([lambda rng=rng: TrainingLevels(flags, task, rng) for rng in rngs])
@@ -83,8 +78,8 @@ def main():
         policy_kwargs=how, seed=args.seed, device="cpu",
     )  # fmt: skip
     same = {
-        "task": task, "agent": "ppo", "exploration": "", "view": args.view,
-        "num_levels": args.num_levels, "seed": args.seed, "commit": versions()["commit"],
+        "task": task, "agent": "ppo", "exploration": "", "view": flags.view, "num_levels": 0,
+        "seed": args.seed, "commit": versions()["commit"],
     }  # fmt: skip
     begin, mean = time.perf_counter(), 0.0
     while model.num_timesteps < args.total_timesteps and mean < args.enough:
