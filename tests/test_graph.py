@@ -98,24 +98,37 @@ def rows(edges):
 # --- random operations ---
 
 
-class GraphMachine(RuleBasedStateMachine):
-    """Observations are two bytes; the few values make crossovers, removals and reuse frequent.
+@st.composite
+def kinds(draw):
+    """Function of a number that is an observation (and its key), and what a graph of them takes.
 
-    Saving and loading between any two operations changes nothing.
+    Few values make crossovers, removals and reuse frequent. Observations are two bytes, or stacks
+    of 4 frames out of 3: frames are shared, also within one stack. Of 10 observations with keys 4
+    are met under two keys each, and 3 keys have two observations each.
     """
+    has_frames, keyed = draw(st.booleans()), draw(st.booleans())
+
+    def met(k):
+        obs = k % 6 if keyed else k
+        frames = [obs % 3, obs // 3 % 3, obs % 2, obs // 3 % 3]
+        obs = np.array([obs, 7 * obs % 5], np.uint8)
+        obs = np.tile(np.array(frames, np.uint8)[:, None, None], (3, 3)) if has_frames else obs
+        return (obs, np.array([k % 7, 300, -1], np.int16)) if keyed else (obs,)
+
+    options = {"key_shape": (3,), "key_dtype": np.int16} if keyed else {}
+    return met, ((4, 3, 3) if has_frames else (2,), {"frame_stack": has_frames} | options)
+
+
+class GraphMachine(RuleBasedStateMachine):
+    """Saving and loading between any two operations changes nothing."""
 
     def make(self):
-        return Twins(3, (2,))
+        shape, options = self.kind
+        return Twins(3, shape, **options)
 
-    def obs(self, k):
-        return np.array([k, 7 * k % 5], np.uint8)
-
-    def keyed(self, k):
-        """The observation, and its key where there are keys."""
-        return (self.obs(k),)
-
-    @initialize()
-    def start(self):
+    @initialize(kind=kinds())
+    def start(self, kind):
+        self.keyed, self.kind = kind
         self.twins = self.make()
         self.freed = []  # ids that were freed and not given out since
 
@@ -130,15 +143,16 @@ class GraphMachine(RuleBasedStateMachine):
     @rule(
         k=st.integers(0, 9),
         action=st.integers(0, 2),
-        reward=st.sampled_from([0.0, -0.0, 1.0, 0.1]),
+        rewards=st.sampled_from([(0.0, -0.0), (0.1, float(np.float32(0.1))), (1.0,)]),
         k2=st.integers(0, 9),
         done=st.booleans(),
         times=st.integers(1, 3),
     )
-    def add(self, k, action, reward, k2, done, times):
+    def add(self, k, action, rewards, k2, done, times):
+        """One reward several times, or in turn two that are told apart exactly; 0 has no sign."""
         s, s2 = self.twins.node(*self.keyed(k)), self.twins.node(*self.keyed(k2))
-        for _ in range(times):
-            self.twins.add(s, action, reward, s2, done)
+        for i in range(times):
+            self.twins.add(s, action, rewards[i % len(rewards)], s2, done)
 
     @precondition(lambda self: self.twins.naive.num_edges > 0)
     @rule(which=st.integers(0, 10_000), all_of_it=st.booleans())
@@ -205,44 +219,10 @@ class GraphMachine(RuleBasedStateMachine):
     @invariant()
     def agree(self):
         self.twins.check()
-
-
-class FrameStackMachine(GraphMachine):
-    """Observations are stacks of 4 frames out of 3: frames are shared, also within one stack."""
-
-    def make(self):
-        return Twins(3, (4, 3, 3), frame_stack=True)
-
-    def obs(self, k):
-        frames = [k % 3, k // 3 % 3, k % 2, k // 3 % 3]
-        return np.stack([np.full((3, 3), f, np.uint8) for f in frames])
-
-    @invariant()
-    def frames_are_stored_once(self):
-        living = self.twins.naive.observation.values()
-        frames = {frame.tobytes() for obs in living for frame in obs}
-        assert self.twins.graph.num_frames == len(frames)
-
-
-class KeyMachine(GraphMachine):
-    """Of 10 observations 4 are met under two keys each, and 3 keys have two observations each."""
-
-    def make(self):
-        return Twins(3, (2,), key_shape=(3,), key_dtype=np.int16)
-
-    def obs(self, k):
-        return super().obs(k % 6)
-
-    def keyed(self, k):
-        return self.obs(k), np.array([k % 7, 300, -1], np.int16)
-
-
-class KeyFrameStackMachine(KeyMachine, FrameStackMachine):
-    def make(self):
-        return Twins(3, (4, 3, 3), frame_stack=True, key_shape=(3,), key_dtype=np.int16)
-
-    def obs(self, k):
-        return FrameStackMachine.obs(self, k % 6)
+        if self.twins.graph.frame_stack:  # each frame is stored once
+            living = self.twins.naive.observation.values()
+            frames = {frame.tobytes() for obs in living for frame in obs}
+            assert self.twins.graph.num_frames == len(frames)
 
 
 def reloaded(graph):
@@ -252,14 +232,10 @@ def reloaded(graph):
         return TransitionGraph.load(path)
 
 
-for machine in (GraphMachine, FrameStackMachine, KeyMachine, KeyFrameStackMachine):
-    machine.TestCase.settings = settings(
-        max_examples=scaled(40, 16), stateful_step_count=scaled(30, 25)
-    )
+GraphMachine.TestCase.settings = settings(
+    max_examples=scaled(80, 50), stateful_step_count=scaled(30, 25)
+)
 TestGraphMachine = GraphMachine.TestCase
-TestFrameStackMachine = FrameStackMachine.TestCase
-TestKeyMachine = KeyMachine.TestCase
-TestKeyFrameStackMachine = KeyFrameStackMachine.TestCase
 
 
 # --- larger, and longer ---
@@ -511,7 +487,8 @@ def test_many_at_once_are_like_one_after_the_other(kind):
         assert ids.dtype == np.int64
         alone = [single.node(obs[i], None if keys is None else keys[i]) for i in range(n)]
         assert ids.tolist() == alone
-        new = ids, rng.integers(0, 3, n), rng.integers(0, 3, n) / 7, ids[::-1], rng.random(n) < 0.2
+        rewards = rng.choice([0.0, -0.0, 0.3], n)
+        new = ids, rng.integers(0, 3, n), rewards, ids[::-1], rng.random(n) < 0.2
         many.add(*new)
         for row in zip(*new, strict=True):
             single.add(*row)
@@ -561,54 +538,12 @@ def test_rows_that_are_wrong_are_named_and_nothing_changes(small):
         graph.nodes(np.zeros(3, np.uint8))
 
 
-# --- ids ---
-
-
-def test_what_frees_a_node_and_what_does_not():
-    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
-    a, b, alone = graph.nodes(np.arange(3)[:, None])
-    assert graph.novel_state_ratio == 0.0
-    for edge, ratio in (((a, 0.0, b), 1), ((a, 0.0, b), 1 / 2), ((a, 1.0, a), 1 / 3)):
-        graph.add(edge[0], 0, *edge[1:], False)
-        assert graph.novel_state_ratio == ratio
-    assert graph.remove(a, 0, 0.0, b, False) == []  # the count goes from 2 to 1
-    assert graph.remove(a, 0, 0.0, b, False) == [b]  # a has a self-loop left
-    assert graph.remove(a, 0, 1.0, a, False) == [a]  # a self-loop names its node twice: freed once
-    assert graph.num_nodes == 1  # a node that no edge ever named stays
-    assert [graph.find(np.array([k])) for k in range(3)] == [-1, -1, alone]
-    assert sorted(graph.nodes(np.array([[10], [11]]))) == [a, b]  # ids are used again
-    graph.add(a, 0, 0.0, b, True)
-    graph.add(b, 0, 0.0, alone, False)
-    assert graph.remove(b, 0, 0.0, alone, False) == [alone]
-    assert graph.find(graph.observations[b]) == b  # a node that is only reached is kept
-    assert graph.check_valid() == []
-
-
-def test_rewards_are_told_apart_exactly_and_zero_has_no_sign():
-    graph = TransitionGraph(1, obs_shape=(1,), obs_dtype=np.int64)
-    a = graph.node(np.array([0]))
-    for reward in (0.1, 0.1, np.float32(0.1), np.nextafter(0.1, 1), 0.0, -0.0):
-        graph.add(a, 0, reward, a, False)
-    edges = graph.edges()
-    assert dict(zip(edges["reward"].tolist(), edges["count"].tolist(), strict=True)) == {
-        0.1: 2,
-        float(np.float32(0.1)): 1,
-        float(np.nextafter(0.1, 1)): 1,
-        0.0: 2,
-    }
-    graph.remove(a, 0, -0.0, a, False)
-    graph.remove(a, 0, 0.0, a, False)
-    with raises_naming(0.0, KeyError):
-        graph.remove(a, 0, 0.0, a, False)
-
-
 # --- colliding hashes ---
 
 
 @pytest.mark.skipif(JIT, reason="compiled kernels keep their hash; see run_all.py")
-@pytest.mark.parametrize("machine", [GraphMachine, FrameStackMachine])
 @pytest.mark.parametrize("num_hashes", [1, 3])
-def test_colliding_hashes(monkeypatch, num_hashes, machine):
+def test_colliding_hashes(monkeypatch, num_hashes):
     """All keys and edges hash to the last slots, from where probing goes on at slot 0: only bytes
     decide what is equal.
     """
@@ -618,7 +553,9 @@ def test_colliding_hashes(monkeypatch, num_hashes, machine):
 
     for module, name in ((hashing, "hash_words"), (edges, "hash_edge")):
         monkeypatch.setattr(module, name, colliding(getattr(module, name)))
-    run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=25))
+    run_state_machine_as_test(
+        GraphMachine, settings=settings(max_examples=16, stateful_step_count=25)
+    )
 
 
 # --- saving ---
@@ -662,6 +599,11 @@ def test_graphs_of_any_size_can_be_saved(tmp_path, num_nodes):
 # --- check_valid ---
 
 
+@pytest.fixture(scope="module")
+def busy():
+    return busy_graph(steps=200, frame_stack=True, **KEYED)
+
+
 NODE, EDGE, HELD = "its node", "its first edge", "the first that is held"
 
 
@@ -679,9 +621,9 @@ NODE, EDGE, HELD = "its node", "its first edge", "the first that is held"
         ("table.links", NODE, -1),
     ],
 )  # fmt: skip
-def test_check_valid_reports_a_corrupt_array(name, at, value):
+def test_check_valid_reports_a_corrupt_array(name, at, value, busy):
     """Of a graph in use one element is changed, by one where no value is given."""
-    graph = busy_graph(steps=200, frame_stack=True, **KEYED)
+    graph = copy.deepcopy(busy)
     assert graph.check_valid() == []
     arrays = graph._arrays._asdict()
     arrays |= {"contents": graph._contents, "frame_uses": graph._frame_uses}
@@ -788,19 +730,18 @@ def test_one_rule_for_one_and_many_and_one_error_for_a_mistake(small):
 
 def test_a_node_with_40_000_outcomes():
     n, graph = scaled(40_000, 600), TransitionGraph(2, obs_shape=(1,), obs_dtype=np.int64)
-    nodes = [graph.node(np.array([k])) for k in range(n + 1)]
-    for k in range(n):
-        graph.add(nodes[0], k % 2, 0.5, nodes[k + 1], k % 3 == 0)
-    graph.add(nodes[0], 0, 0.5, nodes[1], True)
-    assert (graph.num_edges, graph.num_transitions) == (n, n + 1)
-    graph.add(nodes[1], 1, 0.25, nodes[0], False)  # from where 10 of them are sampled
-    sub = graph.expand(nodes[1], 1, depth=3, breadth=10, rng=np.random.default_rng(0))
+    hub, *nodes = graph.nodes(np.arange(n + 1)[:, None])
+    k, half = np.arange(n), np.full(n, 0.5)
+    columns = np.full(n, hub), k % 2, half, np.array(nodes), k % 3 == 0
+    graph.add(*columns)
+    graph.add(hub, 0, 0.5, nodes[0], True)
+    graph.add(nodes[0], 1, 0.25, hub, False)  # from where 10 of them are sampled
+    sub = graph.expand(nodes[0], 1, depth=3, breadth=10, rng=np.random.default_rng(0))
     targets = q_targets(sub, np.zeros((len(sub.nodes), 2)), 1.0, "behaviour")
     assert targets == pytest.approx([0.75])
-    assert graph.remove(nodes[1], 1, 0.25, nodes[0], False) == []
-    for k in range(n - 1, 0, -1):
-        assert graph.remove(nodes[0], k % 2, 0.5, nodes[k + 1], k % 3 == 0) == [nodes[k + 1]]
-    assert graph.edges()["count"].tolist() == [2]
+    graph.remove(nodes[0], 1, 0.25, hub, False)
+    assert graph.remove(*columns) == nodes[1:]
+    assert graph.edges()["count"].tolist() == [1]
     assert graph.check_valid() == []
 
 
@@ -839,10 +780,9 @@ def test_counts_up_to_the_most_that_columns_hold():
     assert graph.check_valid() == []
 
 
-def test_load_refuses_a_damaged_file_and_arrays_of_another_kind(tmp_path):
+def test_load_refuses_a_damaged_file_and_arrays_of_another_kind(busy, tmp_path):
     """Every array in turn: missing, too short, of another dtype; and bytes that changed."""
-    path = tmp_path / "graph.npz"
-    graph = busy_graph(frame_stack=True, steps=200, **KEYED)
+    path, graph = tmp_path / "graph.npz", busy
     graph.save(path, compress=False)
     data, rng = path.read_bytes(), np.random.default_rng(0)
     other = TransitionGraph(3, (4, 1, 1), frame_stack=True, **KEYED)
