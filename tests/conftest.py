@@ -1,4 +1,4 @@
-"""What the tests share: graphs built twice (gbcore and naive), corner cases, strategies, runs."""
+"""What the tests share: graphs built twice (gbcore and naive), strategies, runs."""
 
 import json
 import os
@@ -88,38 +88,31 @@ class Leaves:
     def q_targets(self, sub, name, dtype=np.float64):
         from gbcore import q_targets
 
-        rows, (rule, online) = self.rows(sub), RULES[name]
-        return q_targets(
-            sub,
-            self.leaf_q[rows].astype(dtype),
-            self.gamma,
-            rule=rule,
-            selector_q=self.selector_q[rows].astype(dtype) if online else None,
-            policy=self.policy[rows].astype(dtype) if rule == "policy" else None,
-            prior=self.prior,
-        )
+        leaf_q = self.leaf_q[self.rows(sub)].astype(dtype)
+        return q_targets(sub, leaf_q, self.gamma, **self._rule(sub, name, dtype))
 
     def categorical_targets(self, sub, name, dtype=np.float64):
         """As q_targets, but with torch in and NumPy out. [B, n_atoms]"""
         from gbcore import categorical_targets
 
-        rows, (rule, online) = self.rows(sub), RULES[name]
-
         def tensor(array):
             return torch.from_numpy(np.ascontiguousarray(array.astype(dtype)))
 
-        out = categorical_targets(
-            sub,
-            tensor(self.leaf_pmf[rows]),
-            tensor(self.support),
-            self.gamma,
-            rule=rule,
-            selector_q=tensor(self.selector_q[rows]) if online else None,
-            policy=tensor(self.policy[rows]) if rule == "policy" else None,
-            prior=self.prior,
-        )
-        assert out.dtype == tensor(self.support).dtype
+        rule = self._rule(sub, name, dtype)
+        rule |= {k: tensor(x) for k, x in rule.items() if isinstance(x, np.ndarray)}
+        leaf_pmf, support = tensor(self.leaf_pmf[self.rows(sub)]), tensor(self.support)
+        out = categorical_targets(sub, leaf_pmf, support, self.gamma, **rule)
+        assert out.dtype == support.dtype
         return out.numpy()
+
+    def _rule(self, sub, name, dtype):
+        rows, (rule, online) = self.rows(sub), RULES[name]
+        found = {"rule": rule, "prior": self.prior}
+        if online:
+            found["selector_q"] = self.selector_q[rows].astype(dtype)
+        if rule == "policy":
+            found["policy"] = self.policy[rows].astype(dtype)
+        return found
 
     def oracle(self, name, categorical=False):
         rule, online = RULES[name]
@@ -200,7 +193,10 @@ def cases(draw, max_states=5, max_actions=3, max_transitions=14, removals=True):
     reward = st.sampled_from([0.0, 1.0, -0.75, 0.3, 2.6])
     done = st.sampled_from([False, False, False, True])
     row = st.tuples(state, action, reward, done, state, st.integers(1, 3))
-    transitions = draw(st.lists(row, max_size=max_transitions, unique_by=lambda t: t[:5]))
+    least = draw(st.sampled_from([6, 3, 1, 0]))  # or half of all examples have no transition
+    transitions = draw(
+        st.lists(row, min_size=least, max_size=max_transitions, unique_by=lambda t: t[:5])
+    )
     case = Case(
         num_actions,
         transitions,
@@ -211,52 +207,6 @@ def cases(draw, max_states=5, max_actions=3, max_transitions=14, removals=True):
     )
     case.prior = draw(st.sampled_from([0.0, 0.0, 0.5, 3.0]))
     return case
-
-
-# name -> (num_actions, transitions (s, a, r, done, s2, count))
-CORNERS = {
-    "nothing was seen": (2, []),
-    "one state, self-loop": (2, [(0, 0, 1.0, False, 0, 3)]),
-    "one state, self-loop and done into itself": (
-        1,
-        [(0, 0, 1.0, False, 0, 3), (0, 0, 1.0, True, 0, 1)],
-    ),
-    "two-cycle": (1, [(0, 0, 1.0, False, 1, 1), (1, 0, -0.5, False, 0, 2)]),
-    # The episode ended in state 1, which goes on when it is reached otherwise.
-    "done into a state with edges": (
-        2,
-        [
-            (0, 0, 1.0, True, 1, 2),
-            (0, 1, 0.0, False, 1, 1),
-            (1, 0, 5.0, False, 2, 1),
-            (1, 1, -1.0, False, 0, 1),
-        ],
-    ),
-    "the same step with and without done": (
-        1,
-        [(0, 0, 0.5, True, 1, 1), (0, 0, 0.5, False, 1, 3), (1, 0, 2.0, False, 0, 1)],
-    ),
-    "the same step with many rewards": (
-        2,
-        [(0, 1, 0.25 * k, False, 1, 1 + k) for k in range(5)] + [(1, 0, 1.0, False, 0, 1)],
-    ),
-    "many outcomes per pair": (
-        2,
-        [(0, 0, 0.1 * k, k % 3 == 0, k, 1 + k % 4) for k in range(8)]
-        + [(k, k % 2, -0.2, False, 7 - k, 1) for k in range(1, 8)],
-    ),
-    # States 1..4 were reached and never left.
-    "frontier": (3, [(0, a, 0.3, False, 1 + k, 1 + k) for a in range(2) for k in range(4)]),
-    "chain": (2, [(k, k % 2, 0.1 * k, k == 5, k + 1, 1) for k in range(6)]),
-    "all dones": (2, [(s, a, s - a, True, 1 - s, 1) for s in range(2) for a in range(2)]),
-}
-
-
-@pytest.fixture(params=list(CORNERS))
-def corner(request):
-    """Every corner case in turn."""
-    num_actions, transitions = CORNERS[request.param]
-    return Case(num_actions, transitions, num_states=1)
 
 
 @pytest.fixture

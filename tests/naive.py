@@ -13,11 +13,8 @@ class NaiveGraph:
     """TransitionGraph on dictionaries: `out[state][(action, reward, done, next_state)] = count`."""
 
     def __init__(self, num_actions, obs_shape, obs_dtype=np.uint8):
-        self.num_actions, self.obs_shape, self.obs_dtype = (
-            num_actions,
-            tuple(obs_shape),
-            np.dtype(obs_dtype),
-        )
+        self.num_actions = num_actions
+        self.obs_shape, self.obs_dtype = tuple(obs_shape), np.dtype(obs_dtype)
         self.id_of = {}  # bytes of the observation, or of the key -> state
         self.observation, self.key = {}, {}  # of each state
         self.out = {}
