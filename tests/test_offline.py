@@ -47,15 +47,6 @@ def test_the_stitched_path_is_shorter_than_any_seen():
     assert [visits[nodes[s]] for s in (0, 2, 9, 1)] == [1, 1, 0, 0]
 
 
-def test_where_nothing_was_tried_is_no_refuge_from_costs():
-    rows = [(0, 0, -1.0, 1, False), (0, 1, -1.0, 2, False), (1, 0, -5.0, 3, True)]
-    graph, nodes = graph_of(rows)
-    values, actions, _ = solve(graph, 0.9)
-    assert values[nodes[2]] == pytest.approx(-5 / 0.1)
-    assert values[nodes[0]] == pytest.approx(-1 + 0.9 * -5)
-    assert actions[nodes[0]] == 0
-
-
 @settings(max_examples=scaled(100))
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.sampled_from([0.0, 1.0, -2.0]),
                           st.integers(0, 4), st.booleans()), min_size=1, max_size=30))  # fmt: skip
@@ -212,41 +203,6 @@ def test_what_is_stitched_from_random_steps_is_better_where_it_is_played(
     assert printed(capsys, *words)["best of them"] == found["best of them"]
 
 
-LAKE = {  # of one episode: the observation of FrozenLake is a number
-    "observations": np.array([0, 4, 8]), "actions": np.array([1, 1]), "rewards": np.zeros(2),
-    "terminations": np.zeros(2, bool), "truncations": np.array([False, True]),
-}  # fmt: skip
-
-
-def test_a_minari_dataset_by_minari_and_by_its_file(monkeypatch, tmp_path, capsys):
-    nested = LAKE | {"observations": {"b": np.ones((3, 2)), "a": (np.arange(3), np.zeros(3))}}
-    episodes = [LAKE, LAKE]
-
-    class MinariDataset:
-        def __init__(self, path):
-            assert path == tmp_path / "data"
-
-        def iterate_episodes(self):
-            return [types.SimpleNamespace(id=0, infos={}, **episode) for episode in episodes]
-
-    monkeypatch.setitem(sys.modules, "minari", None)
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(OSError, match="needs pip install minari or h5py"):
-        read_transitions(tmp_path)
-    file = {f"episode_{i}": episode for i, episode in enumerate(episodes)}
-    monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=lambda path: file))
-    of_file = read_transitions(tmp_path)
-    monkeypatch.setitem(sys.modules, "minari", types.SimpleNamespace(MinariDataset=MinariDataset))
-    of_minari = read_transitions(tmp_path)
-    assert of_file["observations"].tolist() == [0, 4, 0, 4]
-    assert of_file["next_observations"].tolist() == [4, 8, 4, 8]
-    assert of_file["truncations"].tolist() == [False, True] * 2
-    np.testing.assert_equal(of_file, of_minari)
-    assert "played there" in printed(capsys, tmp_path, "--env-id", "FrozenLake-v1", "--episodes", 2)
-    episodes[:] = [nested]
-    assert read_transitions(tmp_path)["observations"].tolist() == [[0, 0, 1, 1], [1, 0, 1, 1]]
-
-
 class Chain(gymnasium.Env):
     """Four states in a row: one action goes on, the others begin anew; the end of it is worth 1."""
 
@@ -334,12 +290,35 @@ def write_minari(monkeypatch, episodes, as_file):
     if not as_file:
         found = [types.SimpleNamespace(**episode) for episode in episodes]
         dataset = types.SimpleNamespace(iterate_episodes=lambda: found)
-        minari = types.SimpleNamespace(MinariDataset=lambda path: dataset)
+        minari = types.SimpleNamespace(MinariDataset=lambda path: {"data": dataset}[path.name])
         monkeypatch.setitem(sys.modules, "minari", minari)
         return
     file = {f"episode_{i}": in_a_file(episode) for i, episode in enumerate(episodes)}
     monkeypatch.setitem(sys.modules, "minari", None)
     monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=lambda path: file))
+
+
+LAKE = {  # of one episode: the observation of FrozenLake is a number
+    "observations": np.array([0, 4, 8]), "actions": np.array([1, 1]), "rewards": np.zeros(2),
+    "terminations": np.zeros(2, bool), "truncations": np.array([False, True]),
+}  # fmt: skip
+
+
+def test_a_minari_dataset_is_read_alike_by_minari_and_by_its_file(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "minari", None)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(OSError, match="needs pip install minari or h5py"):
+        read_transitions(tmp_path)
+    nested = {"b": np.ones((3, 2)), "a": (np.arange(3), np.zeros(3))}
+    for as_file in (False, True):
+        write_minari(monkeypatch, [LAKE, LAKE], as_file)
+        found = read_transitions(tmp_path)
+        assert found["observations"].tolist() == [0, 4, 0, 4]
+        assert found["next_observations"].tolist() == [4, 8, 4, 8]
+        assert found["actions"].tolist() == [1] * 4
+        assert found["truncations"].tolist() == [False, True] * 2
+        write_minari(monkeypatch, [LAKE | {"observations": nested}], as_file)
+        assert read_transitions(tmp_path)["observations"].tolist() == [[0, 0, 1, 1], [1, 0, 1, 1]]
 
 
 @pytest.mark.usefixtures("_chain")
