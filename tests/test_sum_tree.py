@@ -28,8 +28,8 @@ def filled_trees(draw, priority):
 
 
 @settings(max_examples=scaled(200))
-@given(filled_trees(whole))
-def test_priorities_their_total_and_find_everywhere(trees):
+@given(filled_trees(whole), st.integers(1, 30), st.integers(0, 1000))
+def test_priorities_their_total_find_everywhere_and_a_draw_from_each_slice(trees, n, seed):
     tree, naive = trees
     got = tree.get(np.arange(tree.capacity))
     assert got.dtype == np.float64
@@ -38,12 +38,6 @@ def test_priorities_their_total_and_find_everywhere(trees):
     assert tree.total == naive.total
     for target in np.arange(0, naive.total, 0.5):
         assert tree.find(target) == naive.find(target)
-
-
-@settings(max_examples=scaled(200))
-@given(filled_trees(whole), st.integers(1, 30), st.integers(0, 1000))
-def test_sample_draws_once_from_each_slice(trees, n, seed):
-    tree, naive = trees
     if naive.total == 0:
         return
     got = tree.sample(n, np.random.default_rng(seed))
