@@ -18,7 +18,6 @@ from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import VecNormalize
 
 from examples import mazes, sb3_dqn  # noqa: F401
@@ -216,32 +215,16 @@ def test_a_model_that_was_loaded_without_its_replay_predicts_as_before(tmp_path)
     assert again.predict(np.array([0]), deterministic=True)[0] == start
 
 
-def load(network):
-    network.load_state_dict({name: part + 1 for name, part in network.state_dict().items()})
-
-
-def blend(network):
-    ones = map(torch.ones_like, network.parameters())
-    polyak_update(ones, network.parameters(), 0.5)
-
-
-WRITES = {
-    "load_state_dict": load,
-    "in place": lambda network: [part.detach().add_(1) for part in network.parameters()],
-    "data": lambda network: [part.data.add_(1) for part in network.parameters()],
-    "polyak_update": blend,
-}
-
-
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("backup", ["graph", "whole-graph"])
-def test_a_write_into_the_target_network_counts_at_once(backup, write):
+def test_a_write_into_the_target_network_counts_at_once(backup):
+    """By whatever means, as test_leaf_table.py shows: here by one that tensors do not notice."""
     model = make_model("FrozenLake-v1", backup=backup, target_update_interval=10**6)
     model.learn(100)
     nodes, actions = model.replay_buffer.nodes[0, :, 0], model.replay_buffer.actions[:, 0, 0]
     old = model._targets(nodes, actions, np.random.default_rng(0))
     model.predict(np.arange(16), deterministic=True)
-    write(model.q_net_target)
+    for part in model.q_net_target.parameters():
+        part.data.add_(1)
     new = model._targets(nodes, actions, np.random.default_rng(0))
     assert np.abs(new - old).max() > 1
     model.leaves = None  # anew
