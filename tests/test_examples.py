@@ -242,11 +242,13 @@ def test_limits_are_truncations_and_the_one_that_was_asked_for_holds():
         ("MountainCar-v0", "{}", 300, 300),  # registered with 200
         ("MountainCar-v0", '{"max_episode_steps": -1}', 250, 250),
         ("MountainCar-v0", '{"max_episode_steps": 9}', 12, 9),
+        ("Sampled-v0", "{}", 30, 30),  # an end at the limit is an end and no truncation
     ):
         task = GymnasiumTask(env_id, np.random.default_rng(0), kwargs, time_limit=limit)
         task.reset()
         ends = [task.step(0)[2:] for _ in range(most)]
-        assert ends == [(False, False)] * (most - 1) + [(False, True)]
+        is_end = env_id == "Sampled-v0"
+        assert ends == [(False, False)] * (most - 1) + [(is_end, not is_end)]
 
 
 def test_a_limit_of_the_environment_s_own_is_told(capsys):
@@ -258,12 +260,6 @@ def test_a_limit_of_the_environment_s_own_is_told(capsys):
     assert [task.step(0)[3] for _ in range(100)][-1]
     message = "cuts its episodes itself, before --time-limit: this one after 100 steps"
     assert is_one_line(capsys, "warning: ", message)
-
-
-def test_an_end_at_the_limit_is_an_end_and_no_truncation():
-    task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), time_limit=30)
-    task.reset()
-    assert [task.step(0)[2:] for _ in range(30)][-1] == (True, False)
 
 
 def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
@@ -317,7 +313,7 @@ gymnasium.register("Sokoban-v0", "%s:World", max_episode_steps=5)
 """
 
 
-@pytest.mark.parametrize("name", ["sokoban", "play", "test"])
+@pytest.mark.parametrize("name", ["sokoban", "test"])
 def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
     name, tmp_path, monkeypatch, capsys
 ):
@@ -622,15 +618,12 @@ def test_a_level_of_sokoban_is_solved_by_breadth_first_search(level, steps):
     raise AssertionError("no way")
 
 
-def test_the_tabular_agent_finds_the_shortest_path(capsys):
-    runpy.run_path(str(ROOT / "examples" / "tabular.py"))
+def test_the_tabular_agent_of_the_readme_finds_the_shortest_path(capsys):
+    path = ROOT / "examples" / "tabular.py"
+    runpy.run_path(str(path))
     assert capsys.readouterr().out == ("value of the start: 0.774; the shortest path gives 0.774\n")
-
-
-def test_the_readme_has_the_tabular_agent():
-    code = (ROOT / "examples" / "tabular.py").read_text()
-    readme = (ROOT / "README.md").read_text()
-    assert code[code.index("env = ") :] in readme
+    code = path.read_text()
+    assert code[code.index("env = ") :] in (ROOT / "README.md").read_text()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -651,7 +644,7 @@ def test_each_step_of_the_page_is_typed_and_the_advice_is_its_next_command(
     monkeypatch.chdir(tmp_path)
     short = {
         "tools/would_it_help.py": ("--steps", 2000, "--sampled", 50),
-        "examples/gb_dqn_gymnasium.py": (*SHORT, "--total-timesteps", "900"),
+        "examples/gb_dqn_gymnasium.py": SHORT,
     }
     typed, printed = "".join(re.findall(r"```bash\n(.*?)```", OWN, re.DOTALL)).splitlines(), []
     for line in typed:
@@ -659,6 +652,7 @@ def test_each_step_of_the_page_is_typed_and_the_advice_is_its_next_command(
         python, path, *words = shlex.split(line, comments=True)
         module = path.removesuffix(".py").removeprefix("tools/").replace("/", ".")
         words += short.get(path, ())
+        words += ("--total-timesteps", "900") if len(printed) == 2 else ()  # to be solved
         assert (python, command(importlib.import_module(module), *words)) == ("python", 0)
         printed.append(capsys.readouterr().out)
     assert "Worth trying" in printed[0]
