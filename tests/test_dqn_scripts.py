@@ -206,19 +206,16 @@ def test_minatar_episode_seed():
     assert fresh == episodes("fresh")[0]
 
 
-@both
 @jitted
 @pytest.mark.parametrize(("steps", "score"), [(100, 95.5), (12, 12.0)])
-def test_score_is_the_mean_over_the_last_tenth_of_the_evaluations(
-    script, task, steps, score, tmp_path
-):
+def test_score_is_the_mean_over_the_last_tenth_of_the_evaluations(steps, score, tmp_path):
     returns = iter(range(1, steps + 1))
 
     def evaluate(args, *_):
         return [-3.0 if args.eval_epsilon == 1 else float(next(returns))], [1]
 
     flags = {"total_timesteps": steps, "eval_frequency": 1, "batch_size": 4}
-    _, run = play(script, tmp_path, evaluate=evaluate, env_id=task, **flags)
+    _, run = play(minatar_script, tmp_path, evaluate=evaluate, env_id="breakout", **flags)
     result = json.loads((run / "result.json").read_text())
     assert (result["score"], result["random_actions"]) == (score, -3)
 

@@ -226,6 +226,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_path):
 
 
 CHANGES = (  # that a user makes in a copied script: the lines, and what stands in their place
+    ("gamma: gb.Fraction = 0.95", "gamma: gb.Fraction = 1"),
     (
         """torch.optim.Adam(
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
@@ -261,17 +262,21 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
 
 
 def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path):
-    """Another optimiser, a tensor, a list of networks with an optimiser, and a chart."""
+    """Another optimiser, a tensor, a list of networks with an optimiser, and a chart.
+
+    Its annotations are postponed: flags are checked all the same.
+    """
     source = Path(gb_dqn_minigrid.__file__).read_text()
     for old, new in CHANGES:
         assert old in source
         source = source.replace(old, new)
-    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "mine.py").write_text(f"from __future__ import annotations\n{source}")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         import mine
 
-        flags = CASES["minigrid"][1]
+        flags = ["2.4e2" if word == "240" else word for word in CASES["minigrid"][1]]
+        assert command(mine, *flags, "--gamma", "2") == 2
         assert command(mine, *flags, "--run-dir", tmp_path / "whole") == 0
         expected = left_behind(only_run(tmp_path / "whole"))
         assert expected["metrics"][0]["mine/mean"] == ""  # before it learned

@@ -1,11 +1,9 @@
 """gbcore.run: what all scripts share of the command line, a run's folder and its end."""
 
-import importlib
 import json
 import re
 import shlex
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -26,7 +24,6 @@ from gbcore.run import (
     load_checkpoint,
     parse_flags,
     play_episodes,
-    save_checkpoint,
 )
 from gbcore.run.flags import check_flags
 
@@ -166,23 +163,6 @@ def test_integers_as_people_write_them(words, monkeypatch):
     args = parse_flags(script.Args, script.__file__)
     assert (args.total_timesteps, args.learning_rate) == (100_000, 1e-3)
     assert type(args.total_timesteps) is int
-
-
-def test_a_copy_that_postpones_its_annotations_can_be_resumed(tmp_path, monkeypatch):
-    source = (
-        Path(script.__file__)
-        .read_text()
-        .replace("gamma: gb.Fraction = 0.99", "gamma: gb.Fraction = 1")
-    )
-    (tmp_path / "postponed.py").write_text(f"from __future__ import annotations\n{source}")
-    monkeypatch.syspath_prepend(tmp_path)
-    mine = importlib.import_module("postponed")
-    monkeypatch.setattr(sys, "argv", ["postponed.py", "--total-timesteps", "1e3"])
-    args = parse_flags(mine.Args, mine.__file__)
-    assert (args.total_timesteps, args.gamma) == (1000, 1)
-    save_checkpoint(tmp_path, {"flags": asdict(args) | {"script": mine.__file__}})
-    monkeypatch.setattr(sys, "argv", ["postponed.py", "--resume", str(tmp_path)])
-    assert asdict(parse_flags(mine.Args, mine.__file__)) == asdict(args) | {"resume": str(tmp_path)}
 
 
 def test_where_the_network_is_never_trained_is_said(capsys):
