@@ -355,7 +355,7 @@ def test_noisy_layers_are_factorised_noise_on_their_means():
         assert abs(of_layer.var().item() - 2 / np.pi) < 0.06
 
 
-def test_gradients_of_noisy_weights_are_those_of_their_formula():
+def test_noise_is_that_of_its_formula_in_weights_in_factors_and_in_gradients():
     network = script.RainbowNetwork(script.Args(), 3)
     (factors,) = network.noise(1)
     features, losses = torch.rand(5, 3136), []
@@ -366,18 +366,12 @@ def test_gradients_of_noisy_weights_are_those_of_their_formula():
     parameters = [p for layer in network.layers() for p in layer.parameters()]
     for heads in (formula, network.heads(factors)):
         loss = network.log_pmf(features, heads).square().mean()
-        losses.append(torch.autograd.grad(loss, parameters))
+        losses.append(torch.autograd.grad(loss, parameters, retain_graph=True))
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-7)
-
-
-def test_noise_in_factors_is_the_noise_in_the_weights():
-    network = script.RainbowNetwork(script.Args(), 3)
-    features, (factors,) = torch.rand(5, 3136), network.noise(1)
-    with torch.no_grad():
-        formed = network.log_pmf(features, network.heads(factors))
-        factored = network.log_pmf(features, network.factored_heads(factors))
-    torch.testing.assert_close(factored, formed, rtol=0, atol=1e-5)
-    assert not torch.allclose(formed, network.log_pmf(features, network.heads()), atol=1e-3)
+    noisy = network.log_pmf(features, formula)
+    for heads in (network.heads(factors), network.factored_heads(factors)):
+        torch.testing.assert_close(network.log_pmf(features, heads), noisy, rtol=0, atol=1e-5)
+    assert not torch.allclose(noisy, network.log_pmf(features, network.heads()), atol=1e-3)
 
 
 def test_duelling_heads_subtract_the_mean_advantage():
