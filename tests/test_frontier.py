@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import raises_naming, scaled
+from conftest import interpreted, raises_naming, scaled
 from naive import FrontierWorth, NaiveGraph, frontier_action_value, frontier_values
 
 from gb_dqn_minigrid import kinds_of_grids as kinds_of
@@ -197,9 +197,10 @@ def test_what_is_far_is_reached():
         assert not world.planner.values.any()
 
 
-def test_episodes_of_one_step_may_go_to_the_frontier():
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 49), (0.0, 0)])
+def test_episodes_of_one_step_go_to_the_frontier_until_everything_was_tried(share, expected):
     graph, rng = TransitionGraph(50, (1,), np.int64), np.random.default_rng(0)
-    episodes, shares, planned = FrontierEpisodes(graph, share=0.5), [], 0
+    episodes, shares, planned = FrontierEpisodes(graph, share), [], 0
     start, end = graph.node(np.array([0])), graph.node(np.array([1]))
     for _ in range(400):
         action = episodes.act(start, rng)
@@ -207,8 +208,10 @@ def test_episodes_of_one_step_may_go_to_the_frontier():
         planned += action is not None
         graph.add(start, 0 if action is None else action, 0.0, end, True)
         episodes.end_episode()
-    assert planned == 49
+    assert planned == expected
+    assert episodes.metrics()["frontier/untried"] == 49 - expected
     assert shares[-1] == 0
+    assert (max(shares) > 0.2) == (share > 0)
 
 
 def test_untried_pairs_of_states_that_were_entered_are_counted():
@@ -306,45 +309,6 @@ def test_actions_are_greedy_and_ties_are_broken_at_random_where_something_is_lef
     assert rng.bit_generator.state == before, "no draw is taken"
 
 
-def grid_world(episodes, rng, num_steps, size=6):
-    """Walk in a grid in which the last column ends an episode. Returns the share at each start, and
-    how many steps were planned.
-    """
-    graph, shares, num_planned, starts, at = episodes.planner.graph, [], 0, True, 0
-    for _ in range(num_steps):
-        node = graph.node(np.array([at]))
-        action = episodes.act(node, rng)
-        if starts:
-            shares.append(episodes.share)
-        num_planned += action is not None
-        if action is None:
-            action = int(rng.integers(4))
-        x, y = at % size, at // size
-        x, y = (x + (action == 0) - (action == 1), y + (action == 2) - (action == 3))
-        at = min(max(x, 0), size - 1) + size * min(max(y, 0), size - 1)
-        done = at % size == size - 1
-        next_node = graph.node(np.array([at]))
-        graph.add(node, action, 0.0, next_node, done)
-        starts = done
-        if done:
-            episodes.end_episode()
-            at = 0
-    return shares, num_planned
-
-
-def test_the_share_falls_to_zero_when_everything_was_tried():
-    graph = TransitionGraph(4, (1,), np.int64)
-    episodes = FrontierEpisodes(graph, share=1.0)
-    shares, num_planned = grid_world(episodes, np.random.default_rng(0), 1_500)
-    assert max(shares) > 0.5
-    assert num_planned > 0
-    assert shares[-1] == 0
-    assert episodes.metrics()["frontier/untried"] == 0
-    assert graph.num_nodes == 36
-    never = FrontierEpisodes(TransitionGraph(4, (1,), np.int64), share=0.0)
-    assert grid_world(never, np.random.default_rng(0), 500)[1] == 0
-
-
 def test_the_share_is_what_planned_steps_find_more_than_others():
     graph = TransitionGraph(2, (1,), np.int64)
     episodes, rng = FrontierEpisodes(graph, share=0.5), np.random.default_rng(0)
@@ -419,15 +383,16 @@ def test_bad_arguments(kind, name, value):
         kind(TransitionGraph(1, (1,)), **{name: value})
 
 
+@interpreted
 @pytest.mark.parametrize("frame_stack", [False, True])
 @pytest.mark.parametrize("keyed", [False, True])
 def test_whatever_asks_first_after_a_doubling_has_room(frame_stack, keyed):
     """Every part that keeps something by id, at each size around a power of two.
 
-    Too short an array raises here where kernels run as plain Python; compiled, they write past it.
+    Too short an array raises where kernels run as plain Python; compiled, they write past it.
     """
     options = {"key_shape": (8,) if keyed else None, "frame_stack": frame_stack}
-    sizes = [n for power in (16, 32, 64, scaled(1024, 128)) for n in (power - 1, power, power + 1)]
+    sizes = [n for power in (16, 32, 64, 128) for n in (power - 1, power, power + 1)]
     frames = np.arange(3_000).view(np.uint8).reshape(-1, 8)
     calls = (
         lambda graph, planner, leaves: planner.plan(),

@@ -27,7 +27,6 @@ from gbcore import (
     q_targets,
 )
 from gbcore.kernels import edges, hashing
-from gbcore.run.padding import pad
 
 BIG = 2**40
 
@@ -640,30 +639,6 @@ def test_check_valid_reports_a_corrupt_array(name, at, value, busy):
     problems = graph.check_valid()
     assert problems
     assert all(isinstance(problem, str) and problem for problem in problems)
-
-
-# --- the pairs of subgraphs ---
-
-
-@pytest.mark.parametrize("breadth", [0, 3])
-def test_pairs_know_their_nodes(breadth):
-    """Each pair has the count, and the next nodes, of that node and action in the graph."""
-    graph, rng = busy_graph(), np.random.default_rng(0)
-    edges = graph.edges()
-    roots = np.append(edges["source"][:7], edges["next"][:3]), np.array([0, 1] * 5)
-    sub = graph.expand(*roots, 4, breadth=breadth, rng=rng)
-    assert sub.check_valid() == []
-    assert sub.pair_nodes.shape == sub.pair_action.shape
-    np.testing.assert_array_equal(sub.pair_nodes[:10], roots[0])
-    vertex = np.append(np.append(sub.nodes, sub.nodes[sub.vertex_row]), -1)
-    for pair, (node, action) in enumerate(zip(sub.pair_nodes, sub.pair_action, strict=True)):
-        here = (edges["source"] == node) & (edges["action"] == action)
-        assert sub.pair_count[pair] == edges["count"][here].sum()
-        led_to = np.where(edges["terminated"][here], -1, edges["next"][here])
-        assert set(vertex[sub.outcome_vertex[sub.outcome_pair == pair]]) == set(led_to)
-    padded = pad(sub)
-    np.testing.assert_array_equal(padded.pair_nodes[:10], roots[0])
-    assert padded.pair_nodes.shape == padded.pair_action.shape
 
 
 # --- invalid arguments ---

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import command, jitted, only_run
+from conftest import command, interpreted, jitted, only_run
 from minigrid.core.constants import OBJECT_TO_IDX
 from minigrid.envs import EmptyEnv
 
@@ -418,6 +418,7 @@ def worlds(task, seed, num, held_out, **flags):
     return found
 
 
+@interpreted
 @pytest.mark.parametrize("task", ["DoorKey-6x6", "LavaCrossingS9N2"])
 def test_held_out_worlds_are_never_trained_on(task):
     training = worlds(task, 1, 150, held_out=False, num_levels=0)
@@ -429,6 +430,7 @@ def test_held_out_worlds_are_never_trained_on(task):
     assert not training & of_other_seed  # which worlds are held out is no matter of the run's seed
 
 
+@interpreted
 def test_n_levels_are_n_and_those_of_the_seed():
     assert len(worlds("LavaCrossingS9N2", 1, 200, held_out=False, num_levels=5)) == 5
     one, other = (worlds("FourRooms", seed, 60, False, num_levels=5) for seed in (1, 2))
@@ -437,6 +439,7 @@ def test_n_levels_are_n_and_those_of_the_seed():
     assert len(worlds("DoorKey-6x6", 3, 20, held_out=True, num_levels=1)) == 1
 
 
+@interpreted
 def test_levels_that_differ_in_the_middle_of_a_large_array_are_not_one():
     kinds = set()
     for number in range(50):
@@ -458,6 +461,7 @@ def test_where_all_worlds_are_alike_seeds_are_held_out():
     assert not seeds[True] & seeds[False]
 
 
+@interpreted
 def test_a_task_that_lacks_a_package_is_one_line(monkeypatch, capsys):
     def reset(self, **_):
         raise gymnasium.error.DependencyNotInstalled("networkx is missing")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
-from conftest import command, is_one_line, jitted, scaled
+from conftest import command, interpreted, is_one_line, jitted, scaled
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -311,10 +311,11 @@ def test_a_minari_dataset_is_read_alike_by_minari_and_by_its_file(monkeypatch, t
         read_transitions(tmp_path)
     nested = {"b": np.ones((3, 2)), "a": (np.arange(3), np.zeros(3))}
     for as_file in (False, True):
-        write_minari(monkeypatch, [LAKE, LAKE], as_file)
+        other = LAKE | {"observations": LAKE["observations"] + 1}
+        write_minari(monkeypatch, [LAKE, other], as_file)
         found = read_transitions(tmp_path)
-        assert found["observations"].tolist() == [0, 4, 0, 4]
-        assert found["next_observations"].tolist() == [4, 8, 4, 8]
+        assert found["observations"].tolist() == [0, 4, 1, 5]
+        assert found["next_observations"].tolist() == [4, 8, 5, 9]
         assert found["actions"].tolist() == [1] * 4
         assert found["truncations"].tolist() == [False, True] * 2
         write_minari(monkeypatch, [LAKE | {"observations": nested}], as_file)
@@ -348,6 +349,7 @@ def test_a_large_action_takes_no_memory(tmp_path):
 
 
 @pytest.mark.usefixtures("_chain")
+@interpreted
 @pytest.mark.parametrize("as_file", [False, True])
 @pytest.mark.parametrize("kind", ["number", "tuple", "numbers", "dict", "text"])
 def test_observations_of_minari_are_flattened_as_they_are_played(

@@ -72,18 +72,6 @@ def test_at_depth_1_where_pairs_have_one_outcome_targets_are_those_of_dqn():
     np.testing.assert_allclose(batch.rewards[:, 0], expected, rtol=1e-5)
 
 
-def test_leaves_are_evaluated_anew_when_the_target_network_changes():
-    model = make_model(num_envs=1)
-    model.learn(79)
-    assert model.leaves.known.any()
-    model._n_calls = 79
-    model._on_step()
-    assert not model.leaves.known.any()
-    model.learn(8, reset_num_timesteps=False)
-    model.set_parameters(model.get_parameters())
-    assert model.leaves is None
-
-
 def test_a_model_and_its_replay_are_saved_and_go_on(tmp_path):
     model = make_model(key=lambda obs: tenths(obs), depth=3)
     model.learn(96, callback=CheckpointCallback(48, str(tmp_path), "at", save_replay_buffer=True))

@@ -230,6 +230,8 @@ def test_padding_changes_no_target(case, depth, rule):
     (width,) = set(np.diff(padded.level_outcomes))
     assert {*np.diff(padded.level_pairs[1:]), *np.diff(padded.level_vertices[1:])} <= {width}
     assert len(padded.nodes) >= len(sub.nodes)
+    assert padded.pair_nodes.shape == padded.pair_action.shape
+    np.testing.assert_array_equal(padded.pair_nodes[: sub.num_roots], sub.root_nodes)
     few = {n << k for n in (2, 3) for k in range(4, 20)}  # 32, 48, 64, 96 ...
     assert {len(padded.nodes), int(width)} <= few
     np.testing.assert_array_equal(case.q_targets(padded, rule), case.q_targets(sub, rule))
@@ -376,8 +378,9 @@ def test_every_expanded_pair_has_the_target_of_its_depth(case, depth):
     values = pair_q_values(sub, case.leaf_q[case.rows(sub)], case.gamma, prior=case.prior)
     oracle, rows = case.oracle("greedy"), case.rows(sub)
     assert values.shape == sub.pair_action.shape
-    nodes = np.repeat(sub.nodes[sub.vertex_row], np.diff(sub.vertex_pairs))  # as documented
-    assert len(nodes) == len(values) - sub.num_roots
+    assert sub.check_valid() == []
+    nodes = sub.pair_nodes
+    assert nodes.tolist()[: sub.num_roots] == [case.id_of[s] for s, _ in case.pairs]
     np.testing.assert_array_equal(values[: sub.num_roots], case.q_targets(sub, "greedy"))
     for level in range(1, depth):
         for v in range(sub.level_vertices[level], sub.level_vertices[level + 1]):
@@ -388,7 +391,7 @@ def test_every_expanded_pair_has_the_target_of_its_depth(case, depth):
                 expected = oracle.target(s, action, depth - level)
                 expected = count * expected + case.prior * case.leaf_q[s, action]
                 expected /= count + case.prior
-                assert nodes[p - sub.num_roots] == sub.nodes[sub.vertex_row[v]]
+                assert (nodes[p], sub.pair_count[p]) == (case.id_of[s], count)
                 assert values[p] == pytest.approx(expected, abs=TOLERANCE)
 
 
