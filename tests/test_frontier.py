@@ -205,6 +205,7 @@ def test_episodes_of_one_step_go_to_the_frontier_until_everything_was_tried(shar
     for _ in range(400):
         action = episodes.act(start, rng)
         shares.append(episodes.share)
+        assert shares[-1] > 0 or not episodes.is_frontier
         planned += action is not None
         graph.add(start, 0 if action is None else action, 0.0, end, True)
         episodes.end_episode()
