@@ -108,16 +108,6 @@ def test_the_graph_may_change_after_expand():
     assert q_targets(sub, case.leaf_q[rows], case.gamma) == before
 
 
-def test_rows_of_a_node_are_of_its_own_batch():
-    """Whatever was left of other batches, and however long the lists have to grow."""
-    case = Case(2, MANY_OUTCOMES)
-    first = case.expand(case.pairs, 3)
-    for room, left in ((1, -1), (2, 0), (9, 2**31 - 1), (500, 3)):
-        case.graph._room[0], case.graph._row_of[:] = room, left
-        for column, again in zip(first, case.expand(case.pairs, 3), strict=True):
-            np.testing.assert_array_equal(again, column)
-
-
 def test_the_worked_example():
     assert doctest.testmod(subgraph).failed == 0
     assert "max(2.5, 1) = 2.5" in subgraph.__doc__
