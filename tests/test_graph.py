@@ -670,6 +670,8 @@ def test_one_rule_for_one_and_many_and_one_error_for_a_mistake(small):
         alike = [graph.expand(many([a]), many([1]), 1), graph.expand(np.int64(a), 1, 1)]
         for sub in alike:
             assert (sub.root_nodes.tolist(), sub.pair_action.tolist()) == ([a], [1])
+    graph.add([a], [0], [-0.0], [b], [False])  # zero has no sign
+    assert graph.remove(a, 0, 0.0, b, False) == []
     planner, episodes, rng = FrontierPlanner(graph), FrontierEpisodes(graph), None
     for bad in (-1, 2, 1000, BIG, -BIG):
         for call in (
