@@ -87,7 +87,7 @@ def walk(replay, values, rng, steps, every=4):
         if over:
             replay.end_episode()
         if step % every == 0:
-            values.update()
+            values.update(10)  # of some 100 edges: the rest waits
             if step % 20 == 0:
                 yield
 
@@ -97,8 +97,7 @@ def graph_that_forgets(capacity=40):
     return graph, Replay(graph, capacity), LeafTable(graph, leaf_of)
 
 
-def test_values_follow_a_graph_that_forgets(monkeypatch):
-    monkeypatch.setattr(gbcore.values, "BUDGET", 10)  # of some 100 edges: the rest waits
+def test_values_follow_a_graph_that_forgets():
     graph, replay, table = graph_that_forgets()
     values, rng = GraphValues(graph, table, 0.8, 0.5), np.random.default_rng(1)
     for _ in walk(replay, values, rng, scaled(2_000, 400)):
