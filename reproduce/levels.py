@@ -107,8 +107,9 @@ def table(rows):
 
 
 def draw(rows):
-    """Write docs/levels.png: mean return by step, a panel a task, a line an agent."""
-    rows = rows[(rows.agent != "untrained") & (rows.episodes != LAST) & (rows.num_levels == 0)]
+    """Write docs/levels.png: mean return by step, a panel a task, whole-graph beside PPO."""
+    rows = rows[(rows.episodes != LAST) & (rows.num_levels == 0)]
+    rows = rows[(rows.agent == "ppo") | (rows.agent + rows.exploration == "whole-graphfrontier")]
     tasks = sorted(rows.task.unique(), key=lambda task: -len(rows[rows.task == task]))
     high = -(-len(tasks) // 5)
     figure, panels = plt.subplots(
