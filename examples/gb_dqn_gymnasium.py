@@ -113,10 +113,10 @@ class QNetwork(nn.Module):
     """Convolutions for images [C, H, W] or [H, W, C], dense layers for everything else.
 
     Where levels change a grid [H, W], [H, W, C] or [C, H, W] has a channel for each of `codes`,
-    float32 [16], and the last layer gives a value of the state and an advantage of each action
-    (dueling, Wang et al. 2016). A grid is moved until the agent is in the middle: a wall beside it
-    is then a wall beside it, wherever the agent is. `agent` is the channel and the code of its
-    cell, or -1 and NaN.
+    float64 [16], NaN before so many were met. The last layer gives a value of the state and an
+    advantage of each action (dueling, Wang et al. 2016). A grid is moved until the agent is in the
+    middle: a wall beside it is then a wall beside it, wherever the agent is. `agent` is the channel
+    and the code of its cell, or -1 and NaN.
     """
 
     def __init__(self, args, obs_shape, num_actions):
@@ -125,8 +125,8 @@ class QNetwork(nn.Module):
         self.channels_first = are_planes(obs_shape)
         self.channels_last = len(obs_shape) == 3 and not self.channels_first
         self.is_grid = sees_grids(args, obs_shape)
-        self.register_buffer("codes", torch.full((NUM_CODES,), torch.nan))
-        self.register_buffer("agent", torch.tensor([-1.0, torch.nan]))
+        self.register_buffer("codes", torch.full((NUM_CODES,), torch.nan).double())
+        self.register_buffer("agent", torch.tensor([-1.0, torch.nan]).double())
         if self.is_grid:
             height, width, depth = [*np.roll(obs_shape, -self.channels_first).tolist(), 1][:3]
             size = 32 * ((height + 1) // 2) * ((width + 1) // 2)
@@ -149,12 +149,26 @@ class QNetwork(nn.Module):
     def forward(self, obs):
         """Any dtype [B, *obs_shape] -> values float32 [B, num_actions]."""
         if self.is_grid:
+            if torch.is_grad_enabled():  # an update's
+                self.meet(obs)
             obs = self.move_to_agent(obs.permute(0, 2, 3, 1) if self.channels_first else obs)
             x = obs.reshape(*obs.shape[:3], -1, 1) == self.codes  # [B, H, W, C, NUM_CODES]
             x = self.layers(x.flatten(3).permute(0, 3, 1, 2).float())
             return x[:, :1] + x[:, 1:] - x[:, 1:].mean(1, keepdim=True)
         obs = obs.float() / self.scale
         return self.layers(obs.permute(0, 3, 1, 2) if self.channels_last else obs)
+
+    def meet(self, obs):
+        """Give each code that is new in grids [B, ...] a channel; too many end the program."""
+        cells = obs.double()
+        new = cells[~torch.isin(cells, self.codes)].unique()
+        free = self.codes.isnan().nonzero()[:, 0]
+        if len(new) > len(free):
+            got = NUM_CODES - len(free) + len(new)
+            gb.fail(
+                f"where levels change a grid has at most {NUM_CODES} codes, got {got}: give fewer"
+            )
+        self.codes[free[: len(new)]] = new
 
     def move_to_agent(self, obs):
         """Grids [B, H, W, ...] that go on beyond each side with the other one.
@@ -185,11 +199,9 @@ def sees_grids(args, obs_shape):
 
 
 def look_at_grids(env, rng, num_steps=300):
-    """Codes float32 [NUM_CODES] of the cells of grids [H, W] or [H, W, C], NaN where there are
-    fewer; channel and code of the agent's cell: of what every grid has in one cell, that whose
-    moves depend most on the actions. Enemies move by themselves. -1 and NaN without any.
-
-    More codes end the program.
+    """Codes float64 [n] of the cells of grids [H, W] or [H, W, C]; channel and code of the agent's
+    cell, -1 and NaN without any. Every grid has that code in one cell, whose moves depend on the
+    actions more than others do. Enemies move by themselves.
     """
     env.reset()
     grids, actions, goes_on = [], rng.integers(env.num_actions, size=num_steps), []
@@ -199,17 +211,9 @@ def look_at_grids(env, rng, num_steps=300):
         goes_on.append(not any(env.step(action)[2:]))
         if not goes_on[-1]:
             env.reset()
-    grids, goes_on = np.array(grids, np.float32), np.flatnonzero(goes_on[:-1])  # [., H * W, C]
-    seen, codes = np.unique(grids), np.full(NUM_CODES, np.nan, np.float32)
-    if len(seen) > NUM_CODES:
-        gb.fail(
-            f"where levels change a grid has at most {NUM_CODES} codes, got {len(seen)}: give fewer"
-        )
-    if np.isin(seen, np.arange(NUM_CODES)).all():  # others may come
-        seen = np.arange(NUM_CODES)
-    codes[: len(seen)] = seen
-    agent, most = (-1, np.nan), 0.1
-    for code in seen if len(goes_on) else ():
+    grids, goes_on = np.array(grids), np.flatnonzero(goes_on[:-1])  # [num_steps, H * W, C]
+    codes, agent, most = np.unique(grids).astype(np.float64), (-1, np.nan), 0.1
+    for code in codes if len(goes_on) and len(codes) <= NUM_CODES else ():
         cells = grids == code
         for channel in np.flatnonzero((cells.sum(axis=1) == 1).all(axis=0)):
             moves = np.diff(cells[..., channel].argmax(axis=1))[goes_on]
@@ -238,7 +242,7 @@ class Learner(gb.LearnerState):
         if scale is not None:  # else a checkpoint's
             self.online.scale.copy_(torch.from_numpy(scale))
         if codes is not None:
-            self.online.codes.copy_(torch.from_numpy(codes))
+            self.online.meet(torch.from_numpy(codes))
             self.online.agent.copy_(torch.tensor(agent))
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
