@@ -468,6 +468,11 @@ def _complete(actions, obs, otherwise):
     return actions
 
 
+def best_actions(q: NDArray[np.float32]) -> Actions:
+    """argmax int64 [n] of values [n, A]; NaN is the least, as in `targets.py`."""
+    return np.where(np.isnan(q), -np.inf, q).argmax(axis=1)
+
+
 def without_inf(leaf_q: NDArray[np.float32]) -> NDArray[np.float32]:
     """Infinite values as the largest finite ones: `settle` adds and subtracts them."""
     return leaf_q if np.isfinite(leaf_q).all() else np.nan_to_num(leaf_q, nan=np.nan)

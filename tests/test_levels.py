@@ -368,6 +368,12 @@ def test_of_a_known_agent_the_place_is_near(before, after, place):
     assert other.place_and_contexts(first, grids[1], first) == (place, contexts)
 
 
+@pytest.mark.parametrize("values", [(0.5, np.nan), (np.nan, 0.5), (-1.0, np.nan)])
+def test_an_evaluation_takes_no_nan_for_the_best_value(values):
+    episode = EpisodeGraph(lambda obs: np.tile(np.float32(values), (len(obs), 1)), 2, 0.95)
+    assert episode.act(np.zeros((1, 2), np.float32)) == np.nanargmax(values)
+
+
 def test_planes_have_the_contexts_of_the_grid():
     grid, moved = room((1, 1), [(2, 1), (0, 3)])[..., 0], room((1, 2), [(2, 1), (0, 3)])[..., 0]
     kinds = np.array([LAVA, AGENT, WALL])
