@@ -96,6 +96,9 @@ def read(args, env, left_out):
             raise ValueError(f"Require data of {args.env_id}, got observations {obs.shape[1:]}")
         for name in ("observations", "next_observations"):
             columns[name] = np.stack(list(map(env.flatten, columns[name])))
+    for name in ("observations", "next_observations") if env else ():
+        cast = columns[name].astype(env.obs.dtype)
+        columns[name] = cast if np.array_equal(cast, columns[name]) else columns[name]
     first = getattr(env, "first_action", 0)
     own = None if env is None else np.arange(first, first + env.num_actions)
     return graph_of(columns, args.key_of, own)

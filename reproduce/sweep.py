@@ -87,7 +87,7 @@ def make_grid(args):
             flags |= {"total_timesteps": total_timesteps, "save_model": False}
             words = [*args.overrides, *(() if variant == "default" else variant.split())]
             flags |= dict(word.replace("-", "_").partition("=")[::2] for word in words)
-            known = tyro.cli(module.Args, args=(words := words_of(flags)))
+            known = tyro.cli(module.Args, args=(words := words_of(flags, module)))
             check_flags(known)
             key = (
                 suite, module.task_of(known.env_id), known.backup, variant_of(suite, vars(known)),

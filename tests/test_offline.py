@@ -341,6 +341,16 @@ def test_actions_are_the_environment_s_own_where_they_are_read_and_played(start,
     assert is_one_line(capsys, told)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int8])
+def test_observations_of_another_dtype_are_cast_where_no_value_changes(dtype, tmp_path, capsys):
+    table = GOOD | {name: GOOD[name].repeat(4, axis=1) for name in COLUMNS if "obs" in name}
+    for name in COLUMNS:
+        table[name] = table[name].astype(dtype) if "obs" in name else table[name]
+    np.savez(tmp_path / "data.npz", **table | {"actions": GOOD["actions"] % 2})
+    assert command(offline, tmp_path / "data.npz", "--env-id", "CartPole-v1", "--episodes", 2) == 0
+    assert "played there" in capsys.readouterr().out
+
+
 def test_a_large_action_takes_no_memory(tmp_path):
     np.savez(path := tmp_path / "data.npz", **GOOD | {"actions": np.array([0, 9, 0, 1, 9, 2**62])})
     columns = read_transitions(path)

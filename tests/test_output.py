@@ -119,3 +119,22 @@ def test_signals_end_a_run_and_nohup_is_kept():
         signal.raise_signal(signal.SIGHUP)
         assert not stop.asked
     signal.signal(signal.SIGHUP, before)
+
+
+def test_a_tilde_is_the_user_s_folder_in_every_word_of_every_command(monkeypatch):
+    typed = [
+        "tool",
+        "~/my runs",
+        "~",
+        "--out=~/a.png",
+        "--out=~",
+        "a~/b",
+        "--out=a~/b",
+        "~x",
+        "--~/",
+    ]
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(sys, "argv", typed.copy())
+    one_line_errors(lambda: None)()
+    meant = ["/home/me/my runs", "/home/me", "--out=/home/me/a.png", "--out=/home/me", *typed[5:]]
+    assert sys.argv == ["tool", *meant]

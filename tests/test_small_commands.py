@@ -91,15 +91,17 @@ def test_labels_of_curves_are_the_flags_that_differ(tmp_path):
 
 
 def test_words_of_flags_are_read_again_as_they_were():
-    flags = script_of("gymnasium").Args
+    script = script_of("gymnasium")
     for given in (
+        {"run_dir": "true", "wandb_entity": "False", "save_model": True},
         {"wandb_entity": "me", "track": True},
         {"run_dir": "-x", "env_id": "--seed", "env_kwargs": "-1", "save_model": False},
         {"round": -2, "leave_out": "", "seed": 3},
     ):
-        args = tyro.cli(flags, args=words_of(given))
+        args = tyro.cli(script.Args, args=words_of(given))
         assert {name: getattr(args, name) for name in given} == given
-        assert words_of({name: str(value) for name, value in given.items()}) == words_of(given)
+        text = {name: str(value) for name, value in given.items()}
+        assert words_of(text, script) == words_of(given)
 
 
 def test_what_cannot_be_plotted_is_one_line(tmp_path, capsys):

@@ -72,7 +72,8 @@ def timed(args, script, env_id, backup, variant):
     if env_id or default_id:
         words += ["--env-id", env_id or default_id]
     if variant != "default":
-        words += words_of(dict(part.partition("=")[::2] for part in variant.split()))
+        given = (part.replace("-", "_").partition("=")[::2] for part in variant.split())
+        words += words_of(dict(given), module)
     known = tyro.cli(module.Args, args=words)
     first_step = known.learning_starts + warm_up
     length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // LOGGED, 1)}

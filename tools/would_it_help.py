@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from gbtools import measures, play, recorded
+from gbtools import ROOT, measures, play, recorded
 
 from gbcore.run import Count, Depth, NonNegative, fail, one_line_errors
 from gbcore.run.environment import rounded
@@ -74,7 +74,7 @@ def keys_for(rows):
 def collect(args, rng):
     """By key what was recorded or played, the script's flags, and what was played: its suite, task
     and flags, or None."""
-    path = Path(args.task).expanduser()
+    path = Path(args.task)
     if path.exists() or path.parts[:1] == ("runs",):
         run = recorded.read(path)
         return {PLAIN: run}, run.flags, None
@@ -221,9 +221,12 @@ def command(result, suite, task, more, flag="", backup=""):
             backup += " --exploration frontier --num-levels 0"
         elif suite == "gymnasium" and changed >= MANY and result["rewarded"] < RARE:
             backup += " --exploration frontier"
-    words = ["python", f"{play.SUITES[suite][0].removesuffix('.py')}.py", "--env-id", task]
+    script = ROOT / f"{play.SUITES[suite][0].removesuffix('.py')}.py"
+    if script.is_relative_to(Path.cwd()):
+        script = script.relative_to(Path.cwd())
+    words = ["python", str(script), "--env-id", task]
     for name, value in more.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
+        words.append(f"--{name.replace('_', '-')}={value}")
     return shlex.join([*words, *flag.split(), "--backup", *backup.split()])
 
 

@@ -307,7 +307,8 @@ class Logger:
     def _command(self):
         """How to go on: the line to type."""
         words = [sys.executable, str(self._script), "--resume", str(self.path.resolve())]
-        return f"go on with: {shlex.join(words)}"
+        folder = f"cd {shlex.quote(os.getcwd())} && " if ":" in self._task else ""  # its module's
+        return f"go on with: {folder}{shlex.join(words)}"
 
 
 def _write_model(path, network, graph):

@@ -24,7 +24,8 @@ def fail(message: object, status: int = 2) -> NoReturn:
 def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     """Decorator of a command's main: an error of a file or a value is one line and status 2.
 
-    Output that has gone, as in `... | head -2`, is dropped, and the command goes on.
+    Output that has gone, as in `... | head -2`, is dropped, and the command goes on. `~/` at the
+    begin of a word or of a flag's value is the user's folder: no shell sees it in --out=~/a.png.
     """
 
     @functools.wraps(main)
@@ -32,6 +33,8 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
         while (lowest := os.open(os.devnull, os.O_RDWR)) < 3:
             pass  # else a file of the run's could be opened in place of a stream that is closed
         os.close(lowest)
+        home = os.path.expanduser("~")
+        sys.argv[1:] = [re.sub("^(--[^=]+=)?~(?=/|$)", rf"\g<1>{home}", w) for w in sys.argv[1:]]
         streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = map(_Lasting, streams)
         try:

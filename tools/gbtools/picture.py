@@ -4,12 +4,17 @@ import os
 import textwrap
 from pathlib import Path
 
+from gbtools import ROOT
+
 os.environ["MPLBACKEND"] = "agg"  # a notebook names one that need not be installed here
 
-import matplotlib.pyplot as plt
-from matplotlib import cm, collections, colors  # noqa: F401
-
 from gbcore.run import fail
+
+try:
+    import matplotlib.pyplot as plt
+    from matplotlib import cm, collections, colors  # noqa: F401
+except ImportError as error:
+    fail(f"this needs other packages: pip install -r {ROOT / 'requirements-draw.txt'}: {error}")
 
 plt.rcParams["text.parse_math"] = False  # a $ in the name of a task is a $
 

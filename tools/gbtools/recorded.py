@@ -117,7 +117,7 @@ def load_script(script):
     """The module of a script: a path, or the name of one of the repository."""
     flush_denormals()  # as in its runs, for what is played and evaluated
     here = ROOT / f"{str(script).removesuffix('.py')}.py"
-    path = here if here.is_file() else Path(script).expanduser().resolve()
+    path = here if here.is_file() else Path(script).resolve()
     if not path.is_file():
         fail(f"no script {script}")
     if path.parent == ROOT:

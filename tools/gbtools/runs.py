@@ -14,12 +14,16 @@ WITHOUT_EFFECT = set(
 )
 
 
-def words_of(flags):
-    """Words of a command line that give a script these flags, name -> value."""
-    words = []
+def words_of(flags, script=None):
+    """Words of a command line that give a script these flags, name -> value.
+
+    script: its module, to tell text from switches where all values are text.
+    """
+    words, defaults = [], getattr(script, "Args", None)
     for name, value in flags.items():
         flag, text = name.replace("_", "-"), str(value)
-        if isinstance(value, bool) or text.lower() in ("true", "false"):
+        is_switch = isinstance(value, bool) or isinstance(getattr(defaults, name, None), bool)
+        if is_switch and text.lower() in ("true", "false"):
             words.append(f"--{'' if text.lower() == 'true' else 'no-'}{flag}")
         else:
             words += [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
