@@ -89,19 +89,25 @@ def read(args, env, left_out):
         return load_graph(args.data)
     columns = read_transitions(args.data, getattr(env, "flatten", None), left_out)
     columns["rewards"] = np.sign(columns["rewards"]) if args.sign else columns["rewards"]
-    obs, next_obs = columns["observations"], columns["next_observations"]
-    if env and obs.shape[1:] != env.obs.shape:  # a Discrete state that env observes as one-hot
-        space = getattr(getattr(env, "env", None), "observation_space", None)
-        if space is None or not all(map(space.contains, (*obs, *next_obs))):
-            raise ValueError(f"Require data of {args.env_id}, got observations {obs.shape[1:]}")
-        for name in ("observations", "next_observations"):
-            columns[name] = np.stack(list(map(env.flatten, columns[name])))
     for name in ("observations", "next_observations") if env else ():
-        cast = columns[name].astype(env.obs.dtype)
-        columns[name] = cast if np.array_equal(cast, columns[name]) else columns[name]
+        columns[name] = as_observed(env, columns[name], args.env_id)
     first = getattr(env, "first_action", 0)
     own = None if env is None else np.arange(first, first + env.num_actions)
     return graph_of(columns, args.key_of, own)
+
+
+def as_observed(env, obs, env_id):
+    """Observations of data in the shape and dtype of the environment's, where no value changes."""
+    if np.squeeze(obs[0]).shape == np.squeeze(env.obs).shape:
+        obs = obs.reshape(len(obs), *env.obs.shape)
+    elif obs.shape[1:] != env.obs.shape:  # a Discrete state that env observes as one-hot
+        space = getattr(getattr(env, "env", None), "observation_space", None)
+        states = obs[:, 0] if obs.shape[1:] == (1,) and hasattr(space, "n") else obs
+        if space is None or not all(map(space.contains, states)):
+            raise ValueError(f"Require data of {env_id}, got observations {obs.shape[1:]}")
+        obs = np.stack(list(map(env.flatten, states)))
+    cast = obs.astype(env.obs.dtype)
+    return cast if np.array_equal(cast, obs) else obs
 
 
 # --------------------------------------------------------------------------------------------------

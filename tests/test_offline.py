@@ -351,6 +351,18 @@ def test_observations_of_another_dtype_are_cast_where_no_value_changes(dtype, tm
     assert "played there" in capsys.readouterr().out
 
 
+def test_states_may_be_numbers_or_rows_of_one_number(tmp_path, capsys):
+    outputs = []
+    for shape in ((-1,), (-1, 1)):
+        path = tmp_path / f"{len(shape)}.npz"
+        states = {name: GOOD[name].reshape(shape).astype(int) for name in COLUMNS if "obs" in name}
+        np.savez(path, **GOOD | states | {"actions": GOOD["actions"] % 4})
+        assert command(offline, path, *LAKE_ID, "--episodes", 2) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert "played there" in outputs[0]
+
+
 def test_a_large_action_takes_no_memory(tmp_path):
     np.savez(path := tmp_path / "data.npz", **GOOD | {"actions": np.array([0, 9, 0, 1, 9, 2**62])})
     columns = read_transitions(path)
