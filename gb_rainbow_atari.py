@@ -340,8 +340,8 @@ class Game(gb.Replayed):
     """The environment of training: one game after another, each with a seed drawn from rng.
 
     To lose a life terminates, and the game goes on until `is_over`. The emulators of a vector
-    environment cannot be saved. But a game is its seed and the actions since, so that it
-    can be played again.
+    environment cannot be saved. But a game is its seed and the actions since, so that it can be
+    played again.
     """
 
     def __init__(self, name, rng):

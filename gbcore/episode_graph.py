@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.first_tries import FirstTries, cell_contents
+from gbcore.first_tries import FirstTries, cell_contents, contexts_of, place_of
 from gbcore.frontier import UNLIMITED
 from gbcore.graph import TransitionGraph
 from gbcore.values import GraphValues, LeafTable, best_actions
@@ -105,9 +105,11 @@ class EpisodeGraph:
     def _look(self, episode, node, obs):
         """An episode came to a node. A new one's leaf values are told its worths."""
         first, before = self._cells[episode]
-        leaves, self._cells[episode] = self.values.leaves, (first, cell_contents(obs))
+        cells, leaves = cell_contents(obs), self.values.leaves
+        self._cells[episode] = first, cells
         if not leaves.knows(np.array([node]))[0]:
-            _, contexts = self.first_tries.place_and_contexts(before, obs, first)
+            place = place_of(before, cells, self.first_tries.agent_in(obs))
+            contexts = contexts_of(cells, place, first)
             leaves.worths[node] = self.first_tries.worths(contexts)
 
     def _numbers(self, obs, episodes):

@@ -82,22 +82,14 @@ class FirstTries:
         is_best = explained >= explained.max(axis=0) - 1e-9  # sums of floats
         return np.exp(np.log(shares).mean(axis=0, where=is_best))
 
-    def place_and_contexts(
-        self, cells: NDArray[np.uint64], obs: NDArray[Any], first: NDArray[np.uint64]
-    ) -> tuple[int, list[Context]]:
-        """Of a state that a step reached: its place, -1 without any, and its contexts.
-
-        cells: contents [H, W] before the step. obs: the state, as a grid or planes. first: contents
-        in which the episode began.
-        """
-        agent, (channel, code) = None, self._agent
-        if channel >= 0:
-            grid = as_grids(obs)
-            is_agent = grid.reshape(grid.shape[0] * grid.shape[1], -1)[:, int(channel)] == code
-            agent = int(is_agent.argmax()) if is_agent.any() else None
-        next_cells = cell_contents(obs)
-        place = place_of(cells, next_cells, agent)
-        return place, contexts_of(next_cells, place, first)
+    def agent_in(self, obs: NDArray[Any]) -> int | None:
+        """The agent's cell in a grid or planes, row * W + column; None where it is not known."""
+        channel, code = self._agent
+        if channel < 0:
+            return None
+        grid = as_grids(obs)
+        is_agent = grid.reshape(grid.shape[0] * grid.shape[1], -1)[:, int(channel)] == code
+        return int(is_agent.argmax()) if is_agent.any() else None
 
     def rows_of(self, contexts: Sequence[Context]) -> NDArray[np.int32]:
         """Numbers of contexts, int32 [n], kept from now on; -1 of those beyond MOST."""
@@ -199,8 +191,9 @@ class LevelFrontier:
         if not (has_met[1] or terminated):
             place, contexts = NONE, []
             if is_grid:
-                before = cell_contents(obs)
-                place, contexts = self.first_tries.place_and_contexts(before, next_obs, self._first)
+                cells, agent = cell_contents(next_obs), self.first_tries.agent_in(next_obs)
+                place = place_of(cell_contents(obs), cells, agent)
+                contexts = contexts_of(cells, place, self._first)
             if place != NONE:
                 self._found[place] = self._found.get(place, 0) + 1
             gain = max(gain, 1 / math.sqrt(self._found.get(place, 1)))

@@ -359,13 +359,13 @@ def test_of_a_known_agent_the_place_is_near(before, after, place):
 
     first_tries = FirstTries(2, agent=(0, AGENT))
     grids = with_guard(*before), with_guard(*after)
-    first = cell_contents(grids[0])
-    found, contexts = first_tries.place_and_contexts(first, grids[1], first)
-    assert found == place
-    assert contexts == contexts_of(cell_contents(grids[1]), place, first)
+    cells = [*map(cell_contents, grids)]
+    assert first_tries.agent_in(grids[1]) == np.ravel_multi_index(after[0], (4, 4))
+    assert place_of(*cells, first_tries.agent_in(grids[1])) == place
     other = FirstTries(2)
     other.restore(first_tries.state())
-    assert other.place_and_contexts(first, grids[1], first) == (place, contexts)
+    assert place_of(*cells, other.agent_in(grids[1])) == place
+    assert first_tries.agent_in(np.zeros_like(grids[1])) is None
 
 
 @pytest.mark.parametrize("values", [(0.5, np.nan), (np.nan, 0.5), (-1.0, np.nan)])

@@ -24,8 +24,8 @@ def fail(message: object, status: int = 2) -> NoReturn:
 def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     """Decorator of a command's main: an error of a file or a value is one line and status 2.
 
-    Output that has gone, as in `... | head -2`, is dropped, and the command goes on. `~/` at the
-    begin of a word or of a flag's value is the user's folder: no shell sees it in --out=~/a.png.
+    Output that has gone, as in `... | head -2`, is dropped, and the command goes on. `~/` that
+    begins a word or a flag's value is the user's folder: no shell sees it in --out=~/a.png.
     """
 
     @functools.wraps(main)
