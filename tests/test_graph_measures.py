@@ -1,5 +1,6 @@
 """tools/: what is read from runs, measured on graphs, laid out and drawn."""
 
+import html
 import importlib
 import itertools
 import re
@@ -461,6 +462,19 @@ def test_printed_sums_add_up(run_folder):
         ((reward, following),) = numbers  # MiniGrid: one outcome each
         assert float(value) == pytest.approx(float(reward) + 0.95 * float(following), abs=2e-4)
     assert len(lines) == 3
+
+
+def test_texts_are_drawn_as_they_were_typed(run_folder, tmp_path):
+    run, odd = recorded.read(run_folder), r"<b>$a_b$</b> \N &amp; \G\\"
+    state, action = int(run.replay["node"][7]), int(run.replay["action"][7])
+    nested = draw_subgraph.Nested(
+        run, draw_subgraph.Args(run_folder, depth=2, breadth=0), state, action
+    )
+    nested.names = [odd] * len(nested.names)
+    draw_subgraph.draw(nested, f"{odd}\nmore", tmp_path / "a.svg")
+    drawn = html.unescape((tmp_path / "a.svg").read_text()).replace("\xa0", " ")
+    assert f">{odd}<" in drawn  # the title's line
+    assert f", {odd})" in drawn
 
 
 def test_a_subgraph_is_drawn_from_the_first_state_or_another(run_folder, tmp_path, capsys):

@@ -9,6 +9,7 @@ is printed as sums, so that it can be checked by hand. Atari runs learn distribu
 expectations are nested, without noise and clipping.
 """
 
+import html
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +97,9 @@ def draw(nested, title, path):
     require_package("pygraphviz")
     import pygraphviz
 
-    sub, names = nested.sub, nested.names
+    # Graphviz reads entities, escapes and, between < and >, HTML: a text of a user's is a text.
+    names = [html.escape(name).replace("\\", "\\\\") for name in (*nested.names, title)]
+    sub, title = nested.sub, names.pop()
     graph = pygraphviz.AGraph(directed=True, rankdir="LR", ranksep=0.8, nodesep=0.08, dpi=110)
     graph.graph_attr.update(label=title, labelloc="t", fontname="sans-serif")
     graph.node_attr.update(fontname="sans-serif", fontsize=9, height=0, margin=0.04)
