@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -313,34 +314,44 @@ gymnasium.register("Sokoban-v0", "%s:World", max_episode_steps=5)
 """
 
 
-@pytest.mark.parametrize("name", ["sokoban", "test"])
+@pytest.mark.parametrize("file", ["sokoban.py", "test.py", "random.py", "examples/__init__.py"])
 def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
-    name, tmp_path, monkeypatch, capsys
+    file, tmp_path, monkeypatch, capsys
 ):
     """Some of these names are of files in this repository, or of Python's own."""
-    (tmp_path / f"{name}.py").write_text(OWN_WORLD % name)
+    name = re.match(r"\w+", file)[0]
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(OWN_WORLD % name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    loaded = {m: one for m, one in sys.modules.items() if f"{m}.".startswith(f"{name}.")}
+    for module in loaded.keys() | {name}:  # as they were, in the end
+        monkeypatch.setitem(sys.modules, module, loaded.get(module))
+        monkeypatch.delitem(sys.modules, module)
+    sys.modules.update(loaded)
     monkeypatch.delitem(gymnasium.registry, "Sokoban-v0", raising=False)
     env_id, short = f"{name}:Sokoban-v0", ("--total-timesteps", 40, "--eval-episodes", 1)
     assert command(example, "--env-id", env_id, *short) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{env_id} ({tmp_path / name}.py), graph backup")
+    assert out.startswith(f"{env_id} ({tmp_path / file}), graph backup")
     assert "score 1, random actions 1 after 40 steps" in out
+    sys.modules.update(loaded)  # as in another process
     assert command(would_it_help, env_id, "--steps", 20) == 0
-    assert capsys.readouterr().out.startswith(f"{env_id} ({tmp_path / name}.py)\n")
+    assert capsys.readouterr().out.startswith(f"{env_id} ({tmp_path / file})\n")
+    sys.modules.update(loaded)
     words = ("data.npz", "--env-id", env_id, "--collect", 9, "--episodes", 1)
     assert command(offline, *words) == 0
     assert "played there: return 1.000, 1.0 steps" in capsys.readouterr().out
+    assert name != "random" or importlib.import_module("random").Random  # libraries look for it
 
 
-def test_a_name_that_is_taken_is_one_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "random.py").write_text(OWN_WORLD % "random")
+def test_a_name_of_the_interpreter_s_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "time.py").write_text(OWN_WORLD % "time")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-    assert command(example, "--env-id", "random:Sokoban-v0") == 2
-    assert is_one_line(capsys, "cannot import 'random'", f"already: rename {tmp_path}/random.py")
+    monkeypatch.setitem(sys.modules, "time", time)
+    assert command(example, "--env-id", "time:Sokoban-v0") == 2
+    assert is_one_line(capsys, "cannot import 'time'", f"of Python: rename {tmp_path}/time.py")
 
 
 def test_tools_claim_no_names_but_those_of_their_commands():

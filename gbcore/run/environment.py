@@ -312,19 +312,26 @@ def maker_of(
 def import_module(name: str, message: str) -> ModuleType:
     """The module that a user typed: the current folder's, if it has one, else as Python finds it.
 
-    The program ends, with the message, where there is none, or where another one has the name.
+    The program ends, with the message, where there is none. A folder's module takes the place of
+    another one of its name, which lends it the names that it lacks: libraries may look for them.
     """
+    top, other = name.partition(".")[0], None
+    own = [path for path in (Path(top, "__init__.py"), Path(f"{top}.py")) if path.is_file()]
+    if own and getattr(sys.modules.get(top), "__file__", None) != str(own[0].resolve()):
+        other = sys.modules.pop(top, None)
+        for part in [part for part in sys.modules if part.startswith(f"{top}.")]:
+            if own[0].name == "__init__.py":
+                del sys.modules[part]
     sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
     except (ImportError, TypeError, ValueError) as error:
         fail(f"{message}: {error}")
-    top = name.partition(".")[0]
-    known = getattr(sys.modules[top], "__file__", None) or "a part of Python"
-    for own in (Path(f"{top}.py").resolve(), Path(top, "__init__.py").resolve()):
-        if own.is_file() and own != Path(known).resolve():
-            fail(f"{message}: {top!r} is {known} already: rename {own}")
+    if own and getattr(sys.modules[top], "__file__", None) != str(own[0].resolve()):
+        fail(f"{message}: {top!r} is a part of Python: rename {own[0].resolve()}")
+    if other is not None:
+        sys.modules[top].__getattr__ = functools.partial(getattr, other)
     return module
 
 
