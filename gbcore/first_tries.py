@@ -54,9 +54,14 @@ class FirstTries:
         num_actions: A.
         agent: channel of a cell and the code that the agent's cell has there, alone; None or a
             negative channel if that is not known.
+
+    Raises:
+        ValueError: for no actions.
     """
 
     def __init__(self, num_actions: int, agent: tuple[int, float] | None = None) -> None:
+        if num_actions < 1:
+            raise ValueError(f"Require num_actions >= 1, got {num_actions}")
         self.num_actions: int = num_actions
         self._agent: list[float] = [*(agent or (NONE, 0))]
         self._rows: dict[Context, int] = {}  # of contexts, in three arrays:
@@ -289,6 +294,7 @@ def cell_contents(grids: NDArray[Any], num_axes: int = 0) -> NDArray[np.uint64]:
     num_axes: axes in front, which stay.
     """
     grids = as_grids(grids, num_axes)
+    grids = grids + grids.dtype.type(0) if grids.dtype.kind == "f" else grids  # no -0.0
     kept = grids.shape[: num_axes + 2]
     cells = np.ascontiguousarray(grids).reshape(*kept, -1).view(np.uint8)
     mixed = np.full(kept, 0xCBF29CE484222325, np.uint64)

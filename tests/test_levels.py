@@ -387,6 +387,7 @@ def test_planes_have_the_contexts_of_the_grid():
         contexts.append(contexts_of(cells[1], 6, cells[0]))
     assert contexts[0] == contexts[1]
     assert cell_contents(np.array(first), num_axes=1).shape == (2, 4, 4)
+    assert np.array_equal(*(cell_contents(np.full((2, 2), zero)) for zero in (0.0, -0.0)))
 
 
 def test_the_share_is_as_large_as_the_failure_of_the_other_episodes():

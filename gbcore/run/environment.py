@@ -101,7 +101,7 @@ class GymnasiumTask(Replayed):
             is_limit = isinstance(given, int) and given > 0
             kwargs["max_episode_steps"] = min(time_limit, given) if is_limit else time_limit
         with own_code():
-            self.env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+            self.env = gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
         actions, self._space = self.env.action_space, self.env.observation_space
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
         self._time_limit = time_limit
