@@ -19,7 +19,7 @@ from gbcore.values import new_queue, queue_of, waiting_in
 UNLIMITED = 2**62  # edges
 MEMORY = 10_000  # steps over which a rate is taken
 WORTHWHILE = 1e-3  # states found per planned step
-EPISODES = 20  # left alone, over which success is taken
+EPISODES = 20  # over which success is taken
 BUDGET = 2_000  # edges read per `plan`, of which an episode's first step makes two
 KINDS_AT_ONCE = 1_000  # states whose kinds are told at a time
 
@@ -307,9 +307,11 @@ class FrontierEpisodes:
 
     Where levels change every episode finds new states, and the share is
 
-        share * (1 - success),  the mean of "had a reward > 0" over the last episodes left alone
+        share * (1 - success) * (1 + frontier_success) / 2
 
-    (see EPISODES). There `FirstTries` says which actions are worth trying in a new level.
+    with the means of "had a reward > 0" over the last episodes (see EPISODES) that were left alone,
+    and over the others. Where neither meets a reward, half of them look elsewhere. There
+    `FirstTries` says which actions are worth trying in a new level.
 
     In a frontier episode, too, a step is left alone where nothing untried can be reached. The first
     `act`, and the first one after `end_episode`, starts an episode.
@@ -330,7 +332,8 @@ class FrontierEpisodes:
         "frontier/states_per_1000",
     )  # fmt: skip
     SAVED: tuple[str, ...] = (
-        "share", "start_value", "is_frontier", "is_planned", "is_underway", "success", "had_reward",
+        "share", "start_value", "is_frontier", "is_planned", "is_underway", "success",
+        "frontier_success", "had_reward",
     )  # fmt: skip
 
     def __init__(
@@ -345,6 +348,7 @@ class FrontierEpisodes:
             self.levels = LevelFrontier(self.planner, first_tries)
         self.most: float = float(share)
         self.success: float = 0.0  # of the episodes left alone
+        self.frontier_success: float = 1.0  # of the others: until they fail, most are frontier's
         self.had_reward: bool = False  # in the episode under way
         self.share: float = 0.0  # at the last start of an episode
         self.start_value: float = 1.0
@@ -387,8 +391,9 @@ class FrontierEpisodes:
         """The next `act` starts an episode."""
         if self.is_underway:
             self._count(False)  # where an episode ends nothing is found to act in
-            if not self.is_frontier:
-                self.success += (self.had_reward - self.success) / EPISODES
+            name = "frontier_success" if self.is_frontier else "success"
+            mean = getattr(self, name)
+            setattr(self, name, mean + (self.had_reward - mean) / EPISODES)
         self.is_underway = self.had_reward = False
 
     def _count(self, is_new):
@@ -404,7 +409,9 @@ class FrontierEpisodes:
         self.start_value = float(self.planner.action_values(node).max())
         left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
         wanted = max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
-        self.share = self.most * (wanted if self.levels is None else 1 - self.success)
+        if self.levels is not None:
+            wanted = (1 - self.success) * (1 + self.frontier_success) / 2
+        self.share = self.most * wanted
         if self.planner.num_waiting == 0 and not self.planner.is_reachable(node):
             self.share = 0.0
         self.is_frontier = bool(rng.random() < self.share)

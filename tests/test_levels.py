@@ -390,22 +390,29 @@ def test_planes_have_the_contexts_of_the_grid():
     assert np.array_equal(*(cell_contents(np.full((2, 2), zero)) for zero in (0.0, -0.0)))
 
 
-def test_the_share_is_as_large_as_the_failure_of_the_other_episodes():
+@pytest.mark.parametrize(
+    ("who_succeeds", "last"),
+    [("nobody", 0.4), ("frontier", 0.8), ("others", 0.0), ("both", 0.0)],
+)
+def test_the_share_follows_the_rewards_of_both_kinds_of_episode(who_succeeds, last):
     graph = TransitionGraph(2, (4, 4, 1))
     frontier = FrontierEpisodes(graph, share=0.8, first_tries=FirstTries(2))
-    rng, shares = np.random.default_rng(1), []
-    for episode in range(300):
+    rng, shares, success = np.random.default_rng(1), [], {True: 1.0, False: 0.0}
+    for episode in range(1_000):
         obs, after = room((0, 0), [(3, episode % 4)]), room((0, 1), [(3, episode % 4)])
         node = graph.node(obs)
         frontier.act(node, rng)
         shares.append(frontier.share)
-        next_node = graph.node(after)
-        graph.add(node, 0, 1.0, next_node, True)
-        reward = 0.0 if frontier.is_frontier or episode < 100 else 1.0
+        wanted = (1 - success[False]) * (1 + success[True]) / 2
+        assert frontier.share == pytest.approx(0.8 * wanted, rel=1e-12)
+        next_node, kind = graph.node(after), frontier.is_frontier
+        reward = float(who_succeeds in ("both", "frontier" if kind else "others"))
+        graph.add(node, 0, reward, next_node, True)
         frontier.observe(obs, node, 0, reward, after, next_node, True)
         frontier.end_episode()
-    assert shares[:100] == [0.8] * 100  # all failed
-    assert shares[-1] < 0.1
+        success[kind] += (reward - success[kind]) / 20
+    assert shares[0] == 0.8
+    assert shares[-1] == pytest.approx(last, abs=0.02)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 NAME, TREE = "checkpoint.npz", "tree"  # the file; its entry that is no array, as JSON
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 
 
 class Checkpoint:
