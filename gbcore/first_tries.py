@@ -40,9 +40,10 @@ class FirstTries:
 
         w(s, a) = geometric mean over these k of (1 + m(k, a)) / (1 + n(k, a))
 
-    A gain is 1 for a reward, and 1 / sqrt(i) for the i-th new state that an episode found at one
-    place, else 0; 1 for a new state without a place. So a step into another cell is worth more than
-    a turn in the same one, and an agent does not walk a room again after each key that it moves.
+    A gain is 1 for a reward, and 1 / i for the i-th new state that an episode found at one place,
+    else 0; 1 for a new state without a place. In training the untried actions of that state are
+    worth w / sqrt(i). So a step into another cell is worth more than a turn in the same one, and an
+    agent does not walk a room again after each key that it moves.
 
     This holds for grids [H, W, ...] or planes [C, H, W] in which a step changes a few cells.
     Elsewhere, in an episode's first state, and of contexts beyond 100,000, w is 1.
@@ -179,7 +180,7 @@ class LevelFrontier:
         self._found.clear()
         self._first = None
         if not self._met.has(np.array([node]))[0]:
-            self._meet(node, ())
+            self._meet(node, (), 1.0)
 
     def observe(
         self, obs: NDArray[Any], node: SupportsIndex, action: int, reward: float,
@@ -201,16 +202,17 @@ class LevelFrontier:
                 contexts = contexts_of(cells, place, self._first)
             if place != NONE:
                 self._found[place] = self._found.get(place, 0) + 1
-            gain = max(gain, 1 / math.sqrt(self._found.get(place, 1)))
-            self._meet(next_node, contexts)
+            number = self._found.get(place, 1)
+            gain = max(gain, 1 / number)
+            self._meet(next_node, contexts, 1 / math.sqrt(number))
         if is_first:
             self.first_tries.learn(rows, action, gain)
 
-    def _meet(self, node, contexts):
+    def _meet(self, node, contexts, novelty):
         self._met.add(np.array([node]))
         self._rows = grown(self._rows, self.planner.graph.capacity, NONE)
         self._rows[node] = self.first_tries.rows_of(contexts) if contexts else NONE
-        self.planner.set_worths([node], self.first_tries.worths(contexts)[None])
+        self.planner.set_worths([node], novelty * self.first_tries.worths(contexts)[None])
 
     def state(self) -> dict[str, Any]:
         """A tree for `restore`."""

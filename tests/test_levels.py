@@ -177,9 +177,10 @@ class NaiveFirstTries:
             changed = map(tuple, np.argwhere((obs != after).any(axis=2)))
             place = min(changed, key=lambda cell: np.count_nonzero(after == after[cell]))
             self.found[place] += 1
-            gain = max(gain, self.found[place] ** -0.5)
+            number = self.found[place]
+            gain = max(gain, 1 / number)
             beside = self.met[after.tobytes()] = self.contexts(after, *place)
-            worths = [self.worth(beside, action) for action in range(self.num_actions)]
+            worths = [self.worth(beside, a) / number**0.5 for a in range(self.num_actions)]
         if (obs.tobytes(), action) not in self.tried:
             self.history.append((contexts, action, gain))
         self.tried.add((obs.tobytes(), action))
