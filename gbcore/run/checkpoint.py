@@ -9,6 +9,7 @@ is one NumPy archive, whose zip format has a checksum of each array: a damaged o
 import contextlib
 import json
 import os
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ class Checkpoint:
         """Write the state of all parts. OSError without room for it; the last one is kept."""
         tree = {name: part.state() for name, part in self._parts.items()}
         tree["flags"] = {"script": str(Path(self._script).resolve()), **vars(self._args)}
+        tree["module"] = module_file(self._args.env_id)
         tree["obs"] = np.ascontiguousarray(self._parts["env"].obs)
         tree["rng"] = {"numpy": self._rng.bit_generator.state, "torch": torch.get_rng_state()}
         if torch.cuda.is_available():
@@ -60,6 +62,7 @@ class Checkpoint:
                 another state than it was.
         """
         tree = load_checkpoint(self.path)
+        require_module(self.path, self._args.env_id, tree["module"])
         for name, part in self._parts.items():
             part.restore(tree[name])
         if not np.array_equal(self._parts["env"].obs, tree["obs"]):
@@ -71,6 +74,17 @@ class Checkpoint:
         torch.set_rng_state(tree["rng"]["torch"])
         if torch.cuda.is_available() and "cuda" in tree["rng"]:
             torch.cuda.set_rng_state(tree["rng"]["cuda"])
+
+
+def module_file(task: str) -> str | None:
+    """The file that the module of a task `module:Id-v0` was imported from; None of others."""
+    return getattr(sys.modules.get(task.rpartition(":")[0]), "__file__", None)
+
+
+def require_module(run_path: str | Path, task: str, file: str | None) -> None:
+    """ValueError where a run's task is of this file, and another folder has given another one."""
+    if file and file != (own := module_file(task)) and os.path.exists(file):
+        raise ValueError(f"Require {file}, which {run_path} plays, got {own}: go to its folder")
 
 
 class LearnerState:

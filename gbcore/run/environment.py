@@ -2,14 +2,14 @@
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import json
 import os
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -124,12 +124,18 @@ class GymnasiumTask(Replayed):
             f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one array "
             "of at least one number; leave out other parts, or encode them in a wrapper"
         )
-        odd = [name for name, part in part_names(self._space).items() if not is_flat(part)]
+        flat = is_flat(self._space) and spaces.flatten_space(self._space)
+        odd = [
+            name
+            for name, part in part_names(self._space).items()
+            if not is_flat(part)
+            or (flat and flat.dtype.kind == "f" and isinstance(part, spaces.Text))
+        ]
         if odd:
             message += f": {', '.join(odd)}; --leave-out {','.join(odd)} does"
-        if odd or not is_flat(self._space):
+        if odd or not flat:
             fail(message)
-        box = self._space if self._is_flat else spaces.flatten_space(self._space)
+        box = self._space if self._is_flat else flat
         self._box, self.shape, self.dtype = box, box.shape, box.dtype
         if (size := np.prod(self.shape)) > LONG and not self._is_flat:
             _warn_once(
@@ -315,24 +321,33 @@ def import_module(name: str, message: str) -> ModuleType:
     The program ends, with the message, where there is none. A folder's module takes the place of
     another one of its name, which lends it the names that it lacks: libraries may look for them.
     """
-    top, other = name.partition(".")[0], None
-    own = [path for path in (Path(top, "__init__.py"), Path(f"{top}.py")) if path.is_file()]
-    if own and getattr(sys.modules.get(top), "__file__", None) != str(own[0].resolve()):
-        other = sys.modules.pop(top, None)
-        for part in [part for part in sys.modules if part.startswith(f"{top}.")]:
-            if own[0].name == "__init__.py":
-                del sys.modules[part]
+    if not all(part.isidentifier() for part in name.split(".")):
+        fail(f"{message}: no module can have this name")
+    top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
-    try:
-        module = importlib.import_module(name)
-    except (ImportError, TypeError, ValueError) as error:
-        fail(f"{message}: {error}")
-    if own and getattr(sys.modules[top], "__file__", None) != str(own[0].resolve()):
-        fail(f"{message}: {top!r} is a part of Python: rename {own[0].resolve()}")
-    if other is not None:
-        sys.modules[top].__getattr__ = functools.partial(getattr, other)
-    return module
+    own = PathFinder.find_spec(top, sys.path[:1])
+    with own_code():
+        try:
+            if own and own.origin not in (None, getattr(sys.modules.get(top), "__file__", None)):
+                _load_in_place(own)
+            return importlib.import_module(name)
+        except ImportError as error:
+            fail(f"{message}: {error}")
+
+
+def _load_in_place(spec):
+    """Load a module in the place of another one of its name, if there is any."""
+    name, places = spec.name, spec.submodule_search_locations
+    other = sys.modules.pop(name, None)
+    for part in [part for part in sys.modules if places and part.startswith(f"{name}.")]:
+        del sys.modules[part]
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    if other is not None:  # before the user's code runs: it may import a library
+        module.__getattr__ = functools.partial(getattr, other)
+        if places is not None:
+            places.extend(getattr(other, "__path__", ()))
+    spec.loader.exec_module(module)
 
 
 def gymnasium_id(env_id: str) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gbcore.run.checkpoint import replacing
+from gbcore.run.checkpoint import module_file, replacing
 from gbcore.run.output import fail
 
 METRICS, EVALUATIONS = "metrics.csv", "evaluations.csv"
@@ -359,8 +359,7 @@ def _begin_tracking(path, config):
 
 def with_file(task: str) -> str:
     """A task's name; of module:Id-v0 with the file that the module was imported from."""
-    module = sys.modules.get(task.rpartition(":")[0])
-    file = getattr(module, "__file__", None)
+    file = module_file(task)
     return f"{task} ({file})" if file else task
 
 

@@ -17,6 +17,7 @@ from minigrid.core.actions import Actions
 
 from gbcore import LeafTable, Replay, TransitionGraph
 from gbcore.run import fail, flush_denormals, load_checkpoint
+from gbcore.run.checkpoint import require_module
 from gbtools import ROOT
 
 COLUMNS = Replay.COLUMNS
@@ -34,6 +35,7 @@ class Recorded:
     flags: dict | None = None
     script: Path | None = None
     learner_state: dict | None = None
+    module_file: str | None = None  # of a task of the user's own
 
     @cached_property
     def initial_states(self):
@@ -54,7 +56,9 @@ class Recorded:
     @cached_property
     def task(self):
         """The task's name, as its script writes it."""
-        return self.module.task_of(self.flags["env_id"])
+        task = self.module.task_of(self.flags["env_id"])
+        require_module(self.name, task, self.module_file)
+        return task
 
     def action_names(self):
         """Names of the actions, where the task has any, else their numbers; of copies, too."""
@@ -110,7 +114,7 @@ def read(path):
     places = (made_by, ROOT / made_by.name, ROOT / "examples" / made_by.name)
     script = next((place for place in places if place.is_file()), made_by)
     name, steps = Path(path).resolve().name, tree["logger"]["step"]
-    return Recorded(name, graph, replay, steps, flags, script, tree["learner"])
+    return Recorded(name, graph, replay, steps, flags, script, tree["learner"], tree["module"])
 
 
 def load_script(script):
@@ -123,7 +127,7 @@ def load_script(script):
     if path.parent == ROOT:
         return importlib.import_module(path.stem)
     if str(path) not in sys.modules:
-        sys.path.append(str(path.parent))  # modules beside it, as where Python runs it
+        sys.path.insert(0, str(path.parent))  # modules beside it, as where Python runs it
         spec = importlib.util.spec_from_file_location(str(path), path)
         module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
