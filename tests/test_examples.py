@@ -315,15 +315,17 @@ gymnasium.register("Sokoban-v0", "%s:World", max_episode_steps=5)
 
 
 @pytest.mark.parametrize(
-    "file", ["sokoban.py", "test.py", "random.py", "time.py", "examples/__init__.py"]
+    "file",
+    ["sokoban.py", "test.py", "random.py", "time.py", "examples/__init__.py", "json/mine.py"],
 )
 def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
     file, tmp_path, monkeypatch, capsys
 ):
     """Some of these names are of files in this repository, or of Python's own."""
-    name = re.match(r"\w+", file)[0]
+    name, typed = re.match(r"\w+", file)[0], file.removesuffix("/__init__.py").removesuffix(".py")
+    typed = typed.replace("/", ".")
     (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text(OWN_WORLD % name)
+    (tmp_path / file).write_text(OWN_WORLD % typed)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
     loaded = {m: one for m, one in sys.modules.items() if f"{m}.".startswith(f"{name}.")}
@@ -333,7 +335,7 @@ def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
     sys.modules.update(loaded)
     monkeypatch.setitem(gymnasium.registry, "Sokoban-v0", None)  # as it was, in the end
     monkeypatch.delitem(gymnasium.registry, "Sokoban-v0")
-    env_id, short = f"{name}:Sokoban-v0", ("--total-timesteps", 40, "--eval-episodes", 1)
+    env_id, short = f"{typed}:Sokoban-v0", ("--total-timesteps", 40, "--eval-episodes", 1)
     assert command(example, "--env-id", env_id, *short) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{env_id} ({tmp_path / file}), graph backup")

@@ -96,10 +96,9 @@ class GymnasiumTask(Replayed):
         if not isinstance(kwargs, dict):
             fail(f"cannot make {env_id} with {kwargs}: require a JSON object")
         kwargs = kwargs | ({"render_mode": render_mode} if render_mode else {})
-        if time_limit:
-            given = kwargs.get("max_episode_steps")  # -1: none, as Gymnasium has it
-            is_limit = isinstance(given, int) and given > 0
-            kwargs["max_episode_steps"] = min(time_limit, given) if is_limit else time_limit
+        given = kwargs.get("max_episode_steps") or -1  # -1: none, as Gymnasium has it
+        if time_limit and isinstance(given, int):  # others are Gymnasium's to refuse
+            kwargs["max_episode_steps"] = min(time_limit, given) if given > 0 else time_limit
         with own_code():
             self.env = gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
         actions, self._space = self.env.action_space, self.env.observation_space
@@ -329,7 +328,8 @@ def import_module(name: str, message: str) -> ModuleType:
     own = PathFinder.find_spec(top, sys.path[:1])
     with own_code():
         try:
-            if own and own.origin not in (None, getattr(sys.modules.get(top), "__file__", None)):
+            found = importlib.util.find_spec(top)
+            if own and own.origin != found.origin and (own.origin or "." in name):
                 _load_in_place(own)
             return importlib.import_module(name)
         except ImportError as error:
@@ -345,8 +345,8 @@ def _load_in_place(spec):
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     if other is not None:  # before the user's code runs: it may import a library
         module.__getattr__ = functools.partial(getattr, other)
-        if places is not None:
-            places.extend(getattr(other, "__path__", ()))
+        for place in () if places is None else getattr(other, "__path__", ()):
+            places.append(place)
     spec.loader.exec_module(module)
 
 

@@ -6,6 +6,7 @@ are those that the scripts train on; of other environments, their own.
 
 import itertools
 import re
+from pathlib import Path
 
 import ale_py
 import gymnasium
@@ -32,7 +33,9 @@ def plain(name):
 
 def suite_of(env_id):
     """The suite of a task, and the task's name there, from any spelling that people use."""
-    env_id = re.sub("^(minigrid|ale_py):", "", env_id.strip())  # any other module is a user's
+    module, _, name = env_id.strip().rpartition(":")
+    is_own = Path(f"{module}.py").exists() or Path(module).is_dir()  # a user's, as any other
+    env_id = name if module in ("", "minigrid", "ale_py") and not (module and is_own) else env_id
     names = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
     script_of("minigrid")  # registers its tasks
     names["minigrid"] = [name[9:] for name in gymnasium.registry if name.startswith("MiniGrid-")]
