@@ -391,9 +391,10 @@ class FrontierEpisodes:
         """The next `act` starts an episode."""
         if self.is_underway:
             self._count(False)  # where an episode ends nothing is found to act in
-            name = "frontier_success" if self.is_frontier else "success"
-            mean = getattr(self, name)
-            setattr(self, name, mean + (self.had_reward - mean) / EPISODES)
+            if self.is_frontier:
+                self.frontier_success += (self.had_reward - self.frontier_success) / EPISODES
+            else:
+                self.success += (self.had_reward - self.success) / EPISODES
         self.is_underway = self.had_reward = False
 
     def _count(self, is_new):

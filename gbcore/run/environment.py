@@ -123,16 +123,16 @@ class GymnasiumTask(Replayed):
             f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one array "
             "of at least one number; leave out other parts, or encode them in a wrapper"
         )
-        flat = is_flat(self._space) and spaces.flatten_space(self._space)
+        flat = flat_box(self._space)
+        is_real = flat is not None and flat.dtype.kind == "f"  # text beside reals cannot be read
         odd = [
             name
             for name, part in part_names(self._space).items()
-            if not is_flat(part)
-            or (flat and flat.dtype.kind == "f" and isinstance(part, spaces.Text))
+            if flat_box(part) is None or (is_real and isinstance(part, spaces.Text))
         ]
         if odd:
             message += f": {', '.join(odd)}; --leave-out {','.join(odd)} does"
-        if odd or not flat:
+        if odd or flat is None:
             fail(message)
         box = self._space if self._is_flat else flat
         self._box, self.shape, self.dtype = box, box.shape, box.dtype
@@ -274,13 +274,14 @@ def without(item: Any, left_out: list[str], at: str = "") -> Any:
     return parts
 
 
-def is_flat(space: gymnasium.Space[Any]) -> bool:
-    """Does Gymnasium make one array of numbers of it?"""
+def flat_box(space: gymnasium.Space[Any]) -> spaces.Box | None:
+    """The space of the one array of numbers that Gymnasium makes of it; None if it makes none."""
     try:
         box = spaces.flatten_space(space)
     except Exception:
-        return False
-    return isinstance(box, spaces.Box) and box.dtype.kind in "biuf" and 0 not in box.shape
+        return None
+    is_array = isinstance(box, spaces.Box) and box.dtype.kind in "biuf" and 0 not in box.shape
+    return box if is_array else None
 
 
 def rounded(obs: NDArray[Any], decimals: int) -> NDArray[Any]:

@@ -5,8 +5,9 @@ are those that the scripts train on; of other environments, their own.
 """
 
 import itertools
+import os
 import re
-from pathlib import Path
+from importlib.machinery import PathFinder
 
 import ale_py
 import gymnasium
@@ -33,9 +34,10 @@ def plain(name):
 
 def suite_of(env_id):
     """The suite of a task, and the task's name there, from any spelling that people use."""
-    module, _, name = env_id.strip().rpartition(":")
-    is_own = Path(f"{module}.py").exists() or Path(module).is_dir()  # a user's, as any other
-    env_id = name if module in ("", "minigrid", "ale_py") and not (module and is_own) else env_id
+    module, _, name = (env_id := env_id.strip()).rpartition(":")
+    own = PathFinder.find_spec(module, [os.getcwd()])
+    if module in ("minigrid", "ale_py") and not (own and own.origin):
+        env_id = name  # any other module is a user's
     names = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
     script_of("minigrid")  # registers its tasks
     names["minigrid"] = [name[9:] for name in gymnasium.registry if name.startswith("MiniGrid-")]
