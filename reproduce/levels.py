@@ -5,7 +5,7 @@
 Every evaluation of a run is a row of results/levels.csv, and its trained network plays 100 more
 held-out episodes, alone and on a graph of the episode under way, where an untrained one plays, too.
 Rows that are there already stay. Without runs the table and the picture are made anew. Baselines:
-levels_sb3.py.
+levels_sb3.py; best returns: levels_best.py.
 """
 
 import functools
@@ -27,7 +27,7 @@ from gbcore.run import one_line_errors
 
 ROWS = RESULTS / "levels.csv"
 LAST = 100  # episodes of the trained network
-ENOUGH = 0.9
+ENOUGH = 0.9  # of the best return
 
 
 @dataclass
@@ -87,14 +87,16 @@ def names_of(rows):
 
 def table(rows):
     """Of docs/levels.md: when each agent got to ENOUGH, and where it ended; medians."""
-    result = []
+    result, best = [], rows[rows.agent == "search"].set_index("task").mean_return
+    rows = rows[rows.agent != "search"]
     for (task, name), part in rows.groupby([rows.task, names_of(rows)]):
-        curves = part[part.episodes != LAST]
-        reached = curves[curves.mean_return >= ENOUGH].groupby("seed").step.min()
+        curves, enough = part[part.episodes != LAST], ENOUGH * best.get(task, 1.0)
+        reached = curves[curves.mean_return >= enough].groupby("seed").step.min()
         steps = reached.reindex(part.seed.unique()).fillna(np.inf).median()
         most = f"> {part.step.max():,}" if part.step.max() else ""  # untrained: none
         steps = most if steps == np.inf else f"{steps:,.0f}"
-        cells = [task.removeprefix("MiniGrid-"), name, str(part.seed.nunique()), steps]
+        most_possible = f"{best[task]:.2f}" if task in best else ""
+        cells = [task.removeprefix("MiniGrid-"), most_possible, name, str(part.seed.nunique()), steps]
         last = part[part.step == part.groupby("seed").step.transform("max")]
         last = last.sort_values("episodes").groupby(["act_on", "seed"]).tail(1)
         for act_on in ("graph", "network"):
@@ -102,8 +104,8 @@ def table(rows):
             solved = f"({ends.solved.sum()} of {ends.episodes.sum()})"
             cells.append(f"{ends.mean_return.median():.2f} {solved}" if len(ends) else "")
         result.append(cells)
-    header = ["task", "agent", "seeds", "steps to 0.9", "own graph, in the end", "network alone"]
-    return markdown(header, result)
+    header = ["task", "best", "agent", "seeds", "steps to 0.9 of the best", "own graph, in the end"]
+    return markdown([*header, "network alone"], result)
 
 
 def draw(rows):
