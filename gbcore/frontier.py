@@ -22,6 +22,7 @@ WORTHWHILE = 1e-3  # states found per planned step
 EPISODES = 20  # over which success is taken
 BUDGET = 2_000  # edges read per `plan`, of which an episode's first step makes two
 KINDS_AT_ONCE = 1_000  # states whose kinds are told at a time
+DISCOUNT, LEVEL_DISCOUNT = 0.95, 0.85  # of the way to an untried action; in levels never met
 
 Kinds = Callable[[NDArray[Any]], NDArray[Any]]  # observations [n, *obs_shape] -> integers [n]
 
@@ -65,7 +66,7 @@ class FrontierPlanner:
     def __init__(
         self,
         graph: TransitionGraph,
-        discount: float = 0.95,
+        discount: float = DISCOUNT,
         prior: float = 0.0,
         tolerance: float | None = None,
         kinds_of: Kinds | None = None,
@@ -342,7 +343,8 @@ class FrontierEpisodes:
     ) -> None:  # fmt: skip
         if not 0 <= share <= 1:
             raise ValueError(f"Require 0 <= share <= 1, got {share}")
-        self.planner: FrontierPlanner = FrontierPlanner(graph, kinds_of=kinds_of)
+        discount = DISCOUNT if first_tries is None else LEVEL_DISCOUNT
+        self.planner: FrontierPlanner = FrontierPlanner(graph, discount, kinds_of=kinds_of)
         self.levels: LevelFrontier | None = None
         if first_tries is not None:
             self.levels = LevelFrontier(self.planner, first_tries)
