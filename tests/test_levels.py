@@ -1,5 +1,6 @@
 """Levels that change: EpisodeGraph, FirstTries, held-out levels, and runs on them."""
 
+import copy
 import csv
 import json
 from collections import Counter
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import command, interpreted, jitted, only_run
+from levels_best import fewest_steps
 from minigrid.core.constants import OBJECT_TO_IDX
 from minigrid.envs import EmptyEnv
 
@@ -561,6 +563,26 @@ def test_a_level_that_is_turned_has_the_same_values():
     network = gb_dqn_minigrid.QNetwork(grid.shape, 7, levels_change=True)
     values = network(torch.from_numpy(np.stack([grid, turned])))
     torch.testing.assert_close(values[0], values[1])
+
+
+@interpreted
+@pytest.mark.parametrize(("task", "least"), [("Empty-5x5", 5), ("DoorKey-5x5", 7)])
+def test_the_best_return_is_that_of_a_search_over_copies(task, least):
+    world = gymnasium.make(gb_dqn_minigrid.task_of(task)).unwrapped
+    world.reset(seed=1)
+    world.gen_obs = dict
+    level, met, steps, rewards = [world], {}, 0, [0]
+    while not any(rewards):
+        after = [copy.deepcopy(one) for one in level for _ in world.actions]
+        rewards = [one.step(i % len(world.actions))[1] for i, one in enumerate(after)]
+        states = {
+            (*one.agent_pos, one.agent_dir, one.carrying is None, one.grid.encode().tobytes()): one
+            for one in after
+        }
+        level = [one for state, one in states.items() if state not in met]
+        met |= states
+        steps += 1
+    assert fewest_steps(world) == steps == least
 
 
 @jitted
