@@ -95,8 +95,8 @@ def table(rows):
         steps = reached.reindex(part.seed.unique()).fillna(np.inf).median()
         most = f"> {part.step.max():,}" if part.step.max() else ""  # untrained: none
         steps = most if steps == np.inf else f"{steps:,.0f}"
-        most_possible = f"{best[task]:.2f}" if task in best else ""
-        cells = [task.removeprefix("MiniGrid-"), most_possible, name, str(part.seed.nunique()), steps]
+        possible, seeds = f"{best[task]:.2f}" if task in best else "", str(part.seed.nunique())
+        cells = [task.removeprefix("MiniGrid-"), possible, name, seeds, steps]
         last = part[part.step == part.groupby("seed").step.transform("max")]
         last = last.sort_values("episodes").groupby(["act_on", "seed"]).tail(1)
         for act_on in ("graph", "network"):
