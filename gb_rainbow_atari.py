@@ -248,6 +248,8 @@ def make_network(args, obs_shape, num_actions):
 class Learner(gb.LearnerState):
     """Online and target network, and the update that all five backups share."""
 
+    APART = (*gb.LearnerState.APART, "updates")
+
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # of layers and activations

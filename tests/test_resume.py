@@ -236,7 +236,8 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
     (
         "        self.num_updates = 0\n",
         """        self.num_updates = 0
-        self.mean = torch.zeros(2)
+        self.mean, self.own = torch.zeros(2), (np.random.default_rng(1), torch.Generator())
+        self.lately, self.left_out = collections.deque([0.0], maxlen=3), object()
         self.others = [nn.Linear(1, 1), nn.Linear(1, 1)]
         self.sgd = torch.optim.SGD(self.others[1].parameters(), lr=0.1, momentum=0.9)
 """,
@@ -244,7 +245,9 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
     (
         "        self.optimizer.step()\n",
         """        self.optimizer.step()
-        self.mean = 0.9 * self.mean + loss.detach()
+        self.mean = 0.9 * self.mean + loss.detach() + np.random.rand() + random.random()
+        self.mean += self.own[0].random() + torch.rand(2, generator=self.own[1])
+        self.lately.append(float(self.mean[0]))
         self.sgd.zero_grad()
         self.others[1](self.mean[:1]).sum().backward()
         self.sgd.step()
@@ -253,7 +256,7 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
     (
         "        # Log and save.\n",
         """        if step > 40:
-            logger.charts["mine/mean"] = learner.mean[0]
+            logger.charts |= {"mine/mean": learner.mean[0], "mine/lately": sum(learner.lately)}
 
         # Log and save.
 """,
@@ -261,8 +264,9 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
 )
 
 
-def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path):
-    """Another optimiser, a tensor, a list of networks with an optimiser, and a chart.
+def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, capsys):
+    """Another optimiser, a tensor, a list of networks with an optimiser, charts, and chance of all
+    sources.
 
     Its annotations are postponed: flags are checked all the same.
     """
@@ -270,7 +274,8 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path):
     for old, new in CHANGES:
         assert old in source
         source = source.replace(old, new)
-    (tmp_path / "mine.py").write_text(f"from __future__ import annotations\n{source}")
+    imports = "from __future__ import annotations\nimport collections, random\n"
+    (tmp_path / "mine.py").write_text(imports + source)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         import mine
@@ -280,7 +285,8 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path):
         assert command(mine, *flags, "--run-dir", tmp_path / "whole") == 0
         expected = left_behind(only_run(tmp_path / "whole"))
         assert expected["metrics"][0]["mine/mean"] == ""  # before it learned
-        assert all(float(row["mine/mean"]) for row in expected["metrics"][1:])
+        assert all(float(row["mine/lately"]) for row in expected["metrics"][1:])
+        assert "checkpoints leave out learner.left_out" in capsys.readouterr().err
         assert "sgd" in expected["checkpoint"]["learner"]
         signal_at(patch, mine, 100)
         assert command(mine, *flags, "--run-dir", tmp_path / "parts") == 130

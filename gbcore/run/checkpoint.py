@@ -7,11 +7,15 @@ is one NumPy archive, whose zip format has a checksum of each array: a damaged o
 """
 
 import contextlib
+import functools
 import json
 import os
+import random
 import sys
+import types
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from gbcore.run.output import warn
+
 NAME, TREE = "checkpoint.npz", "tree"  # the file; its entry that is no array, as JSON
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 
 
 class Checkpoint:
@@ -49,7 +55,12 @@ class Checkpoint:
         tree["flags"] = {"script": str(Path(self._script).resolve()), **vars(self._args)}
         tree["module"] = module_file(self._args.env_id)
         tree["obs"] = np.ascontiguousarray(self._parts["env"].obs)
-        tree["rng"] = {"numpy": self._rng.bit_generator.state, "torch": torch.get_rng_state()}
+        tree["rng"] = {
+            "numpy": self._rng.bit_generator.state,
+            "torch": torch.get_rng_state(),
+            "random": random.getstate(),  # a user's own code may draw from these two
+            "global": np.random.get_state(legacy=False),  # noqa: NPY002
+        }
         if torch.cuda.is_available():
             tree["rng"]["cuda"] = torch.cuda.get_rng_state()
         save_checkpoint(self.path, tree)
@@ -72,6 +83,9 @@ class Checkpoint:
             )
         self._rng.bit_generator.state = tree["rng"]["numpy"]
         torch.set_rng_state(tree["rng"]["torch"])
+        np.random.set_state(tree["rng"]["global"])  # noqa: NPY002
+        version, numbers, gauss = tree["rng"]["random"]
+        random.setstate((version, tuple(numbers), gauss))
         if torch.cuda.is_available() and "cuda" in tree["rng"]:
             torch.cuda.set_rng_state(tree["rng"]["cuda"])
 
@@ -90,16 +104,22 @@ def require_module(run_path: str | Path, task: str, file: str | None) -> None:
 class LearnerState:
     """Base of a learner: a checkpoint holds all of it that learning changes.
 
-    These are, among its attributes, numbers, tensors, arrays, whatever has `state_dict`, as modules
-    and optimisers, or `state`, as a `LeafTable`; and lists and dicts of them. Graph and replay are
-    parts of a checkpoint by themselves.
+    These are, among its attributes, numbers, tensors, arrays, random generators, whatever has
+    `state_dict`, as modules and optimisers, or `state`, as a `LeafTable`; and lists, deques and
+    dicts of them. Of others a warning is given. Graph and replay are parts of a checkpoint by
+    themselves.
     """
 
-    APART: tuple[str, ...] = ("args", "graph", "replay")
+    APART: tuple[str, ...] = ("args", "graph", "replay")  # and whatever learning does not change
 
     def state(self) -> dict[str, Any]:
         """A tree for `restore`."""
         own = {name: value for name, value in vars(self).items() if name not in self.APART}
+        for name, value in own.items():
+            if not (_is_saved(value) or isinstance(value, CONSTANT) or name in _told):
+                _told.add(name)
+                advice = "give it state_dict, or name it in APART"
+                warn(f"checkpoints leave out learner.{name}; {advice}")
         return {name: _state_of(value) for name, value in own.items() if _is_saved(value)}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -108,12 +128,21 @@ class LearnerState:
             setattr(self, name, _restored(getattr(self, name, None), saved))
 
 
+PLAIN = bool, int, float, str, type(None), np.generic, np.ndarray, torch.Tensor
+GENERATORS = np.random.Generator, torch.Generator
+CONSTANT = (
+    torch.device, torch.dtype, type, functools.partial, types.FunctionType, types.MethodType,
+    types.ModuleType,
+)  # fmt: skip
+_told: set[str] = set()  # attributes that were warned of
+
+
 def _is_saved(value):
-    if isinstance(value, (list, tuple, dict)):
+    if isinstance(value, (list, tuple, deque, dict)):
         return all(map(_is_saved, value.values() if isinstance(value, dict) else value))
     has_state = all(hasattr(value, name) for name in ("state_dict", "load_state_dict"))
     has_state |= all(hasattr(value, name) for name in ("state", "restore"))
-    return has_state or isinstance(value, (bool, int, float, str, np.ndarray, torch.Tensor))
+    return has_state or isinstance(value, PLAIN + GENERATORS)
 
 
 def _state_of(value):
@@ -121,9 +150,13 @@ def _state_of(value):
         return value.state_dict()
     if hasattr(value, "restore"):
         return value.state()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, torch.Generator):
+        return value.get_state()
     if isinstance(value, dict):
         return {name: _state_of(one) for name, one in value.items()}
-    return [*map(_state_of, value)] if isinstance(value, (list, tuple)) else value
+    return [*map(_state_of, value)] if isinstance(value, (list, tuple, deque)) else value
 
 
 def _restored(own, saved):
@@ -134,6 +167,12 @@ def _restored(own, saved):
         own.load_state_dict(saved)
     elif hasattr(own, "restore"):
         own.restore(saved)
+    elif isinstance(own, np.random.Generator):
+        own.bit_generator.state = saved
+    elif isinstance(own, torch.Generator):
+        own.set_state(saved)
+    elif isinstance(own, deque):
+        return deque(saved, own.maxlen)
     elif isinstance(own, torch.Tensor) and own.shape == saved.shape:
         own.detach().copy_(saved)
     elif isinstance(own, dict):

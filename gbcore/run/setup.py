@@ -11,9 +11,10 @@ import torch
 
 
 def seed_everything(args: Any) -> tuple[np.random.Generator, torch.device]:
-    """Seed Python and torch, set up torch. Returns the run's NumPy generator, torch's device."""
+    """Seed all chance, set up torch. Returns the run's NumPy generator, torch's device."""
     flush_denormals()
     random.seed(args.seed)
+    np.random.seed(args.seed)  # noqa: NPY002, for code that users paste
     torch.manual_seed(args.seed)
     if args.torch_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
