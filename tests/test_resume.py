@@ -1,6 +1,7 @@
 """--resume in all scripts: the same run as one that was never interrupted, or one clear line."""
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from conftest import as_bytes, command, files_in, jitted, left_behind, only_run
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
+import gbcore.run as gb
 from examples import gb_dqn_gymnasium
 from gbcore import Replay, TransitionGraph, frontier
 from gbcore.run import checkpoint, logger, save_checkpoint
@@ -408,6 +410,28 @@ def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch
         patch.setattr(checkpoint, "FORMAT_VERSION", 2)
         save_checkpoint(run, tree)
     is_refused(script, run, capsys, f"format {checkpoint.FORMAT_VERSION}, got 2")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "changed", "words"),
+    [
+        (gb, "Checkpoint", functools.partial(gb.Checkpoint, mine=gb.LearnerState()), ["mine: Key"]),
+        (
+            gb_dqn_minigrid, "make_network",
+            lambda _, *sizes: gb_dqn_minigrid.QNetwork(*sizes, levels_change=True),
+            ["learner: RuntimeError", "size mismatch"],
+        ),
+        (gb.flags, "fields", lambda _: [], ["a script without ['act_on', "]),
+    ],
+    ids=["a further part", "another network", "a flag that went"],
+)  # fmt: skip
+def test_a_script_that_cannot_take_what_was_saved_is_told_why(
+    place, name, changed, words, finished, capsys, monkeypatch
+):
+    script, run = finished("minigrid")
+    (run / "result.json").unlink()
+    monkeypatch.setattr(place, name, changed)
+    is_refused(script, run, capsys, *words)
 
 
 def test_a_damaged_checkpoint_is_refused(finished, capsys):

@@ -69,13 +69,17 @@ class Checkpoint:
         """Give all parts the state that was saved.
 
         Raises:
-            OSError, ValueError: as `load_checkpoint`; ValueError where the environment is in
-                another state than it was.
+            OSError, ValueError: as `load_checkpoint`; ValueError where a part cannot take what was
+                saved, as a network of another size, or the environment is in another state.
         """
         tree = load_checkpoint(self.path)
         require_module(self.path, self._args.env_id, tree["module"])
         for name, part in self._parts.items():
-            part.restore(tree[name])
+            try:
+                part.restore(tree[name])
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                message = f"cannot go on with {self.path}: {name}: {type(error).__name__}: {error}"
+                raise ValueError(message) from error
         if not np.array_equal(self._parts["env"].obs, tree["obs"]):
             raise ValueError(
                 f"cannot go on with {self.path}: the episode under way plays otherwise: other "

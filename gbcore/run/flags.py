@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -158,6 +158,8 @@ def _flags_of_run(flags_class, script, folder):
     if (stem := Path(made_by := own.pop("script")).stem) != script.stem:
         command = shlex.join(["python", made_by, "--resume", str(folder)])
         raise ValueError(f"{folder} is a run of {stem}.py: {command}")
+    if gone := own.keys() - {field.name for field in fields(flags_class)}:
+        raise ValueError(f"Require the flags of {folder}, got a script without {sorted(gone)}")
     saved = flags_class(**own | {"resume": str(folder)})
     args = tyro.cli(flags_class, default=saved)
     for name, value in asdict(saved).items():
