@@ -110,6 +110,7 @@ def table(rows):
 
 def draw(rows):
     """Write docs/levels.png: mean return by step, a panel a task, whole-graph beside PPO."""
+    best = rows[rows.agent == "search"].set_index("task").mean_return
     rows = rows[(rows.episodes != LAST) & (rows.num_levels == 0)]
     rows = rows[(rows.agent == "ppo") | (rows.agent + rows.exploration == "whole-graphfrontier")]
     tasks = sorted(rows.task.unique(), key=lambda task: -len(rows[rows.task == task]))
@@ -128,10 +129,13 @@ def draw(rows):
             colour = f"C{names.index(name)}"
             panel.plot(curve.index, curve["median"], colour, label=name)
             panel.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.2)
+        if task in best:
+            panel.axhline(best[task], color="grey", linestyle=":")
         panel.set(title=task.removeprefix("MiniGrid-"), xscale="log", xlim=limits, ylim=(0, 1))
         panel.set_xlabel("steps")
     colours = [Line2D([], [], color=f"C{i}", label=name) for i, name in enumerate(names)]
-    figure.legend(handles=colours, loc="lower right", fontsize="small")
+    colours.append(Line2D([], [], color="grey", linestyle=":", label="best return, by search"))
+    figure.legend(handles=colours, loc="outside lower center", ncols=4, fontsize="small")
     panels[0, 0].set_ylabel("return, held-out levels")
     figure.savefig(ROOT / "docs" / "levels.png", dpi=110)
 
