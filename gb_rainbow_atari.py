@@ -248,7 +248,7 @@ def make_network(args, obs_shape, num_actions):
 class Learner(gb.LearnerState):
     """Online and target network, and the update that all five backups share."""
 
-    APART = (*gb.LearnerState.APART, "updates")
+    APART = (*gb.LearnerState.APART, "updates")  # made anew on each device
 
     def __init__(self, args, graph, replay, device):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device

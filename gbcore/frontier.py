@@ -312,7 +312,8 @@ class FrontierEpisodes:
 
     with the means of "had a reward > 0" over the last episodes (see EPISODES) that were left alone,
     and over the others. Where neither meets a reward, half of them look elsewhere. There
-    `FirstTries` says which actions are worth trying in a new level.
+    `FirstTries` says which actions are worth trying in a new level, and the planner's discount is
+    0.85: what is near is tried before what is worth more and far.
 
     In a frontier episode, too, a step is left alone where nothing untried can be reached. The first
     `act`, and the first one after `end_episode`, starts an episode.

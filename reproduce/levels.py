@@ -42,6 +42,15 @@ def write_rows(rows):
     table.drop_duplicates().to_csv(ROWS, index=False, lineterminator="\n")
 
 
+def same_of(task, agent, flags, commit, seconds, exploration=""):
+    """The columns that all rows of a run share; flags: the script's."""
+    return {
+        "task": task, "agent": agent, "exploration": exploration, "view": flags.view,
+        "num_levels": flags.num_levels, "seed": flags.seed, "commit": commit,
+        "wall_seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
 def row_of(same, act_on, step, returns):
     """One evaluation: the mean return and how many episodes had a reward."""
     mean, solved = round(float(np.mean(returns)), 4), int(np.sum(np.array(returns) > 0))
@@ -53,11 +62,8 @@ def collect(folder):
     """Rows of a run: its evaluations, two of its trained network, one of an untrained one."""
     run, result = recorded.read(folder), read_result(folder)
     args, learner = run.args, run.learner
-    same = {
-        "task": run.task, "agent": args.backup, "exploration": args.exploration, "view": args.view,
-        "num_levels": args.num_levels, "seed": args.seed, "commit": result["versions"]["commit"],
-        "wall_seconds": round(result["wall_seconds"], 1),
-    }  # fmt: skip
+    how = run.task, args.backup, args, result["versions"]["commit"], result["wall_seconds"]
+    same = same_of(*how, args.exploration)
 
     def play(policy):
         seed = [args.seed, args.total_timesteps, 2]
@@ -85,9 +91,14 @@ def names_of(rows):
     return rows.agent + explores + sees + levels
 
 
+def best_returns(rows):
+    """Task -> mean return of the search."""
+    return rows[rows.agent == "search"].set_index("task").mean_return
+
+
 def table(rows):
     """Of docs/levels.md: when each agent got to ENOUGH, and where it ended; medians."""
-    result, best = [], rows[rows.agent == "search"].set_index("task").mean_return
+    result, best = [], best_returns(rows)
     rows = rows[rows.agent != "search"]
     for (task, name), part in rows.groupby([rows.task, names_of(rows)]):
         curves, enough = part[part.episodes != LAST], ENOUGH * best.get(task, 1.0)
@@ -110,7 +121,7 @@ def table(rows):
 
 def draw(rows):
     """Write docs/levels.png: mean return by step, a panel a task, whole-graph beside PPO."""
-    best = rows[rows.agent == "search"].set_index("task").mean_return
+    best = best_returns(rows)
     rows = rows[(rows.episodes != LAST) & (rows.num_levels == 0)]
     rows = rows[(rows.agent == "ppo") | (rows.agent + rows.exploration == "whole-graphfrontier")]
     tasks = sorted(rows.task.unique(), key=lambda task: -len(rows[rows.task == task]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tyro
-from levels import row_of, write_rows
+from levels import LAST, row_of, same_of, write_rows
 
 import gb_dqn_minigrid
 from gbcore.run import one_line_errors
@@ -21,7 +21,6 @@ from gbcore.run.logger import versions
 class Args:
     env_id: str = "DoorKey-6x6"
     seed: int = 1
-    episodes: int = 100
 
 
 def state_of(world):
@@ -69,16 +68,11 @@ def main():
     task, returns = gb_dqn_minigrid.task_of(args.env_id), []
     env = gb_dqn_minigrid.make_env(flags, task, np.random.default_rng(args.seed), held_out=True)
     begin = time.perf_counter()
-    for _ in range(args.episodes):
+    world = env.env.unwrapped
+    for _ in range(LAST):
         env.reset()
-        world = env.env.unwrapped
-        steps = fewest_steps(world)
-        returns.append(1 - 0.9 * steps / world.max_steps)
-    same = {
-        "task": task, "agent": "search", "exploration": "", "view": flags.view, "num_levels": 0,
-        "seed": args.seed, "commit": versions()["commit"],
-        "wall_seconds": round(time.perf_counter() - begin, 1),
-    }  # fmt: skip
+        returns.append(1 - 0.9 * fewest_steps(world) / world.max_steps)  # MiniGrid's reward
+    same = same_of(task, "search", flags, versions()["commit"], time.perf_counter() - begin)
     row = row_of(same, "", 0, returns)
     print(row)
     write_rows([row])

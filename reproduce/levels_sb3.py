@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from levels import row_of, write_rows
+from levels import row_of, same_of, write_rows
 from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -77,10 +77,6 @@ def main():
         "MlpPolicy", envs, 1e-3, n_steps=128, batch_size=256, n_epochs=4, ent_coef=0.01,
         policy_kwargs=how, seed=args.seed, device="cpu",
     )  # fmt: skip
-    same = {
-        "task": task, "agent": "ppo", "exploration": "", "view": flags.view, "num_levels": 0,
-        "seed": args.seed, "commit": versions()["commit"],
-    }  # fmt: skip
     begin, mean = time.perf_counter(), 0.0
     while model.num_timesteps < args.total_timesteps and mean < args.enough:
         model.learn(args.eval_frequency, reset_num_timesteps=False)
@@ -88,7 +84,7 @@ def main():
         returns, _ = gb_dqn_minigrid.evaluate(
             flags, task, lambda obs, keys=None: model.predict(obs)[0], seed, EPISODES
         )
-        same["wall_seconds"] = round(time.perf_counter() - begin, 1)
+        same = same_of(task, "ppo", flags, versions()["commit"], time.perf_counter() - begin)
         row = row_of(same, "network", model.num_timesteps, returns)
         print(row, flush=True)
         write_rows([row])

@@ -240,6 +240,7 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         """        self.num_updates = 0
         self.mean, self.own = torch.zeros(2), (np.random.default_rng(1), torch.Generator())
         self.lately, self.left_out = collections.deque([0.0], maxlen=3), object()
+        self.single = np.float32(0)
         self.others = [nn.Linear(1, 1), nn.Linear(1, 1)]
         self.sgd = torch.optim.SGD(self.others[1].parameters(), lr=0.1, momentum=0.9)
 """,
@@ -249,7 +250,8 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         """        self.optimizer.step()
         self.mean = 0.9 * self.mean + loss.detach() + np.random.rand() + random.random()
         self.mean += self.own[0].random() + torch.rand(2, generator=self.own[1])
-        self.lately.append(float(self.mean[0]))
+        self.single = self.single / np.float32(3) + np.float32(self.mean[0])
+        self.lately.append(self.single)
         self.sgd.zero_grad()
         self.others[1](self.mean[:1]).sum().backward()
         self.sgd.step()

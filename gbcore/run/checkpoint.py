@@ -209,7 +209,7 @@ def save_checkpoint(run_path: str | Path, tree: dict[str, Any]) -> None:
     """
     arrays: dict[str, Any] = {}
     content = {"format_version": FORMAT_VERSION, "tree": _encoded(tree, arrays, "")}
-    text = json.dumps(content, default=np.generic.item).encode()
+    text = json.dumps(content).encode()
     with replacing(Path(run_path) / NAME) as new:
         np.savez(new, **{TREE: np.frombuffer(text, np.uint8)}, **arrays)
         _sync(new)
@@ -254,6 +254,8 @@ def _encoded(value, arrays, name):
         is_odd = value.dtype == torch.bfloat16  # NumPy has none
         arrays[name] = (value.float() if is_odd else value).numpy(force=True)
         return {"tensor": name, "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, np.generic):  # JSON would make a float32 a float
+        return {"scalar": value.item(), "dtype": value.dtype.str}
     if isinstance(value, dict):
         pairs = [[key, _encoded(one, arrays, f"{name}|{key}")] for key, one in value.items()]
         return {"dict": pairs}  # keys may be other than text
@@ -269,6 +271,8 @@ def _decoded(value, file):
         return value
     if "dict" in value:
         return {key: _decoded(one, file) for key, one in value["dict"]}
+    if "scalar" in value:
+        return np.dtype(value["dtype"]).type(value["scalar"])
     if file is None:
         return None
     if "array" in value:
