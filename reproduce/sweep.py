@@ -102,7 +102,7 @@ def make_grid(args):
 def execute(run):
     """Run the script to its end, from its newest checkpoint if there is one. Returns the status."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    saved = sorted(run.folder.glob("*/checkpoint.npz"), key=lambda path: path.stat().st_mtime)
+    saved = sorted(run.folder.glob("*/checkpoint.zip"), key=lambda path: path.stat().st_mtime)
     words = run.command
     if saved:
         words = (run.command[0], "--resume", str(saved[-1].parent), *run.free)
@@ -113,7 +113,7 @@ def execute(run):
         status = process.wait()
     UNDER_WAY.remove(process)
     if status == 0:
-        for path in run.folder.glob("*/checkpoint.npz"):
+        for path in run.folder.glob("*/checkpoint.zip"):
             path.unlink()
     return status
 

@@ -1,5 +1,6 @@
 """What the tests share: graphs built twice (gbcore and naive), strategies, runs."""
 
+import collections
 import json
 import os
 import re
@@ -293,7 +294,7 @@ def as_bytes(tree):
     """A tree whose arrays and tensors are compared by their bytes."""
     if isinstance(tree, dict):
         return {name: as_bytes(one) for name, one in tree.items()}
-    if isinstance(tree, list):
+    if isinstance(tree, (list, tuple, collections.deque)):
         return [as_bytes(one) for one in tree]
     if isinstance(tree, torch.Tensor):
         tree = tree.numpy()

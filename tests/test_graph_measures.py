@@ -376,7 +376,7 @@ def test_tools_load_the_script_that_made_a_run(run_folder, tmp_path, capsys):
     assert (run.action_names()[2], run.module.__file__) == ("forward", str(script))
     assert (run.q_values(np.arange(3)) == own.q_values(np.arange(3))).all()
     for tool in (evaluate, would_it_help, draw_subgraph):
-        (copy / "checkpoint.npz").write_bytes(b"PK nothing")
+        (copy / "checkpoint.zip").write_bytes(b"PK nothing")
         assert command(tool, copy) == 2
         assert is_one_line(capsys, "Require a whole checkpoint")
         assert command(tool, "runs/none") == 2

@@ -212,13 +212,13 @@ def test_a_killed_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_path):
         number = 0
         while number < 2:  # killed twice in a run
             process = subprocess.Popen([sys.executable, script.__file__, *words])
-            while process.poll() is None and not list(folder.glob("*/new.checkpoint.npz")):
+            while process.poll() is None and not list(folder.glob("*/new.checkpoint.zip")):
                 time.sleep(0.0005)
             time.sleep(rng.uniform(0, 0.01))
             process.kill()
             process.wait()
             number += 1
-            if list(folder.glob("*/checkpoint.npz")):
+            if list(folder.glob("*/checkpoint.zip")):
                 words = ["--resume", str(only_run(folder))]
             else:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -236,11 +236,21 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         "torch.optim.RMSprop(self.online.parameters(), lr=args.learning_rate, momentum=0.9)",
     ),
     (
+        "class Learner(",
+        """class Rate:  # a user's own
+    def __init__(self):
+        self.value, self.rng, self.of = 1.0, np.random.default_rng(2), abs
+
+
+class Learner(""",
+    ),
+    (
         "        self.num_updates = 0\n",
         """        self.num_updates = 0
         self.mean, self.own = torch.zeros(2), (np.random.default_rng(1), torch.Generator())
         self.lately, self.left_out = collections.deque([0.0], maxlen=3), object()
-        self.single = np.float32(0)
+        self.single, self.rate, self.counts = np.float32(0), Rate(), collections.Counter()
+        self.signs, self.both = {0}, [self.rate, ()]
         self.others = [nn.Linear(1, 1), nn.Linear(1, 1)]
         self.sgd = torch.optim.SGD(self.others[1].parameters(), lr=0.1, momentum=0.9)
 """,
@@ -252,6 +262,9 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         self.mean += self.own[0].random() + torch.rand(2, generator=self.own[1])
         self.single = self.single / np.float32(3) + np.float32(self.mean[0])
         self.lately.append(self.single)
+        self.both[0].value += self.rate.rng.random()
+        self.both[1] += (loss.item(),)
+        self.counts[self.signs.add(int(self.single * 10))] += 1
         self.sgd.zero_grad()
         self.others[1](self.mean[:1]).sum().backward()
         self.sgd.step()
@@ -261,6 +274,7 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         "        # Log and save.\n",
         """        if step > 40:
             logger.charts |= {"mine/mean": learner.mean[0], "mine/lately": sum(learner.lately)}
+            logger.charts["mine/rate"] = learner.rate.value * len(learner.signs)
 
         # Log and save.
 """,
@@ -269,8 +283,8 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
 
 
 def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, capsys):
-    """Another optimiser, a tensor, a list of networks with an optimiser, charts, and chance of all
-    sources.
+    """Another optimiser, a tensor, a list of networks with an optimiser, charts, containers, an
+    object in two places, and chance of all sources.
 
     Its annotations are postponed: flags are checked all the same.
     """
@@ -471,7 +485,7 @@ def test_a_damaged_checkpoint_is_refused(finished, capsys):
 
 WRITES = {
     "a row of metrics.csv": (logger.Logger, "_write"),
-    "a checkpoint": (np, "savez"),
+    "a checkpoint": (checkpoint._Pickler, "dump"),
     "rename": (Path, "replace"),
 }
 

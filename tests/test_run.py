@@ -214,7 +214,7 @@ def test_what_a_run_leaves(name, tmp_path):
         assert result["versions"]["gymnasium"] == gymnasium.__version__
     names = {path.name.partition(".1")[0] for path in run.iterdir()}
     tables = {"metrics.csv", "evaluations.csv"}
-    others = {"config.json", "result.json", "checkpoint.npz", "model.pt", "graph.npz"}
+    others = {"config.json", "result.json", "checkpoint.zip", "model.pt", "graph.npz"}
     assert names == {*tables, *others, "events.out.tfevents"}
     graph = TransitionGraph.load(run / "graph.npz")
     assert graph.num_transitions == 20

@@ -147,7 +147,7 @@ def test_a_stopped_sweep_goes_on_and_one_with_nothing_to_do_ends(tmp_path, capsy
     words = [*SMALL, "--run-dir", str(tmp_path / "runs")]
 
     def stop():
-        while not list(tmp_path.glob("runs/*/*/checkpoint.npz")):
+        while not list(tmp_path.glob("runs/*/*/checkpoint.zip")):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -157,7 +157,7 @@ def test_a_stopped_sweep_goes_on_and_one_with_nothing_to_do_ends(tmp_path, capsy
     assert command(sweep, *words) == 0
     log = (run.parent / "log.txt").read_text()
     assert f"--resume {run}" in log
-    assert not (run / "checkpoint.npz").exists()
+    assert not (run / "checkpoint.zip").exists()
     (row,) = read_rows(tmp_path / "runs" / "results" / suites.TABLE)
     assert (row["steps"], row["backup"]) == ("1500", "tree")
     capsys.readouterr()

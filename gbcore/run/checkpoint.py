@@ -1,36 +1,35 @@
 """Checkpoints: all that a run needs to go on, bit for bit.
 
 A part of a checkpoint has `state()`, which returns a tree, and `restore(tree)`. A tree is made of
-dicts, lists and tuples, and at its ends of arrays, tensors and all that JSON can hold. On disk it
-is one NumPy archive, whose zip format has a checksum of each array: a damaged one is noticed.
-(torch.load and safetensors notice no changed bit.)
+Python's own containers, and at its ends of arrays, tensors, numbers and text. On disk it is a zip
+archive with a pickle of each part: zip's checksums tell a damaged one.
 """
 
 import contextlib
 import functools
-import json
+import itertools
 import os
+import pickle
 import random
 import sys
 import types
 import zipfile
-import zlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from gbcore.run.output import warn
 
-NAME, TREE = "checkpoint.npz", "tree"  # the file; its entry that is no array, as JSON
-FORMAT_VERSION = 12
+NAME = "checkpoint.zip"
+FORMAT_VERSION = 13
 
 
 class Checkpoint:
-    """RUN/checkpoint.npz: the state of a run's parts and of all random numbers.
+    """RUN/checkpoint.zip: the state of a run's parts and of all random numbers.
 
     Args:
         args: the script's flags.
@@ -88,8 +87,7 @@ class Checkpoint:
         self._rng.bit_generator.state = tree["rng"]["numpy"]
         torch.set_rng_state(tree["rng"]["torch"])
         np.random.set_state(tree["rng"]["global"])  # noqa: NPY002
-        version, numbers, gauss = tree["rng"]["random"]
-        random.setstate((version, tuple(numbers), gauss))
+        random.setstate(tree["rng"]["random"])
         if torch.cuda.is_available() and "cuda" in tree["rng"]:
             torch.cuda.set_rng_state(tree["rng"]["cuda"])
 
@@ -108,84 +106,115 @@ def require_module(run_path: str | Path, task: str, file: str | None) -> None:
 class LearnerState:
     """Base of a learner: a checkpoint holds all of it that learning changes.
 
-    These are, among its attributes, numbers, tensors, arrays, random generators, whatever has
-    `state_dict`, as modules and optimisers, or `state`, as a `LeafTable`; and lists, deques and
-    dicts of them. Of others a warning is given. Graph and replay are parts of a checkpoint by
-    themselves.
+    These are, among its attributes, numbers, text, tensors, arrays, random generators; whatever has
+    `state_dict`, as modules and optimisers, or `state`, as a `LeafTable`; objects of plain Python
+    classes; and lists, tuples, sets, deques and dicts of them. Of others a warning is given. Graph
+    and replay are parts of a checkpoint by themselves.
     """
 
     APART: tuple[str, ...] = ("args", "graph", "replay")  # and whatever learning does not change
 
     def state(self) -> dict[str, Any]:
         """A tree for `restore`."""
-        own = {name: value for name, value in vars(self).items() if name not in self.APART}
-        for name, value in own.items():
-            if not (_is_saved(value) or isinstance(value, CONSTANT) or name in _told):
-                _told.add(name)
-                advice = "give it state_dict, or name it in APART"
-                warn(f"checkpoints leave out learner.{name}; {advice}")
-        return {name: _state_of(value) for name, value in own.items() if _is_saved(value)}
+        result = {}
+        for name, value in _changing(self):
+            try:
+                if name not in self.APART:
+                    result[name] = _state_of(value)
+            except (TypeError, RecursionError) as error:
+                if name not in _told:
+                    _told.add(name)
+                    advice = "give it state_dict, or name it in APART"
+                    warn(f"checkpoints leave out learner.{name}: {error}; {advice}")
+        return result
 
+    @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a tree of `state`."""
+        """Go on from a tree of `state`. ValueError where an object is not there, or another one."""
         for name, saved in state.items():
             setattr(self, name, _restored(getattr(self, name, None), saved))
 
 
-PLAIN = bool, int, float, str, type(None), np.generic, np.ndarray, torch.Tensor
-GENERATORS = np.random.Generator, torch.Generator
+class State(NamedTuple):
+    """The state of an object that the script makes: it is restored in place."""
+
+    kind: str  # name of its class
+    tree: Any
+
+
+PLAIN = bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor
 CONSTANT = (
     torch.device, torch.dtype, type, functools.partial, types.FunctionType, types.MethodType,
-    types.ModuleType,
+    types.BuiltinFunctionType, types.ModuleType, np.ufunc,
+)  # fmt: skip
+# Methods that tell an object's state and take it back: modules', ours, torch's and Python's chance.
+METHODS = (
+    ("state_dict", "load_state_dict"), ("state", "restore"), ("get_state", "set_state"),
+    ("getstate", "setstate"),
 )  # fmt: skip
 _told: set[str] = set()  # attributes that were warned of
 
 
-def _is_saved(value):
-    if isinstance(value, (list, tuple, deque, dict)):
-        return all(map(_is_saved, value.values() if isinstance(value, dict) else value))
-    has_state = all(hasattr(value, name) for name in ("state_dict", "load_state_dict"))
-    has_state |= all(hasattr(value, name) for name in ("state", "restore"))
-    return has_state or isinstance(value, PLAIN + GENERATORS)
+def _changing(owner):
+    """Attributes that may change: name and value."""
+    return [item for item in vars(owner).items() if not isinstance(item[1], CONSTANT)]
 
 
 def _state_of(value):
-    if hasattr(value, "state_dict"):
-        return value.state_dict()
-    if hasattr(value, "restore"):
-        return value.state()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, torch.Generator):
-        return value.get_state()
+    """The value, with a `State` in place of each object."""
+    kind = type(value)
+    if isinstance(value, PLAIN):
+        return value
     if isinstance(value, dict):
         return {name: _state_of(one) for name, one in value.items()}
-    return [*map(_state_of, value)] if isinstance(value, (list, tuple, deque)) else value
+    if kind is deque:
+        return deque(map(_state_of, value), value.maxlen)
+    if kind in (list, tuple, set, frozenset):
+        return kind(map(_state_of, value))
+    for tell, take in METHODS:
+        if hasattr(value, take):
+            return State(kind.__name__, getattr(value, tell)())
+    if isinstance(value, np.random.Generator):
+        return State(kind.__name__, value.bit_generator.state)
+    if kind.__new__ is object.__new__ and kind.__reduce_ex__ is object.__reduce_ex__:
+        return State(kind.__name__, {name: _state_of(one) for name, one in _changing(value)})
+    raise TypeError(f"no state of a {kind.__name__} is known")
 
 
 def _restored(own, saved):
-    """The restored attribute: the same object, where it can be changed."""
-    if isinstance(own, torch.optim.Optimizer):
-        _restore_optimizer(own, saved)
-    elif hasattr(own, "load_state_dict"):
-        own.load_state_dict(saved)
-    elif hasattr(own, "restore"):
-        own.restore(saved)
-    elif isinstance(own, np.random.Generator):
-        own.bit_generator.state = saved
-    elif isinstance(own, torch.Generator):
-        own.set_state(saved)
-    elif isinstance(own, deque):
-        return deque(saved, own.maxlen)
-    elif isinstance(own, torch.Tensor) and own.shape == saved.shape:
-        own.detach().copy_(saved)
-    elif isinstance(own, dict):
-        return {name: _restored(own.get(name), one) for name, one in saved.items()}
-    elif isinstance(own, (list, tuple)) and len(own) == len(saved):
-        return type(own)(map(_restored, own, saved))
+    """The saved value, in the objects and containers of `own`, as others may hold these."""
+    if isinstance(saved, State):
+        _restore_object(own, *saved)
+        return own
+    if isinstance(saved, torch.Tensor) and isinstance(own, torch.Tensor):
+        return own.copy_(saved) if own.shape == saved.shape else saved
+    if isinstance(saved, dict):
+        owns = own if isinstance(own, dict) else {}
+        new = {name: _restored(owns.get(name), one) for name, one in saved.items()}
+    elif isinstance(saved, (list, tuple, deque)):
+        is_alike = isinstance(own, type(saved)) and len(own) == len(saved)
+        new = [*map(_restored, own if is_alike else itertools.repeat(None), saved)]
     else:
         return saved
-    return own
+    if isinstance(own, type(saved)) and not isinstance(own, tuple):
+        own.clear()
+        (own.update if isinstance(own, dict) else own.extend)(new)
+        return own
+    return deque(new, saved.maxlen) if isinstance(saved, deque) else type(saved)(new)
+
+
+def _restore_object(own, kind, tree):
+    if type(own).__name__ != kind:
+        raise ValueError(f"Require a {kind}, as when it was saved, got {type(own).__name__}")
+    takes = [take for _, take in METHODS if hasattr(own, take)]
+    if isinstance(own, torch.optim.Optimizer):
+        _restore_optimizer(own, tree)
+    elif takes:
+        getattr(own, takes[0])(tree)
+    elif isinstance(own, np.random.Generator):
+        own.bit_generator.state = tree
+    else:
+        LearnerState.restore(own, tree)
 
 
 def _restore_optimizer(optimizer, saved):
@@ -202,22 +231,22 @@ def _restore_optimizer(optimizer, saved):
 
 
 def save_checkpoint(run_path: str | Path, tree: dict[str, Any]) -> None:
-    """Write a tree to RUN/checkpoint.npz.
+    """Write a tree to RUN/checkpoint.zip, an entry for each part.
 
     The new checkpoint is complete and on disk before it takes the place of the old one: there is
     room for two on the disk, or an error and the old one.
     """
-    arrays: dict[str, Any] = {}
-    content = {"format_version": FORMAT_VERSION, "tree": _encoded(tree, arrays, "")}
-    text = json.dumps(content).encode()
     with replacing(Path(run_path) / NAME) as new:
-        np.savez(new, **{TREE: np.frombuffer(text, np.uint8)}, **arrays)
+        with zipfile.ZipFile(new, "w") as file:
+            for name, part in {"format_version": FORMAT_VERSION, **tree}.items():
+                with file.open(name, "w", force_zip64=True) as entry:
+                    _Pickler(entry, protocol=5).dump(part)
         _sync(new)
     _sync(run_path)
 
 
-def load_checkpoint(run_path: str | Path, arrays: bool = True) -> dict[str, Any]:
-    """The tree that `save_checkpoint` wrote; without its arrays, in no time, if not asked for.
+def load_checkpoint(run_path: str | Path, *names: str) -> dict[str, Any]:
+    """The tree that `save_checkpoint` wrote; of names, only these parts.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
@@ -225,59 +254,38 @@ def load_checkpoint(run_path: str | Path, arrays: bool = True) -> dict[str, Any]
     """
     path = Path(run_path) / NAME
     try:
-        with np.load(path, allow_pickle=False) as file:  # compares checksums
-            content = json.loads(bytes(file[TREE]))
-            if (version := content["format_version"]) != FORMAT_VERSION:
+        with zipfile.ZipFile(path) as file:
+            if (version := _load(file, "format_version")) != FORMAT_VERSION:
                 raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
-            return _decoded(content["tree"], file if arrays else None)
+            return {name: _load(file, name) for name in names or file.namelist()[1:]}
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"Require a checkpoint in {run_path}, found none (see --checkpoint-frequency)"
         ) from error
-    except (
-        ValueError,
-        KeyError,
-        EOFError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as e:
-        raise ValueError(f"Require a whole checkpoint, got {path}: {e}") from e
+    except (ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise ValueError(f"Require a whole checkpoint, got {path}: {error}") from error
 
 
-def _encoded(value, arrays, name):
-    """As JSON, with the names of its arrays in their places."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        arrays[name] = value
-        if isinstance(value, np.ndarray):
-            return {"array": name}
+def _load(file, name):
+    with file.open(name) as entry:
+        while entry.read(2**24):  # to its end, where checksums are compared
+            pass
+    with file.open(name) as entry:
+        return pickle.load(entry)
+
+
+class _Pickler(pickle.Pickler):
+    """With tensors of any device as arrays."""
+
+    def reducer_override(self, value):
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
         is_odd = value.dtype == torch.bfloat16  # NumPy has none
-        arrays[name] = (value.float() if is_odd else value).numpy(force=True)
-        return {"tensor": name, "dtype": str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, np.generic):  # JSON would make a float32 a float
-        return {"scalar": value.item(), "dtype": value.dtype.str}
-    if isinstance(value, dict):
-        pairs = [[key, _encoded(one, arrays, f"{name}|{key}")] for key, one in value.items()]
-        return {"dict": pairs}  # keys may be other than text
-    if isinstance(value, (list, tuple)):
-        return [_encoded(one, arrays, f"{name}|{i}") for i, one in enumerate(value)]
-    return value
+        return _tensor, ((value.float() if is_odd else value).numpy(force=True), value.dtype)
 
 
-def _decoded(value, file):
-    if isinstance(value, list):
-        return [_decoded(one, file) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if "dict" in value:
-        return {key: _decoded(one, file) for key, one in value["dict"]}
-    if "scalar" in value:
-        return np.dtype(value["dtype"]).type(value["scalar"])
-    if file is None:
-        return None
-    if "array" in value:
-        return file[value["array"]]
-    return torch.from_numpy(file[value["tensor"]]).to(getattr(torch, value["dtype"]))
+def _tensor(array, dtype):
+    return torch.from_numpy(array).to(dtype)
 
 
 @contextlib.contextmanager

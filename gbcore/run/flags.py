@@ -154,7 +154,7 @@ def _flag(name):
 
 def _flags_of_run(flags_class, script, folder):
     """The run's own flags, and those of FREE that are given. One that is finished ends here."""
-    own = load_checkpoint(folder, arrays=False)["flags"]
+    own = load_checkpoint(folder, "flags")["flags"]
     if (stem := Path(made_by := own.pop("script")).stem) != script.stem:
         command = shlex.join(["python", made_by, "--resume", str(folder)])
         raise ValueError(f"{folder} is a run of {stem}.py: {command}")
