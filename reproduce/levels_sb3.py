@@ -9,6 +9,7 @@ reached. Each evaluation is a row of results/levels.csv.
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium
 import numpy as np
@@ -29,6 +30,7 @@ EPISODES = 20
 @dataclass
 class Args:
     env_id: str = "DoorKey-6x6"
+    view: Literal["grid", "partial"] = "grid"
     seed: int = 1
     total_timesteps: int = 1_000_000
     eval_frequency: int = 25_000
@@ -68,7 +70,7 @@ def main():
     args = tyro.cli(Args, description=__doc__)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    flags = gb_dqn_minigrid.Args(env_id=args.env_id, seed=args.seed, num_levels=0)
+    flags = gb_dqn_minigrid.Args(env_id=args.env_id, view=args.view, seed=args.seed, num_levels=0)
     task = gb_dqn_minigrid.task_of(args.env_id)
     rngs = np.random.default_rng(args.seed).spawn(8)
     envs = DummyVecEnv([lambda rng=rng: TrainingLevels(flags, task, rng) for rng in rngs])

@@ -132,7 +132,7 @@ class LearnerState:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a tree of `state`. ValueError where an object is not there, or another one."""
         for name, saved in state.items():
-            setattr(self, name, _restored(getattr(self, name, None), saved))
+            vars(self)[name] = _restored(vars(self).get(name), saved)
 
 
 class State(NamedTuple):
@@ -147,7 +147,7 @@ CONSTANT = (
     torch.device, torch.dtype, type, functools.partial, types.FunctionType, types.MethodType,
     types.BuiltinFunctionType, types.ModuleType, np.ufunc,
 )  # fmt: skip
-# Methods that tell an object's state and take it back: modules', ours, torch's and Python's chance.
+# Of modules and optimisers, of ours, of torch's and of Python's random generators.
 METHODS = (
     ("state_dict", "load_state_dict"), ("state", "restore"), ("get_state", "set_state"),
     ("getstate", "setstate"),
@@ -158,6 +158,15 @@ _told: set[str] = set()  # attributes that were warned of
 def _changing(owner):
     """Attributes that may change: name and value."""
     return [item for item in vars(owner).items() if not isinstance(item[1], CONSTANT)]
+
+
+def _methods_of(value):
+    """Those that tell its state and take it back, if it has any."""
+    for names in METHODS:
+        methods = [getattr(value, name, None) for name in names]
+        if all(map(callable, methods)):
+            return methods
+    return None
 
 
 def _state_of(value):
@@ -171,9 +180,8 @@ def _state_of(value):
         return deque(map(_state_of, value), value.maxlen)
     if kind in (list, tuple, set, frozenset):
         return kind(map(_state_of, value))
-    for tell, take in METHODS:
-        if hasattr(value, take):
-            return State(kind.__name__, getattr(value, tell)())
+    if methods := _methods_of(value):
+        return State(kind.__name__, methods[0]())
     if isinstance(value, np.random.Generator):
         return State(kind.__name__, value.bit_generator.state)
     if kind.__new__ is object.__new__ and kind.__reduce_ex__ is object.__reduce_ex__:
@@ -206,11 +214,10 @@ def _restored(own, saved):
 def _restore_object(own, kind, tree):
     if type(own).__name__ != kind:
         raise ValueError(f"Require a {kind}, as when it was saved, got {type(own).__name__}")
-    takes = [take for _, take in METHODS if hasattr(own, take)]
     if isinstance(own, torch.optim.Optimizer):
         _restore_optimizer(own, tree)
-    elif takes:
-        getattr(own, takes[0])(tree)
+    elif methods := _methods_of(own):
+        methods[1](tree)
     elif isinstance(own, np.random.Generator):
         own.bit_generator.state = tree
     else:
