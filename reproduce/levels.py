@@ -91,23 +91,23 @@ def names_of(rows):
     return rows.agent + explores + sees + levels
 
 
-def best_returns(rows):
-    """Task -> mean return of the search."""
-    return rows[rows.agent == "search"].set_index("task").mean_return
+def returns_of(rows, agent):
+    """Task -> mean return of the search, or of untrained networks on their own graph."""
+    return rows[rows.agent == agent].groupby("task").mean_return.mean()
 
 
 def table(rows):
     """Of docs/levels.md: when each agent got to ENOUGH, and where it ended; medians."""
-    result, best = [], best_returns(rows)
-    rows = rows[rows.agent != "search"]
+    result, best, untrained = [], returns_of(rows, "search"), returns_of(rows, "untrained")
+    rows = rows[~rows.agent.isin(["search", "untrained"])]
     for (task, name), part in rows.groupby([rows.task, names_of(rows)]):
         curves, enough = part[part.episodes != LAST], ENOUGH * best.get(task, 1.0)
         reached = curves[curves.mean_return >= enough].groupby("seed").step.min()
         steps = reached.reindex(part.seed.unique()).fillna(np.inf).median()
-        most = f"> {part.step.max():,}" if part.step.max() else ""  # untrained: none
-        steps = most if steps == np.inf else f"{steps:,.0f}"
-        possible, seeds = f"{best[task]:.2f}" if task in best else "", str(part.seed.nunique())
-        cells = [task.removeprefix("MiniGrid-"), possible, name, seeds, steps]
+        steps = f"> {part.step.max():,}" if steps == np.inf else f"{steps:,.0f}"
+        possible = f"{best[task]:.2f}" if task in best else ""
+        cells = [task.removeprefix("MiniGrid-"), possible, f"{untrained[task]:.2f}", name]
+        cells += [str(part.seed.nunique()), steps]
         last = part[part.step == part.groupby("seed").step.transform("max")]
         last = last.sort_values("episodes").groupby(["act_on", "seed"]).tail(1)
         for act_on in ("graph", "network"):
@@ -115,13 +115,13 @@ def table(rows):
             solved = f"({ends.solved.sum()} of {ends.episodes.sum()})"
             cells.append(f"{ends.mean_return.median():.2f} {solved}" if len(ends) else "")
         result.append(cells)
-    header = ["task", "best", "agent", "seeds", "steps to 0.9 of the best", "own graph, in the end"]
-    return markdown([*header, "network alone"], result)
+    header = ["task", "best", "untrained", "agent", "seeds", "steps to 0.9 of the best"]
+    return markdown([*header, "own graph, in the end", "network alone"], result)
 
 
 def draw(rows):
     """Write docs/levels.png: mean return by step, a panel a task, whole-graph beside PPO."""
-    best = best_returns(rows)
+    best = returns_of(rows, "search")
     rows = rows[(rows.episodes != LAST) & (rows.num_levels == 0)]
     rows = rows[(rows.agent == "ppo") | (rows.agent + rows.exploration == "whole-graphfrontier")]
     tasks = sorted(rows.task.unique(), key=lambda task: -len(rows[rows.task == task]))
