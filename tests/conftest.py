@@ -221,6 +221,17 @@ def torch_settings():
     torch.use_deterministic_algorithms(False)
 
 
+def graph_of(num_states, rows=(), num_actions=2):
+    """A graph of transitions (s, a, r, s2, done), each an observation [s]; ids are the states."""
+    from gbcore import TransitionGraph
+
+    graph = TransitionGraph(num_actions, (1,), np.int64)
+    graph.nodes(np.arange(num_states)[:, None])
+    for row in rows:
+        graph.add(*row)
+    return graph
+
+
 def raises_naming(value, kinds=(IndexError, KeyError, ValueError, TypeError)):
     """Bad input must raise one of these errors, with the offending value in its text."""
     return pytest.raises(kinds, match=re.escape(str(value)))

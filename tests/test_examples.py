@@ -76,11 +76,7 @@ class Sampled(gymnasium.Env):
         return self.observation(), self.steps / 10, bool(self.steps == 30), False, {}
 
 
-@pytest.fixture(autouse=True)
-def _sampled():
-    gymnasium.register("Sampled-v0", Sampled)
-    yield
-    del gymnasium.registry["Sampled-v0"]
+gymnasium.register("Sampled-v0", Sampled)
 
 
 def run_example(folder, *flags):
@@ -93,15 +89,17 @@ def sampled(**kwargs):
     return "--env-id", "Sampled-v0", "--env-kwargs", json.dumps(kwargs)
 
 
-# --------------------------------------------------------------------------------------------------
-# The environment
-# --------------------------------------------------------------------------------------------------
+def task_of(env_id="Sampled-v0", kwargs=None, **flags):
+    return GymnasiumTask(env_id, np.random.default_rng(0), json.dumps(kwargs or {}), **flags)
+
+
+# --- The environment ---
 
 
 @pytest.mark.parametrize("space", [name for name in SPACES if name != "text and reals"])
 def test_any_space_is_one_shape_and_dtype_and_is_played_again(space):
-    kwargs = json.dumps({"space": space, "start": -1})
-    task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), kwargs)
+    kwargs = {"space": space, "start": -1}
+    task = task_of(kwargs=kwargs)
     first = task.reset()
     assert first.shape == task.shape == task.scale.shape != ()
     for action in (0, 2, 1):
@@ -109,7 +107,7 @@ def test_any_space_is_one_shape_and_dtype_and_is_played_again(space):
         assert obs is task.obs
         assert (obs.shape, obs.dtype) == (first.shape, first.dtype)
     assert (type(reward), terminated, truncated) == (float, False, False)
-    other = GymnasiumTask("Sampled-v0", np.random.default_rng(9), kwargs, decimals=1)
+    other = GymnasiumTask("Sampled-v0", np.random.default_rng(9), json.dumps(kwargs), decimals=1)
     other.reset()
     other.restore(json.loads(json.dumps(task.state())))
     np.testing.assert_array_equal(other.obs, obs)
@@ -119,11 +117,9 @@ def test_any_space_is_one_shape_and_dtype_and_is_played_again(space):
 
 
 def test_numbers_are_one_hot_and_bounds_are_the_scale():
-    task = GymnasiumTask("FrozenLake-v1", np.random.default_rng(0))
-    assert task.reset().tolist() == [1] + [0] * 15
-    scale = GymnasiumTask("CartPole-v1", np.random.default_rng(0)).scale
-    np.testing.assert_allclose(scale, [4.8, 1, np.deg2rad(24), 1], rtol=1e-6)
-    assert (GymnasiumTask("Sampled-v0", None, '{"space": "image"}').scale == 255).all()
+    assert task_of("FrozenLake-v1").reset().tolist() == [1] + [0] * 15
+    np.testing.assert_allclose(task_of("CartPole-v1").scale, [4.8, 1, np.deg2rad(24), 1], 1e-6)
+    assert (task_of(kwargs={"space": "image"}).scale == 255).all()
 
 
 def test_environments_of_an_evaluation_are_closed(monkeypatch):
@@ -133,19 +129,14 @@ def test_environments_of_an_evaluation_are_closed(monkeypatch):
     assert len(closed) == 3
 
 
-@pytest.fixture
-def make_task():
-    """Function of a Sampled environment's space, and of what it has or does otherwise: a task."""
-
-    def make(space="vector", **otherwise):
-        env = Sampled(space)
-        for name, value in otherwise.items():
-            setattr(env, name, value)
-        gymnasium.register("Made-v0", lambda **_: env, max_episode_steps=50)
-        return GymnasiumTask("Made-v0", np.random.default_rng(0), render_mode="rgb_array")
-
-    yield make
+def make_task(space="vector", limit=50, **otherwise):
+    """A task that samples a space, and has or does something otherwise."""
+    env = Sampled(space)
+    for name, value in otherwise.items():
+        setattr(env, name, value)
     gymnasium.registry.pop("Made-v0", None)
+    gymnasium.register("Made-v0", lambda **_: env, max_episode_steps=limit)
+    return task_of("Made-v0", render_mode="rgb_array")
 
 
 box = functools.partial(spaces.Box, 0, 255)
@@ -167,13 +158,13 @@ NESTED = spaces.Dict(at=spaces.Tuple((spaces.Discrete(3), box((2,), np.uint8))))
     ],
     ids=str,
 )
-def test_an_observation_that_its_space_does_not_hold_is_refused(space, obs, make_task):
+def test_an_observation_that_its_space_does_not_hold_is_refused(space, obs):
     task = make_task(observation_space=space, reset=lambda **_: (obs, {}))
     with pytest.raises(ValueError, match="Made-v0: require observations of "):
         task.reset()
 
 
-def test_reals_are_rounded_to_the_space_s_dtype_and_bounds_are_not_looked_at(make_task):
+def test_reals_are_rounded_to_the_space_s_dtype_and_bounds_are_not_looked_at():
     obs = {"at": np.array([0.1, 7.0]), "has_key": 1}
     task = make_task("dict", reset=lambda **_: (obs, {}))
     np.testing.assert_array_equal(task.reset(), np.array([0.1, 7, 0, 1], np.float32))
@@ -200,14 +191,14 @@ def raises(error):
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_an_environment_that_no_graph_takes_is_one_line(otherwise, named, make_task, capsys):
+def test_an_environment_that_no_graph_takes_is_one_line(otherwise, named, capsys):
     with pytest.raises(SystemExit, match="2"):
         make_task(**otherwise)
     assert is_one_line(capsys, "error: Made-v0", named)
 
 
 @pytest.mark.parametrize("method", ["reset", "step", "render"])
-def test_what_an_environment_raises_is_shown_as_it_is(method, make_task, capsys):
+def test_what_an_environment_raises_is_shown_as_it_is(method, capsys):
     task = make_task(
         **{method: raises(ValueError("the door is stuck")), "close": raises(OSError())}
     )
@@ -219,33 +210,30 @@ def test_what_an_environment_raises_is_shown_as_it_is(method, make_task, capsys)
 
 
 def test_what_is_slow_or_cut_is_said_once(capsys):
-    spaces_of = {"observation_space": spaces.Discrete(20_000), "action_space": spaces.Discrete(2)}
-    long = type("Long", (Sampled,), {"__init__": lambda self: vars(self).update(spaces_of)})
-    long.step = lambda *_: (0, 0.0, False, False, {})
-    gymnasium.register("Long-v0", long)
+    long = {"observation_space": spaces.Discrete(20_000), "reset": lambda **_: (0, {})}
+    long["step"] = lambda _: (0, 0.0, False, False, {})
+    make_task(limit=None, **long)
     for _ in range(2):
-        task = GymnasiumTask("Long-v0", np.random.default_rng(0))
+        task = task_of("Made-v0")
         task.reset()
         ends = [task.step(0)[3] for _ in range(1_000)]
         assert ends == [False] * 999 + [True]
     slow, cut = capsys.readouterr().err.splitlines()
     assert "becomes 20,000 numbers" in slow
     assert "cut after 1,000 steps" in cut
-    del gymnasium.registry["Long-v0"]
 
 
 def test_limits_are_truncations_and_the_one_that_was_asked_for_holds():
-    for env_id, kwargs, limit, most in (
-        ("CliffWalking-v1", "{}", None, 1_000),
-        ("CliffWalking-v1", "{}", 7, 7),
-        ("MountainCar-v0", "{}", None, 200),
-        ("MountainCar-v0", "{}", 7, 7),
-        ("MountainCar-v0", "{}", 300, 300),  # registered with 200
-        ("MountainCar-v0", '{"max_episode_steps": -1}', 250, 250),
-        ("MountainCar-v0", '{"max_episode_steps": 9}', 12, 9),
-        ("Sampled-v0", "{}", 30, 30),  # an end at the limit is an end and no truncation
+    for env_id, own, limit, most in (
+        ("CliffWalking-v1", None, 7, 7),  # that it is cut after 1,000 is in the test above
+        ("MountainCar-v0", None, None, 200),
+        ("MountainCar-v0", None, 7, 7),
+        ("MountainCar-v0", None, 300, 300),  # registered with 200
+        ("MountainCar-v0", -1, 250, 250),
+        ("MountainCar-v0", 9, 12, 9),
+        ("Sampled-v0", None, 30, 30),  # an end at the limit is an end and no truncation
     ):
-        task = GymnasiumTask(env_id, np.random.default_rng(0), kwargs, time_limit=limit)
+        task = task_of(env_id, own and {"max_episode_steps": own}, time_limit=limit)
         task.reset()
         ends = [task.step(0)[2:] for _ in range(most)]
         is_end = env_id == "Sampled-v0"
@@ -253,10 +241,7 @@ def test_limits_are_truncations_and_the_one_that_was_asked_for_holds():
 
 
 def test_a_limit_of_the_environment_s_own_is_told(capsys):
-    task = GymnasiumTask(
-        "minigrid:MiniGrid-Empty-5x5-v0", np.random.default_rng(0), "{}", time_limit=500,
-        leave_out="mission",
-    )  # fmt: skip
+    task = task_of("minigrid:MiniGrid-Empty-5x5-v0", time_limit=500, leave_out="mission")
     task.reset()
     assert [task.step(0)[3] for _ in range(100)][-1]
     message = "cuts its episodes itself, before --time-limit: this one after 100 steps"
@@ -265,9 +250,8 @@ def test_a_limit_of_the_environment_s_own_is_told(capsys):
 
 def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
     def keys(obs, **flags):
-        task = GymnasiumTask("Sampled-v0", np.random.default_rng(0), **flags)
+        task, result = task_of(**flags), []
         task.reset()
-        result = []
         for values, task.actions in obs:
             task._observe(np.array(values, np.float32))
             result.append(None if task.key is None else task.key.tobytes())
@@ -285,16 +269,13 @@ def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
 
 
 def test_parts_of_observations_can_be_left_out():
-    def task(space, names):
-        kwargs, rng = json.dumps({"space": space}), np.random.default_rng(0)
-        made = GymnasiumTask("Sampled-v0", rng, kwargs, leave_out=names)
-        made.reset()
-        return made
-
-    assert task("dict", "at").obs.shape == (2,)
-    assert task("dict", "has_key").obs.shape == (2,)
-    assert task("tuple", "0").obs.shape == (4,)
-    assert task("tuple", " 1 ").obs.shape == (3,)
+    for space, names, size in (
+        ("dict", "at", 2),
+        ("dict", "has_key", 2),
+        ("tuple", "0", 4),
+        ("tuple", " 1 ", 3),
+    ):
+        assert task_of(kwargs={"space": space}, leave_out=names).reset().shape == (size,)
 
 
 OWN_WORLD = """
@@ -332,21 +313,22 @@ def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
     for module in loaded.keys() | {name}:  # as they were, in the end
         monkeypatch.setitem(sys.modules, module, loaded.get(module))
         monkeypatch.delitem(sys.modules, module)
-    sys.modules.update(loaded)
     monkeypatch.setitem(gymnasium.registry, "Sokoban-v0", None)  # as it was, in the end
     monkeypatch.delitem(gymnasium.registry, "Sokoban-v0")
-    env_id, short = f"{typed}:Sokoban-v0", ("--total-timesteps", 40, "--eval-episodes", 1)
-    assert command(example, "--env-id", env_id, *short) == 0
-    out = capsys.readouterr().out
+    env_id = f"{typed}:Sokoban-v0"
+
+    def printed(script, words):
+        sys.modules.update(loaded)  # as in another process
+        assert command(script, *words.split()) == 0
+        return capsys.readouterr().out
+
+    out = printed(example, f"--env-id {env_id} --total-timesteps 40 --eval-episodes 1")
     assert out.startswith(f"{env_id} ({tmp_path / file}), graph backup")
     assert "score 1, random actions 1 after 40 steps" in out
-    sys.modules.update(loaded)  # as in another process
-    assert command(would_it_help, env_id, "--steps", 20) == 0
-    assert capsys.readouterr().out.startswith(f"{env_id} ({tmp_path / file})\n")
-    sys.modules.update(loaded)
-    words = ("data.npz", "--env-id", env_id, "--collect", 9, "--episodes", 1)
-    assert command(offline, *words) == 0
-    assert "played there: return 1.000, 1.0 steps" in capsys.readouterr().out
+    out = printed(would_it_help, f"{env_id} --steps 20")
+    assert out.startswith(f"{env_id} ({tmp_path / file})\n")
+    out = printed(offline, f"data.npz --env-id {env_id} --collect 9 --episodes 1")
+    assert "played there: return 1.000, 1.0 steps" in out
     assert name != "random" or sys.modules["random"].Random  # libraries look for it
 
 
@@ -375,9 +357,7 @@ def test_tools_claim_no_names_but_those_of_their_commands():
         assert f"python tools/{path.name}" in (ROOT / "README.md").read_text(), path
 
 
-# --------------------------------------------------------------------------------------------------
-# Videos
-# --------------------------------------------------------------------------------------------------
+# --- Videos ---
 
 RGB = np.zeros((9, 16, 3), np.uint8) + np.array([200, 100, 0], np.uint8)
 
@@ -399,9 +379,7 @@ def test_a_video_has_the_frames_and_what_is_none_leaves_no_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["v.mp4"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Replay with keys
-# --------------------------------------------------------------------------------------------------
+# --- Replay with keys ---
 
 
 def test_a_replay_with_keys_refuses_what_is_no_observation_and_has_then_not_changed():
@@ -414,9 +392,7 @@ def test_a_replay_with_keys_refuses_what_is_no_observation_and_has_then_not_chan
     assert (replay.size, graph.num_transitions) == (0, 0)
 
 
-# --------------------------------------------------------------------------------------------------
-# gb_dqn_gymnasium.py
-# --------------------------------------------------------------------------------------------------
+# --- gb_dqn_gymnasium.py ---
 
 
 def test_frozen_lake_is_learned_and_evaluated_elsewhere_and_beside_chance(tmp_path, capsys):
@@ -447,8 +423,7 @@ def test_whole_graph_explores_by_kind_where_observations_are_grids(tmp_path, mon
 def test_a_network_for_every_space(space, tmp_path):
     few = ("--total-timesteps=150", "--train-frequency=20")
     run = run_example(tmp_path, *sampled(space=space, start=2), *few)
-    assert not json.loads((run / "result.json").read_text())["interrupted"]
-    network = load_checkpoint(run)["learner"]["online"]
+    network = load_checkpoint(run)["learner"]["online"].tree
     is_image = space in ("image", "frames", "small image")
     assert any(array.ndim == 4 and array.shape[1] <= 3 for array in network.values()) == is_image
 
@@ -474,14 +449,10 @@ def test_the_replay_holds_the_observations_of_the_run(flags, tmp_path):
 BAD = {
     "continuous actions": (("--env-id", "Pendulum-v1"), "a graph needs Discrete ones"),
     "unknown id": (("--env-id", "FrozenLke-v1"), "nearest: FrozenLake"),
-    "list of arguments": (
-        ("--env-id", "CartPole", "--env-kwargs", "[1]"),
-        "with [1]: require a JSON object",
-    ),
     "path": (("--env-id", "no/such.py:Grid-v0"), "typed as Python imports it"),
     "unknown module": (("--env-id", "no_such_module:Grid-v0"), "cannot import 'no_such_module'"),
     "no JSON": (("--env-kwargs", "{is_slippery}"), "cannot make FrozenLake-v1 with {is_slippery}"),
-    "JSON of no arguments": (("--env-kwargs", "[3]"), "cannot make FrozenLake-v1 with [3]"),
+    "JSON of no arguments": (("--env-kwargs", "[3]"), "with [3]: require a JSON object"),
     "no module": (("--env-id", "ALE/Freeway-v5"), "as in ale_py:ALE/Pong-v5"),
     "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "mission; --leave-out mission does"),
     "text and reals": (sampled(space="text and reals"), "word; --leave-out word does"),
@@ -509,14 +480,20 @@ PLANES = {
 }
 
 
-@pytest.mark.parametrize(("shown", "agent"), PLANES.values(), ids=PLANES)
-def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(shown, agent):
+def maze_of(shown, seed=0):
+    """A maze shown as shown(cells, time), and its generator."""
+
     class Env(GymnasiumTask):
         def flatten(self, obs):
-            return shown(obs)
+            return shown(obs.copy(), len(self.actions))
 
-    rng = np.random.default_rng(0)
-    env = Env(example.task_of("examples.mazes:Maze-v0"), rng)
+    rng = np.random.default_rng(seed)
+    return Env(example.task_of("examples.mazes:Maze-v0"), rng), rng
+
+
+@pytest.mark.parametrize(("shown", "agent"), PLANES.values(), ids=PLANES)
+def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(shown, agent):
+    env, rng = maze_of(lambda maze, time: shown(maze))
     network = example.make_network(example.Args(num_levels=0), env.reset().shape, env.num_actions)
     codes, found = example.look_at_grids(env, rng)
     assert found == agent  # the goal has one cell as well, and never moves
@@ -563,18 +540,15 @@ def with_torch(maze, time):
 
 
 def as_characters(maze, time):
-    """Cells as people type them."""
     return np.frombuffer(b" #G@", np.uint8)[maze]
 
 
 def as_shares(maze, time):
-    """Cells as reals."""
     return maze.astype(np.float32) / 3
 
 
 def as_shares_of_ten(maze, time):
-    """Cells as reals of 64 bits, which no real of 32 bits is equal to."""
-    return maze / 10
+    return maze / 10  # reals of 64 bits, which no real of 32 bits is equal to
 
 
 SHOWN = {  # codes of the cells, channel and code of the agent
@@ -588,37 +562,27 @@ SHOWN = {  # codes of the cells, channel and code of the agent
 }
 
 
-def look_at_grids(shown, seed=0):
-    class Env(GymnasiumTask):
-        def flatten(self, obs):
-            return shown(obs.copy(), len(self.actions))
-
-    rng = np.random.default_rng(seed)
-    return example.look_at_grids(Env(example.task_of("examples.mazes:Maze-v0"), rng), rng)
-
-
 @pytest.mark.parametrize(("shown", "codes", "agent"), SHOWN.values(), ids=SHOWN)
 def test_the_agent_is_what_actions_move(shown, codes, agent):
     for seed in range(3):
-        found_codes, found_agent = look_at_grids(shown, seed)
+        found_codes, found_agent = example.look_at_grids(*maze_of(shown, seed))
         np.testing.assert_array_equal(found_agent, agent)
         np.testing.assert_array_equal(found_codes, codes)
 
 
 @pytest.mark.parametrize("shown", [as_shares_of_ten, as_characters, as_shares])
 def test_each_code_has_a_channel_also_one_that_comes_later(shown, capsys):
-    network = example.make_network(example.Args(num_levels=0), (4, 4), 2)
-    grids = shown(np.arange(3).repeat(16).reshape(-1, 4, 4), 0)
+    network, other = (example.make_network(example.Args(num_levels=0), (4, 4), 2) for _ in range(2))
+    grids = torch.from_numpy(shown(np.arange(3).repeat(16).reshape(-1, 4, 4), 0))
     with torch.inference_mode():
-        before = network(torch.from_numpy(grids))
+        before = network(grids)
         assert torch.equal(before[0], before[1])  # no update has met them
-    network.meet(torch.from_numpy(grids[:2]))
-    assert network(torch.from_numpy(grids)).isfinite().all()  # an update's
-    values = network(torch.from_numpy(grids)).detach()
+    network.meet(grids[:2])
+    assert network(grids).isfinite().all()  # an update's
+    values = network(grids).detach()
     assert len(values.unique(dim=0)) == 3
-    other = example.make_network(example.Args(num_levels=0), (4, 4), 2)
     other.load_state_dict(network.state_dict())
-    assert torch.equal(other(torch.from_numpy(grids)), values)
+    assert torch.equal(other(grids), values)
     with pytest.raises(SystemExit):
         network.meet(torch.arange(100, 117))
     assert "at most 16 codes, got 20" in capsys.readouterr().err
@@ -632,9 +596,7 @@ def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp
     assert "the episode under way plays otherwise" in capsys.readouterr().err
 
 
-# --------------------------------------------------------------------------------------------------
-# tabular.py
-# --------------------------------------------------------------------------------------------------
+# --- tabular.py ---
 
 
 @pytest.mark.parametrize(("level", "steps"), [(0, 17), (1, 15)])
@@ -667,9 +629,7 @@ def test_the_tabular_agent_of_the_readme_finds_the_shortest_path(capsys):
     assert code[code.index("env = ") :] in (ROOT / "README.md").read_text()
 
 
-# --------------------------------------------------------------------------------------------------
-# docs/your_own.md, docs/your_agent.md
-# --------------------------------------------------------------------------------------------------
+# --- docs/your_own.md, docs/your_agent.md ---
 
 OWN, AGENT = ((ROOT / "docs" / f"your_{name}.md").read_text() for name in ("own", "agent"))
 SB3, LEVELS, KEY, DICT, NEXT_STEP, SAME_STEP, *CLEANRL, WHOLE = re.findall(
@@ -711,13 +671,9 @@ def names(**more):
     return public | {"np": np, "torch": torch, "gymnasium": gymnasium, **more}
 
 
-def floats(*values):
-    return np.array(values, np.float32)
-
-
 def graph_of_the_page():
     """The namespace after the page's first snippet: key_of, graph and replay."""
-    obs, next_obs = floats(0.0, -0.01, 0.32, 1), floats(0.01, 0.0, 0.33, 1)
+    obs, next_obs = np.float32([[0.0, -0.01, 0.32, 1], [0.01, 0.0, 0.33, 1]])
     namespace = names(obs=obs, next_obs=next_obs, action=1, reward=1.0, terminated=False)
     exec(KEY, namespace)
     return namespace
@@ -749,16 +705,12 @@ class Clock(gymnasium.Env):
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.episode, self.time = self.episode + 1, 0
-        return floats(self.episode, 0, 0, 0), {}
+        return np.float32([self.episode, 0, 0, 0]), {}
 
     def step(self, action):
         self.time += 1
-        obs = floats(self.episode, self.time, 0, 0)
+        obs = np.float32([self.episode, self.time, 0, 0])
         return obs, float(self.time), self.time == 5, self.episode % 2 == 1 and self.time == 3, {}
-
-
-def clocks(mode):
-    return gymnasium.vector.SyncVectorEnv([Clock] * 3, autoreset_mode=mode)
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
@@ -767,12 +719,10 @@ def test_the_page_s_loops_record_every_transition_and_no_reset(mode):
     graph = namespace["graph"] = TransitionGraph(
         2, (4,), np.float32, key_shape=(4,), key_dtype=np.int32
     )
-    namespace["envs"] = clocks(getattr(gymnasium.vector.AutoresetMode, mode))
-    if mode == "NEXT_STEP":
-        exec(NEXT_STEP, namespace)
-    else:
-        start, body = NEXT_STEP.split("    obs, rewards")[0], SAME_STEP
-        exec(start + body, namespace)
+    mode_of = getattr(gymnasium.vector.AutoresetMode, mode)
+    namespace["envs"] = gymnasium.vector.SyncVectorEnv([Clock] * 3, autoreset_mode=mode_of)
+    start = NEXT_STEP.split("    obs, rewards")[0]
+    exec(NEXT_STEP if mode == "NEXT_STEP" else start + SAME_STEP, namespace)
     edges = graph.edges()
     before = graph.observations_of(edges["source"])[:, :2]
     after = graph.observations_of(edges["next"])[:, :2]
@@ -811,10 +761,9 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
         actions = rng.integers(4, size=1)
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        for i, truncated in enumerate(truncations):
-            if truncated:
-                real_next_obs[i] = infos["final_obs"][i]
-                num_truncated += 1
+        if truncations[0]:
+            real_next_obs[0] = infos["final_obs"][0]
+            num_truncated += 1
         namespace |= {"actions": actions, "rewards": rewards, "terminations": terminations}
         namespace |= {"obs": obs, "real_next_obs": real_next_obs}
         exec(add, namespace)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import interpreted, raises_naming, scaled
+from conftest import graph_of, interpreted, raises_naming, scaled
 from naive import FrontierWorth, NaiveGraph, frontier_action_value, frontier_values
 
 from gb_dqn_minigrid import kinds_of_grids as kinds_of
@@ -53,9 +53,6 @@ class World:
     def id(self, s):
         return self.graph.find(self.observation(s))
 
-    def value(self, s):
-        return self.planner.values[self.id(s)]
-
     def check(self, rtol):
         """All values are those of the oracle."""
         assert self.planner.check_valid() == []
@@ -93,9 +90,7 @@ def random_world(seed, num_changes=200, check=None, **options):
     return world
 
 
-# --------------------------------------------------------------------------------------------------
-# Values
-# --------------------------------------------------------------------------------------------------
+# --- Values ---
 
 
 @pytest.mark.parametrize("by_kind", [False, True])
@@ -164,8 +159,8 @@ def test_worths_of_untried_pairs_may_be_given():
     nodes = [world.id(0), world.id(1)]
     world.planner.set_worths(nodes, [[1.0, 0.1], [0.5, 0.25]])
     world.planner.plan()
-    for node, expected in zip(nodes, ([0.45, 0.1], [0.5, 0.25]), strict=True):
-        assert world.planner.action_values(node) == pytest.approx(expected)
+    assert world.planner.action_values(nodes[0]) == pytest.approx([0.45, 0.1])
+    assert world.planner.action_values(nodes[1]) == pytest.approx([0.5, 0.25])
     world.add(1, 0, 2)  # of which nothing is said: worth 1
     world.planner.plan()
     assert world.planner.action_values(nodes[1]) == pytest.approx([0.9, 0.25])
@@ -199,9 +194,8 @@ def test_what_is_far_is_reached():
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 49), (0.0, 0)])
 def test_episodes_of_one_step_go_to_the_frontier_until_everything_was_tried(share, expected):
-    graph, rng = TransitionGraph(50, (1,), np.int64), np.random.default_rng(0)
-    episodes, shares, planned = FrontierEpisodes(graph, share), [], 0
-    start, end = graph.node(np.array([0])), graph.node(np.array([1]))
+    graph, rng = graph_of(2, num_actions=50), np.random.default_rng(0)
+    episodes, shares, planned, start, end = FrontierEpisodes(graph, share), [], 0, 0, 1
     for _ in range(400):
         action = episodes.act(start, rng)
         shares.append(episodes.share)
@@ -225,9 +219,7 @@ def test_untried_pairs_of_states_that_were_entered_are_counted():
     assert world.planner.num_untried() == 2
 
 
-# --------------------------------------------------------------------------------------------------
-# Cost
-# --------------------------------------------------------------------------------------------------
+# --- Cost ---
 
 
 def test_states_that_hold_each_other_up_fall_at_once():
@@ -243,9 +235,8 @@ def test_states_that_hold_each_other_up_fall_at_once():
 
 @pytest.mark.parametrize("node", [0.0, np.zeros(1, np.int64), None])
 def test_what_is_no_integer_is_refused_and_leaves_nothing_behind(node):
-    graph = TransitionGraph(1, (1,), np.int64)
+    graph = graph_of(1, num_actions=1)
     planner = FrontierPlanner(graph)
-    graph.node(np.array([0]))
     for call in (
         lambda: graph.add(0, 0, 0.0, node, False), lambda: graph.add(0, node, 0.0, 0, False),
         lambda: planner.act(node, np.random.default_rng(0)), lambda: graph.require_node(node),
@@ -288,9 +279,7 @@ def test_a_budget_bounds_the_edges_read_and_the_rest_waits():
     world.check(rtol=1e-2)
 
 
-# --------------------------------------------------------------------------------------------------
-# Acting
-# --------------------------------------------------------------------------------------------------
+# --- Acting ---
 
 
 def test_actions_are_greedy_and_ties_are_broken_at_random_where_something_is_left():
@@ -311,9 +300,7 @@ def test_actions_are_greedy_and_ties_are_broken_at_random_where_something_is_lef
 
 
 def test_the_share_is_what_planned_steps_find_more_than_others():
-    graph = TransitionGraph(2, (1,), np.int64)
-    episodes, rng = FrontierEpisodes(graph, share=0.5), np.random.default_rng(0)
-    node = graph.node(np.array([0]))
+    episodes, rng = FrontierEpisodes(graph_of(1), share=0.5), np.random.default_rng(0)
     for found, steps, planned_found, planned_steps, expected in (
         (0, 0, 0, 0, 0.0),
         (99, 99, 99, 99, 0.0),  # everything is new, to all
@@ -322,17 +309,15 @@ def test_the_share_is_what_planned_steps_find_more_than_others():
         (0, 9_999, 0, 1_999, 0.5 * (1 - 2_000 / 10_000) * (1 / 2_000) / WORTHWHILE),
     ):
         episodes._lately[:] = [[found, steps], [planned_found, planned_steps]]
-        episodes.act(node, rng)
+        episodes.act(0, rng)
         episodes.end_episode()
         assert episodes.share == pytest.approx(expected)
 
 
 def test_rates_are_of_the_last_steps():
-    graph = TransitionGraph(1, (1,), np.int64)
-    episodes, rng = FrontierEpisodes(graph), np.random.default_rng(0)
-    nodes = [graph.node(np.array([s])) for s in range(2)]
-    graph.add(nodes[0], 0, 0.0, nodes[1], False)
-    for node in (nodes[0], nodes[1], nodes[0], nodes[0]):
+    graph, rng = graph_of(2, [(0, 0, 0.0, 1, False)], num_actions=1), np.random.default_rng(0)
+    episodes = FrontierEpisodes(graph)
+    for node in (0, 1, 0, 0):
         episodes.act(node, rng)
     keep = 1 - 1 / MEMORY  # of three steps the first found a state without actions
     np.testing.assert_allclose(episodes._lately[0], [keep**2, 1 + keep + keep**2])
@@ -340,32 +325,19 @@ def test_rates_are_of_the_last_steps():
     assert episodes.metrics()["frontier/states_per_1000"] is None
 
 
-# --------------------------------------------------------------------------------------------------
-# Storage
-# --------------------------------------------------------------------------------------------------
+# --- Storage ---
 
 
-DAMAGE = [
-    ("steps", lambda a: a[1:]),
-    ("costs", lambda a: a[1:]),
-    ("appraised", lambda a: a[1:]),
-]
-
-
-@pytest.mark.parametrize(("name", "damage"), DAMAGE)
-def test_arrays_of_another_graph_are_refused(name, damage):
-    world = random_world(0, by_kind=True)
-    state = world.planner.state()
-    with pytest.raises(ValueError, match="Require"):
-        world.planner.restore(state | {name: damage(state[name])})
-    with raises_naming(name):
-        world.planner.restore({key: a for key, a in state.items() if key != name})
-    world.planner.restore(state)
-    assert world.planner.check_valid() == []
-
-
-def test_a_plan_that_contradicts_itself_is_found():
-    planner = random_world(0).planner
+def test_arrays_of_another_graph_are_refused_and_a_plan_that_contradicts_itself_is_found():
+    planner = random_world(0, by_kind=True).planner
+    state = planner.state()
+    for name in ("steps", "costs", "appraised"):
+        with pytest.raises(ValueError, match="Require"):
+            planner.restore(state | {name: state[name][1:]})
+        with raises_naming(name):
+            planner.restore({key: a for key, a in state.items() if key != name})
+        planner.restore(state)
+        assert planner.check_valid() == []
     planner.plan(10**6)
     assert planner.check_valid() == []
     planner._plan.steps[:] += 0.3

@@ -81,15 +81,11 @@ def test_targets_differ_from_tree_backup_only_through_crossovers():
     rows = {}
     for i in range(len(CROSSING)):
         replay = {name: column[i:] for name, column in run.replay.items()}
-
-        class First:
-            def integers(self, n, size):
-                return np.zeros(size, np.int64)
-
-            def standard_normal(self, shape):
-                return np.random.default_rng(1).standard_normal(shape)
-
-        rows[i] = measures.target_changes(run.graph, replay, 3, 0, 0.9, First(), num_rows=1)
+        first = Mock(
+            integers=lambda n, size: np.zeros(size, np.int64),
+            standard_normal=np.random.default_rng(1).standard_normal,
+        )
+        rows[i] = measures.target_changes(run.graph, replay, 3, 0, 0.9, first, num_rows=1)
     assert [i for i, row in rows.items() if row["zero"]] == [0, 1]
     assert rows[6]["read"] == 0  # the end of an episode
     assert rows[5]["read"] == 1
@@ -121,9 +117,7 @@ def test_markov_is_found_where_there_is_some():
     assert measures.markov_violation(deterministic.replay, rng, 5)["p"] is None
 
 
-# --------------------------------------------------------------------------------------------------
-# Would it help?
-# --------------------------------------------------------------------------------------------------
+# --- Would it help? ---
 
 
 @pytest.mark.parametrize(
@@ -146,13 +140,8 @@ def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
         assert "Collect more transitions" in none
 
 
-ONE_LEVEL = {
-    "levels_episodes": 50,
-    "levels_starts": 0.0,
-    "levels_within": 0.6,
-    "levels_across": 0.9,
-}
-CROSSES = {"targets_read": 0.9, "acted_in": 9, "rewarded": 0.0} | ONE_LEVEL
+CROSSES = {"targets_read": 0.9, "acted_in": 9, "rewarded": 0.0}
+CROSSES |= {"levels_episodes": 50, "levels_starts": 0.0, "levels_within": 0.6, "levels_across": 0.9}
 
 
 @pytest.mark.parametrize("suite", play.SUITES)
@@ -226,15 +215,12 @@ def test_a_key_passes_where_it_can_be_judged_and_what_was_found_does_not_speak_a
     by_key = {would_it_help.PLAIN: plain, "coarse": coarse} | bad
     assert would_it_help.coarsest(by_key) == "coarse"
     assert would_it_help.coarsest(bad | {would_it_help.PLAIN: bad["one state"]}) is None
-    assert {name: would_it_help.objection(measured) for name, measured in bad.items()} == {
-        name: name for name in bad
-    }
+    assert all(would_it_help.objection(measured) == name for name, measured in bad.items())
     near = {f"of {n}": bad["not Markovian"] | {"states": n, "targets_read": 0.9} for n in (50, 40)}
     near["rare"] = near["of 40"] | {"targets_read": 0.2, "states": 30}
     near["still"] = near["of 40"] | {"self_loops": 0.6, "states": 30}
-    assert (
-        would_it_help.coarsest({would_it_help.PLAIN: plain} | near, "not Markovian", 0.3) == "of 40"
-    )
+    near[would_it_help.PLAIN] = plain
+    assert would_it_help.coarsest(near, "not Markovian", 0.3) == "of 40"
     still = {would_it_help.PLAIN: plain | {"self_loops": 0.7}, "coarse": bad["too coarse"]}
     assert would_it_help.coarsest(still) == "coarse"  # states are as still as without a key
 
@@ -269,23 +255,34 @@ def test_rounding_follows_the_range(most, dtype, flags):
     assert minus.tobytes() == plus.tobytes()
 
 
-class Hidden(gymnasium.Env):
-    """A clock of five hours that shows the same number all the time."""
+class Clock(gymnasium.Env):
+    """Five hours, written into one array; hidden ones show the same number all the time."""
 
-    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    observation_space = gymnasium.spaces.Box(0, 5, (1,))
     action_space = gymnasium.spaces.Discrete(2)
 
+    def __init__(self, is_hidden):
+        self.is_hidden = is_hidden
+
     def reset(self, seed=None, options=None):
-        self.time = 0
-        return np.ones(1, np.float32), {}
+        self.time, self.shown = 0, np.zeros(1, np.float32)
+        return self.shown, {}
 
     def step(self, action):
         self.time += 1
-        return np.ones(1, np.float32), float(self.time == 4 and action), self.time == 5, False, {}
+        self.shown += not self.is_hidden
+        return self.shown, float(self.time == 4 and action), self.time == 5, False, {}
+
+
+def test_an_environment_may_write_into_the_observation_that_it_gave():
+    gymnasium.register("Clock-v0", Clock, kwargs={"is_hidden": False})
+    run = played("Clock-v0", 60)
+    assert run.graph.num_nodes == 6
+    assert (run.replay["node"] != run.replay["next_node"]).all()
 
 
 def test_what_never_changes_gets_no_advice_to_try(capsys):
-    gymnasium.register("Hidden-v0", Hidden)
+    gymnasium.register("Hidden-v0", Clock, kwargs={"is_hidden": True})
     for task, first, last in (
         ("Hidden-v0", "verdict: No: where all observations are alike", "--backup tree"),
         ("CartPole", "verdict: No: at this depth", "--backup tree"),
@@ -302,29 +299,6 @@ def test_what_never_changes_gets_no_advice_to_try(capsys):
     assert is_one_line(capsys, "--env-kwargs is for")
 
 
-class InPlace(gymnasium.Env):
-    """A ring of six states, which it writes into one array."""
-
-    observation_space = gymnasium.spaces.Box(0, 5, (1,), np.int64)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        self.state = np.zeros(1, np.int64)
-        return self.state, {}
-
-    def step(self, action):
-        self.state += 1
-        self.state %= 6
-        return self.state, 0.0, False, False, {}
-
-
-def test_an_environment_may_write_into_the_observation_that_it_gave():
-    gymnasium.register("InPlace-v0", InPlace, max_episode_steps=20)
-    run = played("InPlace-v0", 60)
-    assert run.graph.num_nodes == 6
-    assert (run.replay["node"] != run.replay["next_node"]).all()
-
-
 def test_streams_of_the_scripts_tasks():
     shapes = {"DoorKey-5x5": (5, 5, 3), "MinAtar/freeway": (10, 10, 7), "ALE/pong": (4, 84, 84)}
     for task, shape in shapes.items():
@@ -334,9 +308,7 @@ def test_streams_of_the_scripts_tasks():
         assert linked[~run.replay["cut"][:-1]].all()
 
 
-# --------------------------------------------------------------------------------------------------
-# A run and its pictures
-# --------------------------------------------------------------------------------------------------
+# --- A run and its pictures ---
 
 
 @pytest.fixture
@@ -413,7 +385,7 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     assert is_one_line(capsys, "--video", "none/e.mp4")
 
 
-def test_what_acts_on_its_graph_plays_on_so(tmp_path):
+def test_what_acts_on_its_graph_plays_on_so_and_is_looked_at_at_its_depth(tmp_path, capsys):
     flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50, "batch_size": 4}
     flags |= {"total_timesteps": 400, "eval_frequency": 0, "target_network_frequency": 100}
     learner, folder = conftest.play(gb_dqn_minatar, tmp_path, **flags)
@@ -424,11 +396,6 @@ def test_what_acts_on_its_graph_plays_on_so(tmp_path):
     value, whose = run.state_values(nodes)
     assert whose == "graph"
     assert (value != run.q_values(nodes).max(axis=1)).any()
-
-
-def test_a_run_of_the_whole_graph_is_looked_at_at_its_depth(tmp_path, capsys):
-    flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50}
-    _, folder = conftest.play(gb_dqn_minatar, tmp_path, **flags, total_timesteps=240)
     capsys.readouterr()
     for tool, *words in ((would_it_help, "--sampled", "20"), (draw_subgraph,)):
         assert command(tool, folder, *words) == 0
@@ -449,11 +416,15 @@ def test_a_trained_rainbow_plays_games_of_their_own_seed(monkeypatch):
     assert len({np.random.default_rng(seed).integers(2**31) for seed in seeds}) == 3
 
 
-def test_printed_sums_add_up(run_folder):
+@pytest.fixture
+def nested(run_folder):
+    """What one target of the run reads."""
     run = recorded.read(run_folder)
-    state, action = int(run.replay["node"][7]), int(run.replay["action"][7])
-    args = draw_subgraph.Args(run_folder, depth=3, breadth=0)
-    nested = draw_subgraph.Nested(run, args, state, action)
+    pair = (int(run.replay[name][7]) for name in ("node", "action"))
+    return draw_subgraph.Nested(run, draw_subgraph.Args(run_folder, depth=3, breadth=0), *pair)
+
+
+def test_printed_sums_add_up(nested):
     lines = list(nested.sums())
     assert lines[0].startswith("level 0: G(")
     for line in lines:
@@ -464,12 +435,8 @@ def test_printed_sums_add_up(run_folder):
     assert len(lines) == 3
 
 
-def test_texts_are_drawn_as_they_were_typed(run_folder, tmp_path):
-    run, odd = recorded.read(run_folder), r"<b>$a_b$</b> \N &amp; \G\\"
-    state, action = int(run.replay["node"][7]), int(run.replay["action"][7])
-    nested = draw_subgraph.Nested(
-        run, draw_subgraph.Args(run_folder, depth=2, breadth=0), state, action
-    )
+def test_texts_are_drawn_as_they_were_typed(nested, tmp_path):
+    odd = r"<b>$a_b$</b> \N &amp; \G\\"
     nested.names = [odd] * len(nested.names)
     draw_subgraph.draw(nested, f"{odd}\nmore", tmp_path / "a.svg")
     drawn = html.unescape((tmp_path / "a.svg").read_text()).replace("\xa0", " ")
@@ -518,16 +485,11 @@ def test_the_layouts_and_their_pictures(draw_graph, run_folder, tmp_path, capsys
     assert layout.title.endswith("distinct transitions in 300 steps")
     read, known = networkx.read_graphml(outs[2], node_type=int), run.graph.edges()
     assert sorted(read.nodes) == layout.states.tolist()
-    edges = sorted(
-        (s, n, d["action"], d["reward"], d["terminated"], d["count"])
-        for s, n, d in read.edges(data=True)
-    )
-    names = run.action_names()
-    columns = [
-        known[name].tolist()
-        for name in ("source", "next", "action", "reward", "terminated", "count")
-    ]
-    assert edges == sorted((s, n, names[a], *rest) for s, n, a, *rest in zip(*columns, strict=True))
+    known["action"] = np.array(run.action_names())[known["action"]]
+    columns = "action", "reward", "terminated", "count"
+    edges = [(s, n, *(about[name] for name in columns)) for s, n, about in read.edges(data=True)]
+    expected = zip(*(known[name].tolist() for name in ("source", "next", *columns)), strict=True)
+    assert sorted(edges) == sorted(expected)
     value = run.q_values(layout.states).max(axis=1)
     written = [read.nodes[state]["value"] for state in layout.states.tolist()]
     np.testing.assert_allclose(written, value, rtol=1e-6)

@@ -3,14 +3,15 @@
 import copy
 import os
 import pickle
+import shutil
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Case, jitted, scaled
+from conftest import Case, as_bytes, jitted, scaled
 
 from gbcore import (
     FrontierEpisodes,
@@ -25,6 +26,7 @@ from gbcore import (
     trajectory_subgraphs,
 )
 from gbcore.interner import Interner
+from gbcore.kernels import sweeps
 from gbcore.run.padding import pad
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,9 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TRANSITIONS = [(0, 0, 1.0, 0, 1), (1, 0, 0.5, 0, 2), (1, 1, 2.0, 0, 0), (2, 0, 0.0, 1, 0)]
 
 
-# --------------------------------------------------------------------------------------------------
-# Subgraphs that were changed
-# --------------------------------------------------------------------------------------------------
+# --- Subgraphs that were changed ---
 
 
 def changes(sub):
@@ -62,10 +62,7 @@ def test_an_index_out_of_place_is_found_in_subgraphs_made_by_hand():
         problems = changed.check_valid()
         assert problems
         assert all("\n" not in problem for problem in problems)
-
-
-def test_an_outcome_leads_to_the_next_level_alone():
-    """Within all arrays, but to a vertex whose value is not known yet."""
+    # Within all arrays, but to a vertex whose value is not known yet.
     case = Case(1, [(0, 0, 1.0, 0, 1), (1, 0, 1.0, 0, 2), (2, 0, 1.0, 0, 3), (3, 0, 1.0, 0, 0)])
     sub = case.expand(case.pairs[:1], depth=3)
     vertex = sub.outcome_vertex.copy()
@@ -81,9 +78,7 @@ def test_a_mean_of_large_values_is_no_infinity():
     np.testing.assert_allclose(got, 1.5e308)
 
 
-# --------------------------------------------------------------------------------------------------
-# Copies
-# --------------------------------------------------------------------------------------------------
+# --- Copies ---
 
 
 def by_pickle(parts):
@@ -115,7 +110,10 @@ class Parts:
         self.use(range(70))
 
     def obs(self, state):
-        return np.arange(6, dtype=np.int16).reshape(2, 3) + np.array([[state], [state // 2]])
+        return np.arange(6).reshape(2, 3).astype(np.int16) + np.int16([[state], [state // 2]])
+
+    def find(self, state):
+        return self.graph.find(self.obs(state), np.array([state]) if self.keyed else None)
 
     def use(self, steps):
         """Act, forget and plan, leaving changes that nobody followed. What was seen meanwhile."""
@@ -123,9 +121,9 @@ class Parts:
         for i in steps:
             s, s2 = rng.integers(30, size=2)
             keys = {"key": np.array([s]), "next_key": np.array([s2])} if self.keyed else {}
-            obs, next_obs = (self.obs(k).astype(np.int16) for k in (s, s2))
-            self.replay.record(obs, i % 2, float(i % 3), next_obs, i % 7 == 0, i % 5 == 0, **keys)
-            node = self.graph.find(obs, keys.get("key"))
+            row = self.obs(s), i % 2, float(i % 3), self.obs(s2), i % 7 == 0, i % 5 == 0
+            self.replay.record(*row, **keys)
+            node = self.find(s)
             seen += [node, self.episodes.act(node, rng), self.planner.plan(5)]
             if self.episodes.act(node, rng) is None:
                 self.episodes.end_episode()
@@ -144,13 +142,7 @@ class Parts:
 
     def held(self):
         """All that the parts hold."""
-
-        def plain(value):
-            if isinstance(value, dict):
-                return {name: plain(one) for name, one in value.items()}
-            return value.tolist() if isinstance(value, np.ndarray) else value
-
-        return {name: plain(part.state()) for name, part in self.all().items()}
+        return {name: as_bytes(part.state()) for name, part in self.all().items()}
 
     def check(self):
         return self.graph.check_valid() + self.planner.check_valid()
@@ -182,10 +174,7 @@ def test_what_is_copied_or_restored_goes_on_the_same_and_apart(keyed, frame_stac
     for again in copies:
         assert again.held() == parts.held()
         assert again.check() == []
-    observations = [again.graph.find(parts.obs(s).astype(np.int16), key) for s, key in (
-        (s, np.array([s]) if keyed else None) for s in range(30)
-    )]  # fmt: skip
-    assert len(set(observations) - {-1}) == again.graph.num_nodes
+    assert len({again.find(s) for s in range(30)} - {-1}) == again.graph.num_nodes
 
 
 def test_copies_of_what_stands_alone():
@@ -213,32 +202,19 @@ def test_a_graph_and_a_replay_print_their_sizes():
         assert "\n" not in repr(part)
 
 
-# --------------------------------------------------------------------------------------------------
-# Threads
-# --------------------------------------------------------------------------------------------------
+# --- Threads ---
 
 
 def in_threads(*functions):
     """Run them at once, with as many switches between them as there can be; raise what one did."""
-    errors, interval = [], sys.getswitchinterval()
-
-    def run(function):
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(functions)) as pool:
+            for done in [pool.submit(function) for function in functions]:
+                done.result()
     finally:
         sys.setswitchinterval(interval)
-    if errors:
-        raise errors[0]
 
 
 @jitted
@@ -297,9 +273,7 @@ def test_threads_feed_one_replay():
     assert graph.num_transitions == replay.size == 50
 
 
-# --------------------------------------------------------------------------------------------------
-# Sizes out of range, and changes that wait
-# --------------------------------------------------------------------------------------------------
+# --- Sizes out of range, and changes that wait ---
 
 HUGE = (2**60, 2**62, 2**63, 2**64)
 
@@ -360,24 +334,19 @@ def test_priorities_whose_sum_overflows_are_refused():
 
 
 def test_changes_wait_until_they_were_followed(monkeypatch):
-    from gbcore.kernels import sweeps
-
     parts = Parts(False, False)
-    plan = sweeps.make_plan
     parts.graph.add(0, 0, 5.0, 1, False)
     waiting = parts.planner.num_waiting
     monkeypatch.setattr(sweeps, "make_plan", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         parts.planner.plan()
-    monkeypatch.setattr(sweeps, "make_plan", plan)
+    monkeypatch.undo()
     assert parts.planner.num_waiting == waiting
     parts.planner.plan()
     assert parts.planner.check_valid() == []
 
 
-# --------------------------------------------------------------------------------------------------
-# Numba's cache
-# --------------------------------------------------------------------------------------------------
+# --- Numba's cache ---
 
 PROGRAM = """
 import warnings
@@ -392,33 +361,24 @@ print([str(one.message) for one in caught if "gbcore" in str(one.message) or "Nu
 """
 
 
-def warnings_of(cache):
-    """What a process says that uses kernels with this folder as its only possible cache."""
-    env = os.environ | {"NUMBA_CACHE_DIR": str(cache), "HOME": "/proc/nobody", "TORCH_LOGS": ""}
-    env |= {"XDG_CACHE_HOME": "/proc/nobody", "PYTHONPATH": f"{cache.parent / 'tree'}"}
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=cache.parent, env=env, text=True, check=True,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    return eval(found.stdout)
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """A copy of the package in which a file takes the place of every folder of a cache."""
-    package = tmp_path / "tree" / "gbcore"
-    for path in (ROOT / "gbcore").rglob("*.py"):
-        copied = package / path.relative_to(ROOT / "gbcore")
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        copied.write_text(path.read_text())
-        (copied.parent / "__pycache__").write_text("")
-    return tmp_path
+def output_of(program, folder, path, **variables):
+    """What a process writes that works in a folder, with its cache, and imports from a path."""
+    variables |= {"NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(path)}
+    command, env = [sys.executable, "-c", program], os.environ | variables
+    return subprocess.check_output(command, cwd=folder, env=env, text=True)
 
 
 @jitted
-def test_where_no_folder_can_be_written_kernels_compile_after_one_warning(tree):
-    (tree / "cache").write_text("no folder")
-    (warning,) = warnings_of(tree / "cache")
+def test_where_no_folder_can_be_written_kernels_compile_after_one_warning(tmp_path):
+    """A file takes the place of every folder of a cache."""
+    tree = shutil.copytree(
+        ROOT / "gbcore", tmp_path / "tree" / "gbcore", ignore=shutil.ignore_patterns("__pycache__")
+    ).parent
+    for path in tree.rglob("__init__.py"):
+        (path.parent / "__pycache__").write_text("")
+    (tmp_path / "cache").write_text("no folder")
+    nobody = dict.fromkeys(("HOME", "XDG_CACHE_HOME"), "/proc/nobody")
+    (warning,) = eval(output_of(PROGRAM, tmp_path, tree, **nobody, TORCH_LOGS=""))
     assert "NUMBA_CACHE_DIR" in warning
 
 
@@ -440,10 +400,7 @@ def test_an_edit_in_another_file_reaches_the_kernels_that_use_it(tmp_path):
 
     def result():
         program = "from kernel import kernel as k; print(k(0), sum(k.stats.cache_hits.values()))"
-        env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", program]
-        found = subprocess.run(command, cwd=tmp_path, env=env, check=True, stdout=subprocess.PIPE)
-        return tuple(map(int, found.stdout.split()))
+        return tuple(map(int, output_of(program, tmp_path, ROOT).split()))
 
     assert result() == (111, 0)
     assert result() == (111, 1), "it is kept"

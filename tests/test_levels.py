@@ -7,6 +7,7 @@ from collections import Counter
 
 import evaluate
 import gymnasium
+import naive
 import numpy as np
 import pytest
 import torch
@@ -53,34 +54,21 @@ def stuck(obs):
     return np.tile(np.float32([0.5, 0.7, 0.8]), (len(obs), 1))
 
 
-def naive_action(seen, state, q, gamma):
-    """argmax_a Q(s, a) by value iteration over the transitions of one episode, a dict."""
-    value = {}
-    for _ in range(2_000):
-        for s in {s for s, _ in seen} | {after for after, _, _ in seen.values()}:
-            value[s] = max(naive_pair(seen, value, s, a, q, gamma) for a in range(len(q)))
-    return int(np.argmax([naive_pair(seen, value, state, a, q, gamma) for a in range(len(q))]))
-
-
-def naive_pair(seen, value, state, action, q, gamma):
-    if (state, action) not in seen:
-        return q[action]
-    after, reward, is_end = seen[state, action]
-    return reward + (0.0 if is_end else gamma * value.get(after, 0.0))
-
-
 def test_an_episode_leaves_a_place_where_the_network_stays_for_ever():
+    """Its actions are greedy on values of the whole graph of what it has seen."""
     env, episode = Corridor(6, limit=60), EpisodeGraph(stuck, num_actions=3, gamma=GAMMA)
-    obs, over, seen = env.reset(), False, {}
-    assert stuck(obs[None]).argmax() == 2  # greedy on the network stays
+    obs, over, seen = env.reset(), False, naive.NaiveGraph(3, (1,), np.int64)
+    leaf_q = stuck(range(6))
+    assert leaf_q[0].argmax() == 2  # greedy on the network stays
     while not over:
-        action = int(episode.act(obs[None])[0])
-        assert action == naive_action(seen, int(obs[0]), stuck(obs[None])[0].astype(float), GAMMA)
-        after, reward, is_end, is_cut = env.step(action)
+        action, state = int(episode.act(obs[None])[0]), seen.node(obs)
+        rule = naive.graph_values(seen, leaf_q, GAMMA, 0), leaf_q
+        q = [naive.graph_action_value(seen, *rule, state, a, GAMMA, 0) for a in range(3)]
+        assert action == np.argmax(q)
+        obs, reward, is_end, is_cut = env.step(action)
         over = is_end or is_cut
-        episode.observe([action], [reward], after[None], [is_end], [over])
-        seen[int(obs[0]), action] = int(after[0]), reward, is_end
-        obs = after
+        episode.observe([action], [reward], obs[None], [is_end], [over])
+        seen.add(state, action, reward, seen.node(obs), is_end)
     assert is_end
 
 
@@ -115,9 +103,7 @@ def test_episodes_share_nothing_and_leave_nothing():
     assert episode.values.graph.num_nodes == 0
 
 
-# --------------------------------------------------------------------------------------------------
-# First tries
-# --------------------------------------------------------------------------------------------------
+# --- First tries ---
 
 FLOOR, WALL, LAVA, AGENT = 0, 1, 2, 9
 
@@ -142,24 +128,6 @@ def step(graph, tries, obs, action, after, reward=0.0, terminated=False):
     graph.add(node, action, reward, next_node, terminated)
     tries.observe(obs, node, action, reward, after, next_node, terminated)
     return next_node
-
-
-def test_what_killed_in_one_level_is_worth_little_in_the_next():
-    graph, planner, tries = make_first_tries()
-    start, beside = room((0, 0), [(2, 1)]), room((1, 1), [(2, 1)])
-    tries.begin(graph.node(start))
-    node = step(graph, tries, start, 0, beside)
-    planner.plan()
-    assert planner.action_values(node) == pytest.approx([1.0, 1.0])  # nothing is known of it
-    for number in range(1, 4):  # the same place in other levels: lava below the agent
-        lava = [(2, 1), (3, number)]
-        start, beside = room((0, 0), lava), room((1, 1), lava)
-        tries.begin(graph.node(start))
-        node = step(graph, tries, start, 0, beside)
-        planner.plan()
-        # n tries of action 1 beside such a cell, none worth it; of action 0 none was made.
-        assert planner.action_values(node) == pytest.approx([1.0, 1 / number])
-        step(graph, tries, beside, 1, room((2, 1), lava), terminated=True)
 
 
 class NaiveFirstTries:
@@ -217,12 +185,12 @@ class NaiveFirstTries:
 def test_worths_are_those_of_their_definition():
     rng = np.random.default_rng(0)
     graph, planner, tries = make_first_tries(num_actions=4)
-    naive, num_compared = NaiveFirstTries(4), 0
+    twin, num_compared = NaiveFirstTries(4), 0
     for _ in range(40):
         lava, at, turned = [tuple(rng.integers(4, size=2)) for _ in range(3)], (0, 0), 0
         obs = room(at, lava)
         tries.begin(graph.node(obs))
-        naive.begin(obs)
+        twin.begin(obs)
         for time in range(8):
             action, terminated = int(rng.integers(4)), False
             if action == 2:  # clears lava, once some steps were made
@@ -234,7 +202,7 @@ def test_worths_are_those_of_their_definition():
                 terminated = at in lava
             after, reward = room(at, lava, turned), float(rng.random() < 0.2)
             node = step(graph, tries, obs, action, after, reward, terminated)
-            worths = naive.observe(obs, action, reward, after, terminated)
+            worths = twin.observe(obs, action, reward, after, terminated)
             if worths is not None:
                 planner.plan()
                 np.testing.assert_allclose(planner.action_values(node), worths)
@@ -243,36 +211,6 @@ def test_worths_are_those_of_their_definition():
                 break
             obs = after
     assert num_compared > 50
-
-
-def test_first_tries_go_on_from_their_state():
-    rng = np.random.default_rng(0)
-    graph, planner, tries = make_first_tries()
-    obs = room((0, 0))
-    tries.begin(graph.node(obs))
-
-    def walk(tries, obs, steps):
-        for _ in range(steps):
-            after = room(tuple(rng.integers(4, size=2)), [tuple(rng.integers(4, size=2))])
-            step(tries.planner.graph, tries, obs, int(rng.integers(2)), after)
-            obs = after
-        return obs
-
-    obs = walk(tries, obs, 300)
-    graph2 = TransitionGraph.from_state(graph.state())
-    planner2 = FrontierPlanner(graph2)
-    planner2.restore(planner.state())
-    first_tries = FirstTries(2)
-    first_tries.restore({k: v.copy() for k, v in tries.first_tries.state().items()})
-    tries2 = LevelFrontier(planner2, first_tries)
-    tries2.restore({k: v.copy() for k, v in tries.state().items()})
-    before = rng.bit_generator.state
-    walk(tries, obs, 200)
-    rng.bit_generator.state = before
-    walk(tries2, obs, 200)
-    planner.plan()
-    planner2.plan()
-    assert np.array_equal(planner.steps, planner2.steps)
 
 
 def test_a_start_is_worth_all_where_its_id_was_of_another_state():
@@ -329,10 +267,8 @@ def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
     def evaluate(obs):
         return np.tile(np.float32(values), (len(obs), 1))
 
-    episode, reward = (
-        EpisodeGraph(evaluate, 2, 0.95, first_tries=first_tries),
-        min(values[0], 0) / 10,
-    )
+    episode = EpisodeGraph(evaluate, 2, 0.95, first_tries=first_tries)
+    reward = min(values[0], 0) / 10
     episode.act(start[None])
     episode.observe([0], [reward], inside[None], [False], [False])
     actions = []
@@ -418,9 +354,7 @@ def test_the_share_follows_the_rewards_of_both_kinds_of_episode(who_succeeds, la
     assert shares[-1] == pytest.approx(last, abs=0.02)
 
 
-# --------------------------------------------------------------------------------------------------
-# Levels of MiniGrid
-# --------------------------------------------------------------------------------------------------
+# --- Levels of MiniGrid ---
 
 
 def worlds(task, seed, num, held_out, **flags):

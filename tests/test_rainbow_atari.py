@@ -1,5 +1,6 @@
 """gb_rainbow_atari.py on real games: what it records, what it computes, what it refuses."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,9 +29,7 @@ def learner_of(tmp_path, game, steps, **flags):
     return play(script, tmp_path, **flags)[0]
 
 
-# --------------------------------------------------------------------------------------------------
-# What is recorded
-# --------------------------------------------------------------------------------------------------
+# --- What is recorded ---
 
 
 def test_no_transition_crosses_a_reset_and_a_lost_life_ends_no_game(tmp_path):
@@ -74,8 +73,7 @@ def test_a_game_that_is_cut_short_is_no_termination(tmp_path, monkeypatch):
 
 
 def test_game_without_lives_ends_once(tmp_path):
-    learner = learner_of(tmp_path, "pong", 1100)
-    replay = learner.replay
+    replay = learner_of(tmp_path, "pong", 1100).replay
     assert replay.terminated.sum() == replay.cut[:-1].sum() == 1
     assert set(np.unique(replay.reward)) <= {-1.0, 0.0, 1.0}
     assert (replay.reward == -1).any()
@@ -136,9 +134,7 @@ def test_all_games_of_the_suite_exist():
         assert atari.task_of(game) == game
 
 
-# --------------------------------------------------------------------------------------------------
-# What is computed
-# --------------------------------------------------------------------------------------------------
+# --- What is computed ---
 
 
 @pytest.fixture(params=script.BACKUPS)
@@ -149,16 +145,10 @@ def filled(request):
         torch.manual_seed(0)
         rng = np.random.default_rng(0)
         learner = make_learner(backup=request.param, depth=4, breadth=3, **flags)
-        graph = learner.graph
-        obs = rng.integers(256, size=(30, 4, 84, 84), dtype=np.uint8)
-        nodes = [graph.node(o) for o in obs]
-        node = nodes[0]
-        for _ in range(300):
-            next_node = nodes[rng.integers(30)]
-            terminated = bool(rng.random() < 0.1)
-            action, reward = int(rng.integers(3)), float(rng.integers(3) - 1)
+        nodes = learner.graph.nodes(rng.integers(256, size=(30, 4, 84, 84), dtype=np.uint8))
+        for node, next_node in itertools.pairwise(rng.choice(nodes, 301)):
+            action, reward, terminated = rng.integers(3), rng.integers(3) - 1.0, rng.random() < 0.1
             learner.replay.add(node, action, reward, next_node, terminated)
-            node = next_node
             if rng.random() < 0.05:
                 learner.replay.end_episode()
         return learner, learner.replay.sample(16, rng, 0.4)

@@ -24,9 +24,7 @@ def few_repetitions(monkeypatch):
     monkeypatch.setattr(aggregate, "REPETITIONS", 200)
 
 
-# --------------------------------------------------------------------------------------------------
-# By hand
-# --------------------------------------------------------------------------------------------------
+# --- By hand ---
 
 
 @pytest.mark.parametrize(
@@ -82,9 +80,8 @@ def test_a_difference_is_of_pairs():
     ],
 )
 def test_permutation_p(gains, expected):
-    assert aggregate.permutation_p(pd.DataFrame({"": gains}, dtype=float)) == pytest.approx(
-        expected
-    )
+    found = aggregate.permutation_p(pd.DataFrame({"": gains}, dtype=float))
+    assert found == pytest.approx(expected)
 
 
 def test_permutation_p_of_many_gains_is_that_of_the_normal_distribution():
@@ -125,9 +122,7 @@ def test_band_is_the_mean_and_standard_error_of_running_means():
     assert np.isnan(runs.band(curves[:1])[2]).all()
 
 
-# --------------------------------------------------------------------------------------------------
-# What the report says
-# --------------------------------------------------------------------------------------------------
+# --- What the report says ---
 
 MINIGRID, MINATAR = (list(tables.read_paper(suite)[0]) for suite in ("minigrid", "minatar"))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import command, is_one_line, jitted
+from gymnasium.wrappers import TransformAction, TransformObservation
 
 pytest.importorskip("stable_baselines3", reason="pip install -r requirements-sb3.txt")
 
@@ -41,6 +42,13 @@ def tenths(obs):
     return np.round(10 * obs).astype(np.int32)
 
 
+def found(buffer, column, key=None):
+    """Nodes [n] of a column of observations [rows, environments, ...], found in the graph."""
+    obs = column.reshape(-1, *buffer.obs_shape)
+    keys = [None] * len(obs) if key is None else key(obs)
+    return [buffer.graph.find(*pair) for pair in zip(obs, keys, strict=True)]
+
+
 @pytest.mark.parametrize("key", [None, tenths], ids=["obs", "key"])
 @pytest.mark.parametrize("env_id", ["FrozenLake-v1", "CartPole-v1"])
 def test_the_graph_is_the_replay(env_id, key):
@@ -48,13 +56,11 @@ def test_the_graph_is_the_replay(env_id, key):
     before = model.q_net.state_dict()["q_net.0.weight"].clone()
     model.learn(300)
     buffer = model.replay_buffer
-    graph, rows = buffer.graph, buffer.observations.reshape(80, *buffer.obs_shape)
+    graph = buffer.graph
     assert graph.check_valid() == []
     assert graph.num_transitions == 80
     assert graph.key_dtype == (None if key is None else np.int32)
-    keys = [None] * 80 if key is None else tenths(rows)
-    nodes = [graph.find(obs, one) for obs, one in zip(rows, keys, strict=True)]
-    np.testing.assert_array_equal(nodes, buffer.nodes[0].ravel())
+    assert found(buffer, buffer.observations, key) == buffer.nodes[0].ravel().tolist()
     assert not torch.equal(before, model.q_net.state_dict()["q_net.0.weight"])
 
 
@@ -78,12 +84,11 @@ def test_a_model_and_its_replay_are_saved_and_go_on(tmp_path):
     other = GraphDQN.load(tmp_path / "at_96_steps", env=model.env)
     assert (other.depth, other.breadth) == (3, 20)
     other.load_replay_buffer(tmp_path / "at_replay_buffer_96_steps")
-    nodes, seen = other.replay_buffer.nodes, other.replay_buffer.observations
-    ids = [other.replay_buffer.graph.find(obs, tenths(obs)) for obs in seen[:, 0]]
-    assert ids == nodes[0, :, 0].tolist()
+    buffer = other.replay_buffer
+    assert found(buffer, buffer.observations, tenths) == buffer.nodes[0].ravel().tolist()
     other.learn(64, reset_num_timesteps=False)
-    assert other.replay_buffer.graph.check_valid() == []
-    assert other.leaves.graph is other.replay_buffer.graph
+    assert buffer.graph.check_valid() == []
+    assert other.leaves.graph is buffer.graph
     assert other.num_timesteps == 160
 
 
@@ -293,10 +298,10 @@ def test_a_replay_that_is_loaded_has_the_key_of_its_model(learned, tmp_path):
     other.load_replay_buffer(tmp_path / "replay")
     buffer = other.replay_buffer
     size = buffer.size()
-    seen = buffer.observations[:size].reshape(-1, 4), buffer.next_observations[:size].reshape(-1, 4)
-    for column, obs in zip(buffer.nodes[:, :size], seen, strict=True):
-        ids = [buffer.graph.find(*pair) for pair in zip(obs, tens(obs), strict=True)]
-        assert ids == column.ravel().tolist()
+    for nodes, obs in zip(
+        buffer.nodes, (buffer.observations, buffer.next_observations), strict=True
+    ):
+        assert found(buffer, obs[:size], tens) == nodes[:size].ravel().tolist()
     assert buffer.graph.num_transitions == model.replay_buffer.graph.num_transitions
     assert buffer.graph.check_valid() == []
     other.key = tenths  # as the buffer is when it was filled so
@@ -324,41 +329,33 @@ def test_a_replay_of_another_task_is_refused(env_id, num_envs, named, tmp_path):
 
 
 def test_environments_of_neighbouring_seeds_have_no_first_state_in_common():
-    firsts = [
+    one, two, three, same = (
         {obs.tobytes() for obs in make_model(num_envs=4, seed=seed).env.reset()}
         for seed in (1, 2, 3, 1)
-    ]
-    assert [len(first) for first in firsts] == [4] * 4
-    assert len(set.union(*firsts)) == 12
-    assert firsts[0] == firsts[3]
+    )
+    assert len(one | two | three) == 12
+    assert one == same
 
 
-class LateActions(gymnasium.ActionWrapper):
-    def __init__(self):
-        super().__init__(gymnasium.make("CartPole-v1"))
-        self.action_space = gymnasium.spaces.Discrete(2, start=5)
-
-    def action(self, action):
-        return action - 5
+def late_actions():
+    space = gymnasium.spaces.Discrete(2, start=5)
+    return TransformAction(gymnasium.make("CartPole-v1"), lambda action: action - 5, space)
 
 
-class DictObservation(gymnasium.ObservationWrapper):
-    def __init__(self):
-        super().__init__(gymnasium.make("CartPole-v1"))
-        self.observation_space = gymnasium.spaces.Dict(state=self.env.observation_space)
-
-    def observation(self, obs):
-        return {"state": obs}
+def dict_observation():
+    env = gymnasium.make("CartPole-v1")
+    space = gymnasium.spaces.Dict(state=env.observation_space)
+    return TransformObservation(env, lambda obs: {"state": obs}, space)
 
 
 @pytest.mark.parametrize(
     ("policy", "env", "flags", "named"),
     [
-        ("MlpPolicy", LateActions, {}, "actions that begin at 0, got Discrete"),
+        ("MlpPolicy", late_actions, {}, "actions that begin at 0, got Discrete"),
         ("MlpPolicy", lambda: VecNormalize(cart_pole()), {}, "without VecNormalize"),
-        ("MultiInputPolicy", DictObservation, {}, "FlattenObservation"),
-        ("MlpPolicy", DictObservation, {}, "FlattenObservation"),
-        ("CnnPolicy", DictObservation, {}, "FlattenObservation"),
+        ("MultiInputPolicy", dict_observation, {}, "FlattenObservation"),
+        ("MlpPolicy", dict_observation, {}, "FlattenObservation"),
+        ("CnnPolicy", dict_observation, {}, "FlattenObservation"),
         ("MlpPolicy", cart_pole, {"depth": 0}, "integer depth from 1 to 65536, got 0"),
         ("MlpPolicy", cart_pole, {"depth": 1.5}, "integer depth .*got 1.5"),
         ("MlpPolicy", cart_pole, {"breadth": -1}, "integer breadth from 0 .*got -1"),
@@ -417,13 +414,12 @@ def test_bad_flags_of_the_example_are_one_line(flags, named, capsys):
 
 def test_levels_of_one_kind_are_played():
     env = gymnasium.make("Maze-v0", size=5)
-    names = {kind: set() for kind in (False, True)}
-    for kind, levels_met in names.items():
-        levels = Levels(env, held_out=kind)
-        for seed in range(30):
-            levels_met.add(levels.reset(seed=seed)[1]["level"])
-    assert min(map(len, names.values())) > 2
-    assert not names[True] & names[False]
+    trained, held_out = (
+        {Levels(env, held_out=kind).reset(seed=seed)[1]["level"] for seed in range(30)}
+        for kind in (False, True)
+    )
+    assert min(len(trained), len(held_out)) > 2
+    assert not trained & held_out
 
 
 def test_a_model_plays_on_a_graph_of_its_own_episode():

@@ -197,13 +197,10 @@ def test_projection_by_hand(pmf, reward, gamma, done, expected):
 def test_mass_is_kept_on_the_support_of_rainbow(dtype, tolerance):
     """51 atoms on [-10, 10] are 0.4 apart, not exact in binary: rounding decides what is on one."""
     rng = np.random.default_rng(1)
-    transitions = [
-        (s, a, float(rng.choice([-0.8, -0.4, 0.0, 0.4, 0.8, 1.0])), False, int(rng.integers(10)), 2)
-        for s in range(10)
-        for a in range(3)
-        for _ in range(2)
-    ]
-    case = Case(3, sorted(set(transitions)), gamma=1.0)
+    rewards = [-0.8, -0.4, 0.0, 0.4, 0.8, 1.0]
+    pairs = 2 * [(s, a) for s in range(10) for a in range(3)]
+    transitions = {(*p, float(rng.choice(rewards)), False, int(rng.integers(10)), 2) for p in pairs}
+    case = Case(3, sorted(transitions), gamma=1.0)
     case.support = np.linspace(-10, 10, 51)
     case.leaf_pmf = np.eye(51)[rng.integers(51, size=(10, 3))]
     for depth in (1, 2, 5, 10):
@@ -455,11 +452,7 @@ def test_rows_read_rejects():
             rows_read(sub, bad, lambda nodes: nodes * 0)
     with raises_naming("best_actions", ValueError):
         rows_read(sub, "double")
-    for wrong in (
-        lambda nodes: nodes * 0 - 1,
-        lambda nodes: nodes[:0],
-        lambda nodes: nodes[:, None],
-    ):
+    for wrong in (lambda nodes: -1 - nodes, lambda nodes: nodes[:0], lambda nodes: nodes[:, None]):
         with raises_naming("best", ValueError):
             rows_read(sub, "double", wrong)
     with raises_naming("integers for best_actions", TypeError):
@@ -548,25 +541,8 @@ def test_random_trajectories(ring, depth):
     assert_other_rows_are_not_read(ring, sub)
 
 
-STEPS = [
-    (0, 1.0, "", 1, 0),
-    (1, 2.0, "", 2, 0),
-    (2, 4.0, "", 3, 0),
-    (0, 8.0, "", 0, 0),
-    (1, 16.0, "", 2, 0),
-]
-
-
-def test_n_step_and_tree_by_hand():
-    ring = Ring(STEPS, 8, gamma=0.5)
-    q = ring.leaf_q
-    n_step = 1 + 0.5 * 2 + 0.25 * 4
-    assert ring.targets([0], 3)[0] == pytest.approx(n_step + 0.125 * q[3].max())
-    inner = max(4 + 0.5 * q[3].max(), q[2, 0], q[2, 1])
-    middle = max(2 + 0.5 * inner, q[1, 0], q[1, 2])
-    assert ring.targets([0], 3, "greedy")[0] == pytest.approx(1 + 0.5 * middle)
-    boundary = q[3, ring.selector_q[3].argmax()]
-    assert ring.targets([0], 3, "behaviour, double")[0] == pytest.approx(n_step + 0.125 * boundary)
+# By action 0, 1 ... with reward 1, 2 ... to state 1, 2 ...
+STEPS = [(k % 3, 2.0**k, "", after, 0) for k, after in enumerate((1, 2, 3, 0, 2))]
 
 
 def test_repeated_and_no_starts_and_a_replay_of_small_dtypes():
@@ -576,7 +552,7 @@ def test_repeated_and_no_starts_and_a_replay_of_small_dtypes():
     assert ring.targets(starts[:0], 3).shape == (0,)
     assert ring.categorical_targets(ring.expand(starts[:0], 3), "greedy").shape == (0, 5)
     dtypes = (np.int32, np.uint8, np.float32, np.int32, np.uint8, np.bool_)
-    small = [column.astype(kind) for column, kind in zip(ring.columns(), dtypes, strict=True)]
+    small = map(np.ndarray.astype, ring.columns(), dtypes)
     sub = trajectory_subgraphs(starts.astype(np.int32), 3, *small)
     np.testing.assert_array_equal(ring.q_targets(sub, "behaviour"), single)
 

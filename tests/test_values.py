@@ -6,7 +6,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from conftest import cases, raises_naming, scaled
+from conftest import cases, graph_of, raises_naming, scaled
 from hypothesis import given, settings
 
 import gbcore
@@ -33,6 +33,16 @@ def seen_oracle(graph, leaf_q, gamma, prior):
 def unknown(obs):
     """The action of a network that nobody asked for one."""
     return np.full(len(obs), -7)
+
+
+def zeros(obs):
+    """Leaf values of a network that says nothing."""
+    return np.zeros((len(obs), 2), np.float32)
+
+
+def evaluated(graph, gamma, leaf=zeros):
+    """The policy of an evaluation, of tried actions alone."""
+    return GraphValues(graph, LeafTable(graph, leaf), gamma).seen_policy(otherwise=None)
 
 
 @given(cases())
@@ -75,32 +85,26 @@ def leaf_of(obs):
     return np.sin(np.stack([obs[:, 0], 7.0 * obs[:, 0] + 1], axis=1)).astype(np.float32)
 
 
-def walk(replay, values, rng, steps, every=4):
-    """Random steps on a ring of 12 states that drifts on, so that ids are freed and reused."""
-    graph, state = replay.graph, 0
-    for step in range(steps):
-        action, after = int(rng.integers(2)), (step // 30) * 5 + int(rng.integers(12))
-        nodes = [graph.node(np.array([s])) for s in (state, after)]
-        over = bool(rng.random() < 0.1)
-        replay.add(nodes[0], action, float(rng.integers(3)), nodes[1], over)
-        state = after
-        if over:
-            replay.end_episode()
-        if step % every == 0:
-            values.update(10)  # of some 100 edges: the rest waits
-            if step % 20 == 0:
-                yield
-
-
 def graph_that_forgets(capacity=40):
     graph = TransitionGraph(2, (1,), np.int64)
     return graph, Replay(graph, capacity), LeafTable(graph, leaf_of)
 
 
 def test_values_follow_a_graph_that_forgets():
+    """Random steps on a ring of 12 states that drifts on, so that ids are freed and reused."""
     graph, replay, table = graph_that_forgets()
-    values, rng = GraphValues(graph, table, 0.8, 0.5), np.random.default_rng(1)
-    for _ in walk(replay, values, rng, scaled(2_000, 400)):
+    values, rng, after = GraphValues(graph, table, 0.8, 0.5), np.random.default_rng(1), [0]
+    for step in range(scaled(2_000, 400)):
+        state, action, after = (
+            after,
+            int(rng.integers(2)),
+            step // 30 * 5 + rng.integers(12, size=1),
+        )
+        replay.record(np.array(state), action, float(rng.integers(3)), after, rng.random() < 0.1)
+        if step % 4 == 0:
+            values.update(10)  # of some 100 edges: the rest waits
+        if step % 20:
+            continue
         for _ in range(300):
             values.update()
         twin = naive.NaiveGraph(2, (1,), np.int64)
@@ -182,37 +186,24 @@ def test_bad_arguments_are_named():
             values.targets([node], [action])
 
 
-def corridor(length=60, gamma=0.95):
+def corridor(length, gamma=0.95):
     """A way of many states to a reward, tried by one of two actions; ids against it."""
     graph, leaf = TransitionGraph(2, (1,), np.int64), {"q": 0.0}
     table = LeafTable(graph, lambda obs: np.full((len(obs), 2), leaf["q"], np.float32))
     values = GraphValues(graph, table, gamma)
-    nodes = [graph.node(np.array([s])) for s in range(length + 1)]
+    nodes = graph.nodes(np.arange(length + 1)[:, None]).tolist()
     for s in range(length):
         graph.add(nodes[s], 0, float(s == length - 1), nodes[s + 1], s == length - 1)
     return graph, values, leaf, nodes
 
 
-def test_a_new_network_s_guesses_do_not_decide_an_evaluation():
-    graph, values, leaf, nodes = corridor()
-    leaf["q"] = 0.9  # of pairs never tried, and more than most states are worth
-    values.renew()
-    assert (values.actions(nodes[:-4]) == 1).all()
-    obs = graph.observations_of(np.array(nodes[:-1]))
-    assert (values.seen_policy(otherwise=None)(obs) == 0).all()
-
-
 @pytest.mark.parametrize("fine", [0.0, 10.0, 1e5, 1e9])
 @pytest.mark.parametrize("gamma", [0.99, 0.999])
 def test_a_large_penalty_hides_no_small_reward_from_an_evaluation(fine, gamma):
-    graph = TransitionGraph(2, (1,), np.int64)
-    door, shop, end = (graph.node(np.array([s])) for s in range(3))
-    graph.add(door, 0, 0.0, shop, False)
-    graph.add(door, 1, 50.0, end, True)  # less than 1 a step for ever
-    graph.add(shop, 0, 1.0, shop, False)
-    graph.add(shop, 1, -fine, end, True)
-    table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
-    policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
+    door, shop, end = range(3)
+    rows = [(door, 0, 0.0, shop, False), (door, 1, 50.0, end, True)]  # less than 1 a step for ever
+    rows += [(shop, 0, 1.0, shop, False), (shop, 1, -fine, end, True)]
+    policy = evaluated(graph_of(3, rows), gamma)
     assert policy(np.array([[0], [1]])).tolist() == [0, 0]
 
 
@@ -220,14 +211,12 @@ def test_a_large_penalty_hides_no_small_reward_from_an_evaluation(fine, gamma):
     ("length", "gamma"), [(60, 0.5), (300, 0.9), (1_000, 0.97), (1_100, 0.5), (900, 0.05)]
 )
 def test_a_reward_is_seen_from_however_far(length, gamma):
-    graph, _, table = graph_that_forgets()
-    nodes = graph.nodes(np.arange(length)[:, None])
-    for s, node in enumerate(nodes):
-        graph.add(node, 0, 0.0, node, False)
-        graph.add(node, 1, float(s == length - 1), nodes[min(s + 1, length - 1)], s == length - 1)
-    policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
-    assert (policy(np.arange(length)[:, None]) == 1).all()
-    assert (solve(graph, gamma)[1][nodes] == 1).all()
+    graph, last = graph_of(length), length - 1
+    for s in range(length):
+        graph.add(s, 0, 0.0, s, False)
+        graph.add(s, 1, float(s == last), min(s + 1, last), s == last)
+    assert (evaluated(graph, gamma, leaf_of)(np.arange(length)[:, None]) == 1).all()
+    assert (solve(graph, gamma)[1][:length] == 1).all()
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.999, 0.9999])
@@ -240,14 +229,10 @@ def test_an_evaluation_waits_at_0_rather_than_take_a_penalty(ring, gamma):
     elif ring == "shuffled":
         way = np.random.default_rng(0).permutation(n)
         after[way] = np.roll(way, -1)
-    graph = TransitionGraph(2, (1,), np.int64, capacity=n + 1)
-    graph.nodes(np.arange(n + 1)[:, None])
-    ends = np.full(n, n)
-    graph.add(states, np.ones(n, np.int64), -np.ones(n), ends, np.ones(n, np.bool_))
-    graph.add(states, np.zeros(n, np.int64), np.zeros(n), after, np.zeros(n, np.bool_))
-    table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
-    policy = GraphValues(graph, table, gamma).seen_policy(otherwise=None)
-    assert (policy(states[::7, None]) == 0).all()
+    none, one = np.zeros(n, np.int64), np.ones(n, np.int64)
+    rows = (states, one, -1.0 * one, one * n, one), (states, none, 0.0 * one, after, none)
+    graph = graph_of(n + 1, rows)
+    assert (evaluated(graph, gamma)(states[::7, None]) == 0).all()
     values, actions, _ = solve(graph, gamma)
     assert (actions[:n] == 0).all()
     np.testing.assert_allclose(values[:n], 0, atol=1e-300)
@@ -260,14 +245,11 @@ def test_exact_values_are_those_of_linear_equations(seed, large, monkeypatch):
     monkeypatch.setattr(gbcore.values, "LARGE", large)  # of more, equations are iterated
     rng, gamma = np.random.default_rng(seed), 0.9999
     n, num_actions = int(rng.integers(2, 60)), int(rng.integers(1, 4))
-    graph = TransitionGraph(num_actions, (1,), np.int64)
-    graph.nodes(np.arange(n)[:, None])
     m = int(rng.integers(n, 6 * n))
     rewards = rng.choice([0.0, 0.0, -0.01, 1.0, -5.0], m)
     columns = (rng.integers(n, size=m), rng.integers(num_actions, size=m), rewards,
                rng.integers(n, size=m), rng.random(m) < 0.05)  # fmt: skip
-    graph.add(*columns)
-    values, actions, _ = solve(graph, gamma)
+    values, actions, _ = solve(graph_of(n, [columns], num_actions), gamma)
     # The policy's own value, by dense equations, and no action is better.
     q = np.full((n, num_actions), -np.inf)
     weights, reward = np.zeros((n, num_actions, n)), np.zeros((n, num_actions))
@@ -293,10 +275,7 @@ def test_few_rewards_among_many_states_that_lead_to_each_other():
     n, rng = scaled(5_000, 300), np.random.default_rng(0)
     states, after = np.repeat(np.arange(n), 2), rng.integers(n, size=2 * n)
     rewards = (rng.random(2 * n) < 5 / n) * 1.0
-    graph = TransitionGraph(1, (1,), np.int64)
-    graph.nodes(np.arange(n)[:, None])
-    graph.add(states, 0 * states, rewards, after, np.zeros(2 * n, np.bool_))
-    values, _, _ = solve(graph, 0.99)
+    values, _, _ = solve(graph_of(n, [(states, 0 * states, rewards, after, 0 * states)], 1), 0.99)
     expected = (rewards + 0.99 * values[after]).reshape(n, 2).mean(axis=1)
     np.testing.assert_allclose(values, expected, rtol=1e-9)
 
@@ -328,15 +307,6 @@ def test_an_evaluation_that_follows_changes_finds_what_a_fresh_one_finds(cost):
         values._tried = found
 
 
-def test_an_update_leaves_no_node_out():
-    graph, _, table = graph_that_forgets()
-    values = GraphValues(graph, table, 0.9)
-    node = graph.node(np.array([3]))
-    values.update()
-    assert values.values([node]) == leaf_of(np.array([[3]])).max()
-    assert values.actions([node]).tolist() == [-1]
-
-
 @pytest.mark.parametrize("wrong", [np.nan, 1e10, -1e30])
 def test_values_recover_from_a_network_that_was_wrong(wrong):
     graph, values, leaf, nodes = corridor(5)
@@ -351,7 +321,7 @@ def test_values_recover_from_a_network_that_was_wrong(wrong):
 
 def test_the_policy_of_an_empty_graph_asks_the_network_later_too():
     graph = TransitionGraph(2, (1,), np.int64)
-    values = GraphValues(graph, LeafTable(graph, lambda obs: np.zeros((len(obs), 2))), 0.9)
+    values = GraphValues(graph, LeafTable(graph, zeros), 0.9)
     policy = values.seen_policy(otherwise=lambda obs: obs[:, 0])
     graph.node(obs := np.array([1]))
     assert policy(obs[None]).tolist() == [1]
@@ -365,11 +335,8 @@ def test_value_flows_along_a_way_by_two_backups_of_each_state(order):
         "newest first": np.arange(n)[::-1].copy(),
         "shuffled": np.random.default_rng(3).permutation(n),
     }[order]
-    graph = TransitionGraph(1, (1,), np.int64)
-    graph.nodes(np.arange(n)[:, None])
-    for s, following in itertools.pairwise(way.tolist()):
-        graph.add(s, 0, 0.0, following, False)
-    graph.add(way[-1], 0, 1.0, way[-1], True)
+    rows = [(s, 0, 0.0, following, False) for s, following in itertools.pairwise(way.tolist())]
+    graph = graph_of(n, [*rows, (way[-1], 0, 1.0, way[-1], True)], num_actions=1)
     value, rule = np.zeros(n), gbcore.values.rule_of(np.zeros((n, 1), np.float32), 0.999)
     queue = gbcore.values.new_queue(n)
     work = sweeps.sweep(graph.arrays, value, rule, queue, np.arange(n), 0.0, 0.0, 10**6)
@@ -423,80 +390,60 @@ def test_a_change_waits_until_it_was_followed():
 
 
 def test_large_rewards_do_not_overflow_where_their_mean_does_not():
-    graph, _, table = graph_that_forgets()
-    node, end = graph.node(np.array([0])), graph.node(np.array([1]))
-    for _ in range(2):
-        graph.add(node, 0, 1e308, end, True)
-    values = GraphValues(graph, table, 0.9)
-    assert values.values([node]).tolist() == [1e308]
-    assert values.seen_policy(otherwise=None)(np.array([[0]])).tolist() == [0]
+    graph = graph_of(2, 2 * [(0, 0, 1e308, 1, True)])
+    assert GraphValues(graph, LeafTable(graph, leaf_of), 0.9).values([0]).tolist() == [1e308]
+    assert evaluated(graph, 0.9, leaf_of)(np.array([[0]])).tolist() == [0]
 
 
 def test_with_keys_the_graph_is_asked_by_key():
     graph = TransitionGraph(2, (1,), np.float32, key_shape=(1,), key_dtype=np.int64)
-    table = LeafTable(graph, lambda obs: np.zeros((len(obs), 2), np.float32))
-    values = GraphValues(graph, table, 0.9)
+    values = GraphValues(graph, LeafTable(graph, zeros), 0.9)
     obs = np.array([[0.1], [0.2], [3.0]], np.float32)
     keys = np.array([[0], [1], [7]])
-    nodes = [graph.node(o, k) for o, k in zip(obs[:2], keys[:2], strict=True)]
-    for node, action in ((nodes[0], 0), (nodes[1], 1)):
-        graph.add(node, action, 1.0, node, True)
+    nodes = graph.nodes(obs[:2], keys[:2])
+    graph.add(nodes, [0, 1], [1.0, 1.0], nodes, [True, True])
     values.update()
     near = obs + 0.01  # another observation of the same state
-
-    def otherwise(obs):
-        return np.full(len(obs), 5)
-
-    assert values.act(near, otherwise, keys).tolist() == [0, 1, 5]
-    assert values.seen_policy(otherwise)(near, keys).tolist() == [0, 1, 5]
+    assert values.act(near, unknown, keys).tolist() == [0, 1, -7]
+    assert values.seen_policy(unknown)(near, keys).tolist() == [0, 1, -7]
     with pytest.raises(ValueError, match="Require a key"):
-        values.act(near, otherwise)
+        values.act(near, unknown)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("prior", [0.0, 0.5])
 def test_nan_is_the_least_value_for_training_and_evaluation(first, prior):
     """Where the network gives NaN, what was seen decides, in whatever order."""
-    graph, sure = TransitionGraph(2, (1,), np.int64), 1 - first
-    nodes = [graph.node(np.array([s])) for s in range(4)]
-    graph.add(nodes[0], first, 0.0, nodes[2], False)  # into a state that was never left
-    graph.add(nodes[0], sure, 1.0, nodes[1], True)
-    graph.add(nodes[3], first, 0.0, nodes[0], False)
-    leaf_q = np.full((4, 2), np.nan, np.float32)
-    leaf_q[:, sure] = [0.0, np.nan, np.nan, np.nan]
+    sure = 1 - first  # the other action leads into a state that was never left
+    rows = [(0, first, 0.0, 2, False), (0, sure, 1.0, 1, True), (3, first, 0.0, 0, False)]
+    graph, leaf_q = graph_of(4, rows), np.full((4, 2), np.nan, np.float32)
+    leaf_q[0, sure] = 0.0
     table = LeafTable(graph, lambda obs: leaf_q[obs[:, 0]])
     values = GraphValues(graph, table, 0.5, prior)
     for _ in range(3):
         values.update()
         values.renew()
     value = 1 / (1 + prior)
-    np.testing.assert_allclose(values.values(nodes[:1]), [value])
-    np.testing.assert_allclose(values.targets([nodes[3]], [first]), [0.5 * value])
-    assert np.isnan(values.values([nodes[2]])).all()
+    np.testing.assert_allclose(values.values([0]), [value])
+    np.testing.assert_allclose(values.targets([3], [first]), [0.5 * value])
+    assert np.isnan(values.values([2])).all()
     obs = np.arange(4)[:, None]
-
     assert values.act(obs, unknown)[0] == sure
     assert values.seen_policy(unknown)(obs).tolist() == [sure, -7, -7, first]
 
 
 def test_a_state_whose_own_guess_is_nan_has_the_value_of_what_was_seen():
-    graph = TransitionGraph(1, (1,), np.int64)
-    nodes = [graph.node(np.array([s])) for s in range(2)]
-    for s in range(2):  # a loop of two
-        graph.add(nodes[s], 0, 1.0, nodes[1 - s], False)
+    graph = graph_of(2, [(s, 0, 1.0, 1 - s, False) for s in range(2)], num_actions=1)
     leaf_q = np.array([[np.nan], [2.0]], np.float32)
     for order in (leaf_q, leaf_q[::-1]):
         values = GraphValues(graph, LeafTable(graph, lambda obs, q=order: q[obs[:, 0]]), 0.5)
         for _ in range(40):
             values.update()
-        np.testing.assert_allclose(values.values(nodes), [2, 2], rtol=1e-5)
+        np.testing.assert_allclose(values.values([0, 1]), [2, 2], rtol=1e-5)
 
 
 def test_values_follow_a_network_that_somebody_wrote_into():
-    graph = TransitionGraph(2, (1,), np.int64)
-    nodes = np.array([graph.node(np.array([s])) for s in range(3)])
-    graph.add(nodes[0], 0, 0.0, nodes[1], False)
-    graph.add(nodes[1], 0, 0.0, nodes[2], False)
+    graph, nodes = graph_of(3, [(0, 0, 0.0, 1, False), (1, 0, 0.0, 2, False)]), [0, 1, 2]
     network = torch.nn.Linear(1, 2)
 
     def evaluate(obs):
@@ -511,23 +458,20 @@ def test_values_follow_a_network_that_somebody_wrote_into():
         assert values.actions(nodes).tolist() == [-1] * 3
         values.update()
         # Weight and bias are the number: q(s, a) = number * (s + 1), of the third state 3.
-        best = [max(number * (s + 1), 0.5 * number * (s + 2)) for s in range(3)]
-        best[1] = max(number * 2, 0.5 * number * 3)
-        best[0] = max(number, 0.5 * best[1])
-        np.testing.assert_allclose(values.values(nodes), [*best[:2], number * 3], rtol=1e-5)
+        second = max(number * 2, 0.5 * number * 3)
+        best = [max(number, 0.5 * second), second, number * 3]
+        np.testing.assert_allclose(values.values(nodes), best, rtol=1e-5)
         policy = values.seen_policy(lambda obs: np.full(len(obs), 1))
         assert policy(np.arange(3)[:, None]).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_way_round_is_chosen_rather_than_one_that_ends_in_nan(first):
-    graph, table = TransitionGraph(2, (1,), np.int64), {"end": 9.0}
-    nodes = [graph.node(np.array([s])) for s in range(4)]
-    graph.add(nodes[0], first, 0.0, nodes[2], False)  # to a state that leads to the end alone
-    graph.add(nodes[0], 1 - first, 1.0, nodes[1], False)  # a ring of two
+    rows = [(0, first, 0.0, 2, False)]  # to a state that leads to the end alone
+    rows += [(0, 1 - first, 1.0, 1, False)]  # a ring of two
     for a in range(2):
-        graph.add(nodes[1], a, 1.0, nodes[0], False)
-        graph.add(nodes[2], a, 0.0, nodes[3], False)
+        rows += [(1, a, 1.0, 0, False), (2, a, 0.0, 3, False)]
+    graph, table = graph_of(4, rows), {"end": 9.0}
     leaves = LeafTable(graph, lambda obs: np.full((len(obs), 2), table["end"], np.float32))
     values, states = GraphValues(graph, leaves, 0.5), np.arange(4)[:, None]
     for end, best in ((9.0, first), (np.nan, 1 - first), (9.0, first)):
@@ -535,7 +479,6 @@ def test_a_way_round_is_chosen_rather_than_one_that_ends_in_nan(first):
         leaves.forget_all()
         values.update()
         ring = [0.25 * end, 1 + 0.125 * end] if best == first else [2, 2]
-        np.testing.assert_allclose(values.values(nodes), [*ring, 0.5 * end, end])
-        policy = values.seen_policy(unknown)
-        assert policy(states).tolist() == [best, 0, 0, -7]
-        assert values.actions(np.array(nodes)).tolist() == [best, 0, 0, -1]
+        np.testing.assert_allclose(values.values(range(4)), [*ring, 0.5 * end, end])
+        assert values.seen_policy(unknown)(states).tolist() == [best, 0, 0, -7]
+        assert values.actions(range(4)).tolist() == [best, 0, 0, -1]
