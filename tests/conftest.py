@@ -19,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from ano
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tools"))
 sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "reproduce"))
 
+from gbtools import recorded
 from gbtools.runs import read_rows, words_of
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 
-from gbcore.run import load_checkpoint
+from gbcore.run import LearnerState, load_checkpoint
 
 # The same examples in every run: a failure in CI is a failure at the desk.
 hypothesis.settings.register_profile(
@@ -308,8 +309,28 @@ def as_bytes(tree):
     if isinstance(tree, (list, tuple, collections.deque)):
         return [as_bytes(one) for one in tree]
     if isinstance(tree, torch.Tensor):
-        tree = tree.numpy()
-    return (tree.shape, str(tree.dtype), tree.tobytes()) if isinstance(tree, np.ndarray) else tree
+        tree = tree.numpy(force=True)
+    if isinstance(tree, np.ndarray):
+        return tree.shape, str(tree.dtype), tree.tobytes()
+    if isinstance(tree, np.random.Generator):
+        return tree.bit_generator.state
+    if isinstance(tree, torch.Generator):
+        return as_bytes(tree.get_state())
+    if isinstance(tree, (LearnerState, type)):
+        return type(tree).__name__
+    return as_bytes(vars(tree)) if hasattr(tree, "__dict__") else tree
+
+
+def learned(run):
+    """All that the learner of a run's checkpoint holds."""
+    learner = recorded.read(run).learner
+    parts = {name: value for name, value in vars(learner).items() if name not in learner.APART}
+    tells = ("state_dict", "state")
+    return {
+        name: next((getattr(part, tell)() for tell in tells if hasattr(part, tell)), part)
+        for name, part in parts.items()
+        if hasattr(part, "state_dict") or not (callable(part) or isinstance(part, LearnerState))
+    }
 
 
 HOW = ("run_dir", "resume", "checkpoint_frequency")
@@ -320,6 +341,7 @@ def left_behind(run):
     tree = load_checkpoint(run)
     for name in ("training_seconds", "_logged", "tables"):
         del tree["logger"][name]
+    tree["learner"] = learned(run)
     tree["flags"] = {k: v for k, v in tree["flags"].items() if k not in HOW}
     result = json.loads((run / "result.json").read_text())
     for name in ("sps", "training_seconds", "wall_seconds", "versions"):  # of an edited tree

@@ -1,6 +1,6 @@
 """Running agents: flags, seeds, logging, checkpoints, episodes, videos."""
 
-from gbcore.run.checkpoint import Checkpoint, LearnerState, load_checkpoint, save_checkpoint
+from gbcore.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from gbcore.run.episodes import (
     ELSEWHERE,
     Replayed,
@@ -25,6 +25,7 @@ from gbcore.run.flags import (
     number,
     parse_flags,
 )  # fmt: skip
+from gbcore.run.learner import LearnerState
 from gbcore.run.logger import Logger
 from gbcore.run.output import StopSignal, fail, one_line_errors, warn
 from gbcore.run.setup import flush_denormals, seed_everything

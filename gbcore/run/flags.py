@@ -163,7 +163,8 @@ def _flags_of_run(flags_class, script, folder):
     saved = flags_class(**own | {"resume": str(folder)})
     args = tyro.cli(flags_class, default=saved)
     for name, value in asdict(saved).items():
-        if (given := getattr(args, name)) != value and name not in args.FREE:
+        given = getattr(args, name)
+        if name in own and name not in args.FREE and str(given) != str(value):  # NaN is no NaN
             raise ValueError(f"Require {_flag(name)} {value!r}, which the run has, got {given!r}")
     if args.total_timesteps < saved.total_timesteps:
         least = saved.total_timesteps

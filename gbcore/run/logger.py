@@ -1,6 +1,7 @@
 """Logger: the output and the folder of a run, alike for every script."""
 
 import contextlib
+import csv
 import fcntl
 import io
 import itertools
@@ -244,8 +245,10 @@ class Logger:
     def require_finite(self) -> None:
         """Make charts plain numbers. A loss of NaN ends the run; its last checkpoint is older."""
         for name, value in self.charts.items():
-            self.charts[name] = None if value is None else float(value)
-            value = self.charts[name]
+            try:
+                value = self.charts[name] = None if value is None else float(value)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"Require a number as chart {name}, got {value!r}") from error
             if value is not None and name.startswith("losses/") and not math.isfinite(value):
                 fail(
                     f"{name} is {value} after {self.step} steps: nothing more can be "
@@ -256,7 +259,7 @@ class Logger:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a dict as indented JSON."""
         with replacing(self.path / name) as new:
-            new.write_text(json.dumps(content, indent=2) + "\n")
+            new.write_text(json.dumps(content, indent=2, default=str) + "\n")
 
     def state(self) -> dict[str, Any]:
         """A tree for `restore`."""
@@ -278,12 +281,14 @@ class Logger:
     def _write(self, table, **row):
         """A row, at once: a killed run loses none. A new column widens the table."""
         lines = self._tables[table]
-        names = lines[0].rstrip("\n").split(",") if lines else []
+        names = next(csv.reader(lines[:1])) if lines else []
         if new := [name for name in row if name not in names]:
             commas = "," * len(new) if lines else ""
             body = [line.rstrip("\n") + commas + "\n" for line in lines[1:]]
             names += new
-            lines[:] = [",".join(names) + "\n", *body]
+            header = io.StringIO()
+            csv.writer(header, lineterminator="\n").writerow(names)  # a name may have a comma
+            lines[:] = [header.getvalue(), *body]
             with replacing(self.path / table) as path:
                 path.write_text("".join(lines))
         values = [row.get(name) for name in names]

@@ -1,0 +1,268 @@
+"""LearnerState: what a checkpoint holds of a learner, whatever its author has put there."""
+
+import copyreg
+import functools
+import io
+import pickle
+import sys
+import types
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+import torch
+
+from gbcore.run.output import warn
+
+
+class LearnerState:
+    """Base of a learner: a checkpoint holds all of it that learning changes.
+
+    That is a pickle of its attributes, in which what is one object stays one. Objects that the
+    script makes are restored in place, as others may hold them. What cannot be pickled, as a
+    scheduler with a lambda, goes by its `state_dict`, or `state` and `restore`; of others a warning
+    is given. Graph and replay are parts of a checkpoint by themselves.
+    """
+
+    APART: tuple[str, ...] = ("args", "graph", "replay")  # and whatever learning does not change
+    outside: ClassVar[dict[str, Any]] = {}  # parts of the run that attributes may refer to
+
+    def state(self) -> dict[str, Any]:
+        """A tree for `restore`."""
+        names = vars(self).keys() - {*self.APART, "outside"}
+        by_method = {name for name in names if _is_ours(vars(self)[name])}
+        try:
+            return self._state(names, by_method)
+        except Exception:  # pickle promises no single one
+            for name in sorted(names - by_method):
+                if not (error := self._fault_of(name, by_method)):
+                    continue
+                if _methods_of(vars(self)[name]) and not self._fault_of(name, by_method | {name}):
+                    by_method.add(name)
+                else:
+                    names.discard(name)
+                    self._leave_out(name, error)
+        return self._state(names, by_method)
+
+    def _fault_of(self, name, by_method):
+        try:
+            self._state({name}, by_method)
+        except Exception as error:
+            return error
+        return None
+
+    def _state(self, names, by_method):
+        told = {name: _methods_of(vars(self)[name])[0]() for name in sorted(names & by_method)}
+        known = {id(value): ("outside", name) for name, value in self._outside().items()}
+        known |= {id(vars(self)[name]): ("outside", name) for name in by_method}
+        values, shells = {}, {}
+        for name, value in vars(self).items():
+            if id(value) not in known and (state := _state_of(value)) is not None:
+                known[id(value)] = "shell", name, type(value)
+                if name in names:
+                    shells[name] = value, state
+            elif name in names - by_method:
+                values[name] = value
+        file = io.BytesIO()
+        _Pickler(file, known, type(self).__module__).dump((values, shells, told))
+        return {"pickle": np.frombuffer(file.getvalue(), np.uint8), "device": _device_of(self)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a tree of `state`.
+
+        Raises ValueError where a network has other sizes, KeyError where an object is not there.
+        """
+        before = dict(vars(self))
+        sizes = {
+            name: _sizes_of(value)
+            for name, value in before.items()
+            if isinstance(value, torch.nn.Module)
+        }
+        file = io.BytesIO(state["pickle"].tobytes())
+        values, shells, told = _Unpickler(file, self, state["device"]).load()
+        for name, (value, content) in shells.items():
+            flags = _device_flags(value) if value is before.get(name) else None
+            _set_state(value, content)
+            if flags and state["device"] != _device_of(self):
+                for group, own in zip(value.param_groups, flags, strict=False):
+                    group.update(own)
+            values[name] = value
+        for name in [name for name in sizes if name in values]:
+            found = _sizes_of(values[name])
+            for part, size in sizes[name].items():  # it may have grown
+                if found.get(part) != size:
+                    raise ValueError(
+                        f"Require {name}.{part} of shape {size}, got {found.get(part)}"
+                    )
+        vars(self).update(values)
+        for name, content in told.items():
+            _methods_of(vars(self)[name])[1](content)
+
+    def _outside(self):
+        """What attributes may refer to and a pickle does not hold, by name."""
+        apart = {name: vars(self)[name] for name in self.APART if name in vars(self)}
+        return {**self.outside, **apart, "self": self}
+
+    def _leave_out(self, name, error):
+        value = vars(self)[name]
+        is_constant = isinstance(value, types.ModuleType) or (
+            isinstance(value, types.FunctionType) and not value.__closure__
+        )
+        if not (is_constant or name in _told):
+            _told.add(name)
+            advice = "give it state_dict, or name it in APART"
+            warn(f"checkpoints leave out learner.{name}: {error}; {advice}")
+
+
+def dump(tree: Any, file: BinaryIO) -> None:
+    """Pickle a tree with tensors of any device."""
+    _Pickler(file).dump(tree)
+
+
+def load(file: BinaryIO) -> Any:
+    """The tree that `dump` wrote; its tensors are on the CPU."""
+    return _Unpickler(file).load()
+
+
+# Methods that tell an object's state and take it back.
+METHODS = ("state_dict", "load_state_dict"), ("state", "restore")
+_told: set[str] = set()  # attributes that were warned of
+
+
+def _is_ours(value):
+    """Is it an object of gbcore, which a script makes and others hold?"""
+    return type(value).__module__.startswith("gbcore.") and bool(_methods_of(value))
+
+
+def _methods_of(value):
+    """Those that tell its state and take it back, if it has any."""
+    for names in METHODS:
+        if all(callable(getattr(type(value), name, None)) for name in names):
+            return [getattr(value, name) for name in names]
+    return None
+
+
+def _state_of(value):
+    """What `_set_state` gives an empty object of the class; None if it is not made in that way."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return None
+    try:
+        make, arguments, state, *items = value.__reduce_ex__(2)
+    except Exception:  # it cannot be pickled, or is a constant
+        return None
+    if isinstance(value, torch.optim.Optimizer):  # its own state lacks what a subclass adds
+        state = {name: one for name, one in vars(value).items() if name != "step"}
+    is_shell = make is copyreg.__newobj__ and len(arguments) == 1 and not any(items)
+    return state if is_shell and state is not None else None
+
+
+def _set_state(value, state):
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif hasattr(type(value), "__setstate__"):
+        value.__setstate__(state)
+    else:
+        own, slots = state if isinstance(state, tuple) else (state, None)
+        if own is not None:
+            vars(value).clear()
+            vars(value).update(own)
+        for name, one in (slots or {}).items():
+            object.__setattr__(value, name, one)
+
+
+def _device_flags(optimizer):
+    """Of each group, flags that only some devices take."""
+    names = {"fused", "foreach", "capturable"}
+    groups = getattr(optimizer, "param_groups", [])
+    return [{name: group[name] for name in names & group.keys()} for group in groups]
+
+
+def _device_of(learner):
+    return getattr(learner, "device", torch.device("cpu")).type
+
+
+def _sizes_of(module):
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+class _Pickler(pickle.Pickler):
+    """Of objects known by other names these alone, and of tensors views of one memory as such."""
+
+    def __init__(self, file, known=None, module=None):
+        super().__init__(file, protocol=5)
+        self._known, self._module, self._memory = known or {}, module, {}
+
+    def persistent_id(self, value):
+        is_code = isinstance(value, (type, types.FunctionType))  # as __main__ or imported
+        if is_code and value.__module__ == self._module and "<locals>" not in value.__qualname__:
+            return "script", value.__qualname__
+        return self._known.get(id(value))
+
+    def reducer_override(self, value):
+        if isinstance(value, torch.Generator):
+            return _generator, (str(value.device), value.get_state())
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if value.layout != torch.strided:
+            raise TypeError(f"a tensor with layout {value.layout}")
+        memory = value.untyped_storage()
+        key = value.device, memory.data_ptr(), memory.nbytes()
+        if key not in self._memory:
+            whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(memory)
+            self._memory[key] = whole.numpy(force=True)
+        layout = value.dtype, value.storage_offset(), tuple(value.shape), value.stride()
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        has_grad = value.is_leaf and value.requires_grad
+        how = is_parameter, has_grad, value.grad if has_grad else None
+        return _tensor, (self._memory[key], value.device.type, layout, how)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file, learner=None, device="cpu"):
+        super().__init__(file)
+        self._learner, self._device, self._shells, self._memory = learner, device, {}, {}
+
+    def find_class(self, module, name):
+        if (module, name) == (__name__, "_tensor"):
+            return self._tensor
+        return super().find_class(module, name)
+
+    def persistent_load(self, pid):
+        kind, name, *classes = pid
+        if kind == "script":
+            module = sys.modules[type(self._learner).__module__]
+            return functools.reduce(getattr, name.split("."), module)
+        if kind == "shell":
+            own = vars(self._learner).get(name)
+            if name not in self._shells:
+                is_taken = any(own is shell for shell in self._shells.values())
+                is_same = type(own) is classes[0] and not is_taken
+                self._shells[name] = own if is_same else classes[0].__new__(classes[0])
+            return self._shells[name]
+        # Tools make a learner without the rest of the run.
+        return self._learner._outside().get(name, vars(self._learner).get(name))
+
+    def _tensor(self, memory, device, layout, how):
+        if id(memory) not in self._memory:
+            is_own = self._learner is not None and device == self._device
+            to = _device_of(self._learner) if is_own else "cpu"
+            self._memory[id(memory)] = memory, torch.from_numpy(memory).to(to)
+        whole = self._memory[id(memory)][1]
+        dtype, offset, shape, stride = layout
+        tensor = torch.empty(0, dtype=dtype, device=whole.device)
+        tensor.set_(whole.untyped_storage(), offset, shape, stride)
+        is_parameter, has_grad, grad = how
+        tensor = torch.nn.Parameter(tensor, has_grad) if is_parameter else tensor
+        tensor.requires_grad_(has_grad).grad = grad
+        return tensor
+
+
+def _tensor(*_):
+    """Name of `_Unpickler._tensor` in a pickle."""
+
+
+def _generator(device, state):
+    generator = torch.Generator(device if torch.cuda.is_available() else "cpu")
+    generator.set_state(state)
+    return generator
