@@ -136,10 +136,14 @@ def draw(rows):
     for panel, task in zip(panels.flat, tasks, strict=False):
         for name, part in rows[rows.task == task].groupby(names_of(rows)):
             part = part[part.act_on == part.act_on.min()]  # graph, where there is one
-            curve = part.groupby("step").mean_return.agg(["median", "min", "max"])
-            colour = f"C{names.index(name)}"
-            panel.plot(curve.index, curve["median"], colour, label=name)
-            panel.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.2)
+            curves = part.pivot_table("mean_return", "step", "seed")
+            if name == "ppo":  # a seed that ended had enough
+                curves = curves.ffill()
+            colour, steps = f"C{names.index(name)}", curves.index
+            panel.plot(steps, curves.median(axis=1), colour, label=name)
+            panel.fill_between(
+                steps, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.2
+            )
         if task in best:
             panel.axhline(best[task], color="grey", linestyle=":")
         panel.set(title=task.removeprefix("MiniGrid-"), xscale="log", xlim=limits, ylim=(0, 1))
