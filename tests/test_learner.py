@@ -1,0 +1,221 @@
+"""What a user may put into a learner: a copy that is restored goes on as the original does."""
+
+import collections
+import copy
+import dataclasses
+import enum
+import io
+
+import numpy as np
+import pytest
+import torch
+from conftest import jitted
+from torch import nn
+
+from gbcore.run import LearnerState
+from gbcore.run.learner import dump, load
+
+pytestmark = jitted
+
+
+class Learner(LearnerState):
+    def __init__(self, make):
+        torch.manual_seed(0)
+        self.args, self.online, self.number = object(), nn.Linear(2, 1), 0
+        self.optimizer = torch.optim.Adam(self.online.parameters(), lr=0.1)
+        make(self)
+
+    def learn(self, change):
+        """An update, and what a user makes of it."""
+        self.number += 1
+        loss = self.online(torch.full((3, 2), float(self.number))).square().mean()
+        loss.backward()
+        change(self, loss.item())
+        return loss.item()
+
+
+class Phase(enum.Enum):
+    FIRST, SECOND = 1, 2
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Mean:
+    value: float = 0.0
+
+    def add(self, number):
+        self.value = 0.9 * self.value + number
+        return self.value
+
+
+class Slots:
+    __slots__ = ("value",)
+
+
+class Helper:
+    def __init__(self, learner):
+        self.learner, self.rng = learner, np.random.default_rng(3)
+
+
+class OwnOptimizer(torch.optim.SGD):
+    calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        if self.calls % 2:
+            super().step(closure)
+
+
+def step(learner):
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
+
+
+def keep_best(learner, loss):
+    step(learner)
+    if learner.number == 2:
+        learner.best = copy.deepcopy(learner.online)
+    if learner.best is not None:
+        learner.seen = learner.best(torch.ones(2)).item()
+
+
+def grow(learner, loss):
+    step(learner)
+    learner.past.append(copy.deepcopy(learner.online))
+    learner.seen = sum(one(torch.ones(2)).item() for one in learner.past)
+
+
+def switch_heads(learner, loss):
+    step(learner)
+    learner.active.weight.data += loss
+    learner.active = learner.heads[learner.number % 3]
+    learner.seen = [head.weight.tolist() for head in learner.heads]
+
+
+def swap_optimizer(learner, loss):
+    step(learner)
+    if learner.number == 2:
+        learner.optimizer = torch.optim.RMSprop(learner.online.parameters(), lr=0.05)
+
+
+def accumulate(learner, loss):
+    if learner.number % 5 == 0:
+        step(learner)
+
+
+def schedule(learner, loss):
+    step(learner)
+    learner.schedule.step()
+    learner.seen = learner.schedule.get_last_lr()
+
+
+def part_ways(learner, loss):
+    step(learner)
+    learner.a = dataclasses.replace(learner.a, value=loss)
+    learner.b = dataclasses.replace(learner.b, value=-loss)
+    learner.seen = learner.a.value, learner.b.value
+
+
+def use_many(learner, loss):
+    step(learner)
+    learner.phase = Phase.SECOND
+    learner.points.append(Point(loss, learner.phase))
+    learner.slots.value = learner.slots.value * 0.5 + loss
+    learner.counts[round(loss) % 3] += 1
+    learner.view += loss  # of learner.whole
+    learner.mean = 0.5 * learner.mean + loss  # an integer at first
+    learner.helper.learner.mean_of = learner.means["loss"].add(learner.helper.rng.random())
+    learner.seen = (
+        learner.draw(), learner.points[-1], learner.slots.value, sorted(learner.counts.items()),
+        learner.whole.tolist(), float(learner.mean), learner.mean_of,
+        torch.rand(1, generator=learner.generator).item(), learner.online.training,
+    )  # fmt: skip
+    learner.online.eval()
+
+
+def make_many(learner):
+    learner.phase, learner.slots, learner.counts = Phase.FIRST, Slots(), collections.Counter()
+    learner.slots.value, learner.points = 1.0, collections.deque(maxlen=2)
+    learner.whole = torch.zeros(4)
+    learner.view, learner.mean = learner.whole[1:3], torch.tensor(0)
+    learner.helper, learner.me = Helper(learner), learner
+    learner.means = collections.defaultdict(Mean)
+    learner.draw = np.random.default_rng(5).random  # a bound method
+    learner.generator = torch.Generator()
+
+
+def make_heads(learner):
+    learner.heads = nn.ModuleList(nn.Linear(2, 1) for _ in range(3))
+    learner.active = learner.heads[0]
+
+
+def make_alike(learner):
+    learner.a = learner.b = Mean()
+
+
+CASES = {
+    "a copy of the best network": (lambda learner: setattr(learner, "best", None), keep_best),
+    "networks that grow in number": (lambda learner: setattr(learner, "past", []), grow),
+    "one of its heads": (make_heads, switch_heads),
+    "another optimizer": (lambda learner: None, swap_optimizer),
+    "gradients that wait": (lambda learner: None, accumulate),
+    "a schedule with a lambda": (
+        lambda learner: setattr(
+            learner, "schedule",
+            torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda n: 0.9**n),
+        ),
+        schedule,
+    ),
+    "two that began as one": (make_alike, part_ways),
+    "an optimizer of one's own": (
+        lambda learner: setattr(
+            learner, "optimizer", OwnOptimizer(learner.online.parameters(), lr=0.1)
+        ),
+        lambda learner, loss: step(learner),
+    ),
+    "all at once": (make_many, use_many),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "change"), CASES.values(), ids=CASES)
+def test_what_is_restored_goes_on_alike(make, change):
+    learner, other, file = Learner(make), Learner(make), io.BytesIO()
+    losses = [learner.learn(change) for _ in range(3)]
+    dump(learner.state(), file)
+    file.seek(0)
+    own, optimizer = other.online, other.optimizer
+    other.restore(load(file))
+    assert other.online is own, "others may hold it"
+    assert other.optimizer is optimizer or change is swap_optimizer
+    for _ in range(5):
+        losses.append(learner.learn(change))
+        assert other.learn(change) == losses[-1]
+        assert getattr(other, "seen", None) == getattr(learner, "seen", None)
+    assert len(set(losses)) > 1
+
+
+def test_what_cannot_be_saved_is_told_once_and_the_rest_is_saved(capsys):
+    def make(learner):
+        mean = 0.0
+
+        def closure():
+            return mean
+
+        learner.closure, learner.sparse = closure, torch.zeros(2, 2).to_sparse()
+        learner.constant, learner.file = (lambda: 0), io.TextIOWrapper(io.BytesIO())
+
+    learner, other = Learner(make), Learner(make)
+    learner.learn(lambda *_: None)
+    for _ in range(2):
+        tree = learner.state()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1].rpartition(".")[2] for line in lines] == [
+        "closure",
+        "file",
+        "sparse",
+    ]
+    other.restore(tree)
+    assert other.number == 1
+    assert torch.equal(other.online.weight.grad, learner.online.weight.grad)
