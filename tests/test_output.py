@@ -56,7 +56,7 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
     """What it prints then is an error on the terminal, and dropped."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [*WORDS, "5000", "--run-dir", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave,
+        [*WORDS, "300000", "--run-dir", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave,
         start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(slave)
