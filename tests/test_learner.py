@@ -121,6 +121,7 @@ def part_ways(learner, loss):
 def use_many(learner, loss):
     step(learner)
     learner.phase = Phase.SECOND
+    learner.late = learner.late or np.random.Generator(np.random.MT19937(9))
     learner.points.append(Point(loss, learner.phase))
     learner.slots.value = learner.slots.value * 0.5 + loss
     learner.counts[round(loss) % 3] += 1
@@ -128,9 +129,9 @@ def use_many(learner, loss):
     learner.mean = 0.5 * learner.mean + loss  # an integer at first
     learner.helper.learner.mean_of = learner.means["loss"].add(learner.helper.rng.random())
     learner.seen = (
-        learner.draw(), learner.points[-1], learner.slots.value, sorted(learner.counts.items()),
-        learner.whole.tolist(), float(learner.mean), learner.mean_of,
-        torch.rand(1, generator=learner.generator).item(), learner.online.training,
+        learner.draw(), learner.late.random(), learner.points[-1], learner.slots.value,
+        sorted(learner.counts.items()), learner.whole.tolist(), float(learner.mean),
+        torch.rand(1, generator=learner.generator).item(), learner.mean_of, learner.online.training,
     )  # fmt: skip
     learner.online.eval()
 
@@ -143,7 +144,7 @@ def make_many(learner):
     learner.helper, learner.me = Helper(learner), learner
     learner.means = collections.defaultdict(Mean)
     learner.draw = np.random.default_rng(5).random  # a bound method
-    learner.generator = torch.Generator()
+    learner.generator, learner.late = torch.Generator(), None
 
 
 def make_heads(learner):

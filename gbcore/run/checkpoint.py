@@ -75,7 +75,7 @@ class Checkpoint:
         for name, part in self._parts.items():
             try:
                 part.restore(tree[name])
-            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 message = f"cannot go on with {self.path}: {name}: {type(error).__name__}: {error}"
                 raise ValueError(message) from error
         if not np.array_equal(self._parts["env"].obs, tree["obs"]):

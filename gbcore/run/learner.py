@@ -57,7 +57,7 @@ class LearnerState:
         values, shells = {}, {}
         for name, value in vars(self).items():
             if id(value) not in known and (state := _state_of(value)) is not None:
-                known[id(value)] = "shell", name, type(value)
+                known[id(value)] = "shell", name, *_kind_of(value)
                 if name in names:
                     shells[name] = value, state
             elif name in names - by_method:
@@ -157,6 +157,17 @@ def _state_of(value):
     return state if is_shell and state is not None else None
 
 
+def _kind_of(value):
+    """Arguments of `_new`."""
+    is_generator = isinstance(value, np.random.Generator)
+    return (type(value), type(value.bit_generator)) if is_generator else (type(value),)
+
+
+def _new(kind, *bits):
+    """An empty object of a class, for `_set_state`."""
+    return kind(bits[0]()) if bits else kind.__new__(kind)
+
+
 def _set_state(value, state):
     if isinstance(value, np.random.Generator):
         value.bit_generator.state = state
@@ -229,7 +240,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
     def persistent_load(self, pid):
-        kind, name, *classes = pid
+        kind, name, *wanted = pid
         if kind == "script":
             module = sys.modules[type(self._learner).__module__]
             return functools.reduce(getattr, name.split("."), module)
@@ -237,8 +248,8 @@ class _Unpickler(pickle.Unpickler):
             own = vars(self._learner).get(name)
             if name not in self._shells:
                 is_taken = any(own is shell for shell in self._shells.values())
-                is_same = type(own) is classes[0] and not is_taken
-                self._shells[name] = own if is_same else classes[0].__new__(classes[0])
+                is_own = _kind_of(own) == tuple(wanted) and not is_taken
+                self._shells[name] = own if is_own else _new(*wanted)
             return self._shells[name]
         # Tools make a learner without the rest of the run.
         return self._learner._outside().get(name, vars(self._learner).get(name))
