@@ -50,6 +50,11 @@ class LearnerState:
             return error
         return None
 
+    # Attributes are of three kinds. Objects of gbcore, and those that cannot be pickled, go by
+    # their methods: `told`. Other objects are shells that get a state: the script's own or, where
+    # it makes none of the kind, a new one. The rest are values. Wherever an object of the first
+    # two kinds is held, the pickle has its name.
+
     def _state(self, names, by_method):
         told = {name: _methods_of(vars(self)[name])[0]() for name in sorted(names & by_method)}
         known = {id(value): ("outside", name) for name, value in self._outside().items()}
