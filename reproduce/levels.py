@@ -105,9 +105,8 @@ def table(rows):
         reached = curves[curves.mean_return >= enough].groupby("seed").step.min()
         steps = reached.reindex(part.seed.unique()).fillna(np.inf).median()
         steps = f"> {part.step.max():,}" if steps == np.inf else f"{steps:,.0f}"
-        possible = f"{best[task]:.2f}" if task in best else ""
-        cells = [task.removeprefix("MiniGrid-"), possible, f"{untrained[task]:.2f}", name]
-        cells += [str(part.seed.nunique()), steps]
+        ends = [f"{mean[task]:.2f}" if task in mean else "" for mean in (best, untrained)]
+        cells = [task.removeprefix("MiniGrid-"), *ends, name, str(part.seed.nunique()), steps]
         last = part[part.step == part.groupby("seed").step.transform("max")]
         last = last.sort_values("episodes").groupby(["act_on", "seed"]).tail(1)
         for act_on in ("graph", "network"):

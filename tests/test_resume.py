@@ -472,7 +472,7 @@ def test_a_damaged_checkpoint_is_refused(finished, capsys):
     noticed = []
     for place in (*anywhere, *in_arrays):
         changed = bytearray(whole)
-        changed[place] ^= 16
+        changed[place] ^= 1 << place % 8
         path.write_bytes(changed)
         try:
             read = as_bytes(checkpoint.load_checkpoint(run))

@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,10 @@ def load_checkpoint(run_path: str | Path, *names: str) -> dict[str, Any]:
         raise FileNotFoundError(
             f"Require a checkpoint in {run_path}, found none (see --checkpoint-frequency)"
         ) from error
-    except (ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
+    except (
+        ValueError, LookupError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error,
+        AttributeError, ImportError,
+    ) as error:  # fmt: skip
         raise ValueError(f"Require a whole checkpoint, got {path}: {error}") from error
 
 

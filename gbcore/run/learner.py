@@ -76,20 +76,17 @@ class LearnerState:
 
         Raises ValueError where a network has other sizes, KeyError where an object is not there.
         """
-        before = dict(vars(self))
-        sizes = {
-            name: _sizes_of(value)
-            for name, value in before.items()
-            if isinstance(value, torch.nn.Module)
-        }
+        own = vars(self)
+        modules = {name: one for name, one in own.items() if isinstance(one, torch.nn.Module)}
+        sizes = {name: _sizes_of(one) for name, one in modules.items()}
         file = io.BytesIO(state["pickle"].tobytes())
         values, shells, told = _Unpickler(file, self, state["device"]).load()
         for name, (value, content) in shells.items():
-            flags = _device_flags(value) if value is before.get(name) else None
+            flags = _device_flags(value) if value is own.get(name) else []
             _set_state(value, content)
             if flags and state["device"] != _device_of(self):
-                for group, own in zip(value.param_groups, flags, strict=False):
-                    group.update(own)
+                for group, flags_here in zip(value.param_groups, flags, strict=False):
+                    group.update(flags_here)
             values[name] = value
         for name in [name for name in sizes if name in values]:
             found = _sizes_of(values[name])
@@ -98,9 +95,9 @@ class LearnerState:
                     raise ValueError(
                         f"Require {name}.{part} of shape {size}, got {found.get(part)}"
                     )
-        vars(self).update(values)
+        own.update(values)
         for name, content in told.items():
-            _methods_of(vars(self)[name])[1](content)
+            _methods_of(own[name])[1](content)
 
     def _outside(self):
         """What attributes may refer to and a pickle does not hold, by name."""
