@@ -85,6 +85,8 @@ class Args(gb.RunFlags):
     depth: gb.Depth = 5  # nested backups per target; one-step always takes 1
     breadth: gb.NonNegative = 20  # transitions followed per level of a graph backup; 0 = all
     prior: gb.Prior = 0.0  # observations that the network's value counts as
+    guess_weight: gb.PositiveFloat = 0.2
+    """weight, with whole-graph where levels change, of targets that lead to no reward yet"""
     eval_act_on: Literal["graph", "network"] | None = None  # in evaluations; by default as act_on
     eval_episodes: gb.Count = 20  # episodes of each evaluation
     eval_frequency: gb.NonNegative | None = None
@@ -247,11 +249,18 @@ class Learner(gb.LearnerState):
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
-        self.first_tries, self.graph_values = None, None
+        self.first_tries, self.graph_values, self.found, self.rewards = None, None, None, None
+        if args.levels_change:
+            self.rewards = gb.RewardsAtStart()
         if args.exploration == "frontier" and args.levels_change:
             self.first_tries = FirstTries(graph.num_actions, agent)
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
+        if args.backup == "whole-graph" and args.levels_change:
+            # With 0 for all guesses, a value above 0 says that tried actions lead to a reward.
+            none = np.zeros(graph.num_actions, np.float32)
+            self.zeros = LeafTable(graph, lambda obs: np.tile(none, (len(obs), 1)))
+            self.found = GraphValues(graph, self.zeros, args.gamma)
         self.num_updates = 0
 
     @torch.inference_mode()
@@ -300,8 +309,13 @@ class Learner(gb.LearnerState):
         targets = torch.from_numpy(self.targets(batch, rng)).to(self.device)
         obs = torch.from_numpy(self.replay.observations(batch)).to(self.device)
         actions = torch.from_numpy(batch.actions).to(self.device)
-        q = self.online(obs).gather(1, actions[:, None])[:, 0]
-        loss = F.mse_loss(q, targets)
+        q, weight = self.online(obs).gather(1, actions[:, None])[:, 0], None
+        if self.found is not None:
+            self.found.update()
+            is_found = self.found.targets(batch.nodes, batch.actions) > 0
+            weight = np.where(is_found, 1, self.args.guess_weight).astype(np.float32)
+            weight = torch.from_numpy(weight).to(self.device)
+        loss = F.mse_loss(q, targets, weight=weight)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -372,10 +386,12 @@ def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
         elif action is None:
             action = int(learner.act(obs[None], None if env.key is None else env.key[None])[0])
         _, reward, terminated, truncated = env.step(action)
-        next_node = graph.node(env.obs, env.key)
-        replay.add(node, action, reward, next_node, terminated, obs)
+        next_node, learned = graph.node(env.obs, env.key), reward
+        if learner.rewards is not None and terminated:
+            learned = learner.rewards.of(reward, len(env.actions))
+        replay.add(node, action, learned, next_node, terminated, obs)
         if frontier is not None:
-            frontier.observe(obs, node, action, reward, env.obs, next_node, terminated)
+            frontier.observe(obs, node, action, learned, env.obs, next_node, terminated)
         node = next_node
         if terminated or truncated:
             replay.end_episode()

@@ -588,6 +588,32 @@ def test_each_code_has_a_channel_also_one_that_comes_later(shown, capsys):
     assert "at most 16 codes, got 20" in capsys.readouterr().err
 
 
+def test_targets_that_lead_to_no_reward_weigh_less(monkeypatch):
+    args = example.Args(num_levels=0, backup="whole-graph", guess_weight=0.3)
+    graph, weights = TransitionGraph(2, (1,), np.float32), []
+    replay = Replay(graph, 10)
+    learner = example.Learner(args, graph, replay, torch.device("cpu"))
+    leads = {(0, 1): True, (1, 0): True, (1, 1): False, (3, 0): False, (4, 1): False}
+    for state, action, reward, after, is_end in (
+        (0, 1, 0, 1, False), (1, 0, 1, 2, True), (1, 1, 0, 3, False), (3, 0, 0, 4, False),
+        (4, 1, -1, 5, True),
+    ):  # fmt: skip
+        ends = graph.nodes(np.float32([[state], [after]]))
+        replay.add(ends[0], action, reward, ends[1], is_end)
+    loss = torch.nn.functional.mse_loss
+
+    def weighted_loss(q, targets, weight):
+        weights.append(weight)
+        return loss(q, targets, weight=weight)
+
+    monkeypatch.setattr(example.F, "mse_loss", weighted_loss)
+    batch = replay.sample(64, rng := np.random.default_rng(0))
+    learner.update(batch, rng)
+    states = graph.observations_of(batch.nodes)[:, 0].astype(int).tolist()
+    pairs = zip(states, batch.actions.tolist(), strict=True)
+    np.testing.assert_allclose(weights[0], [1 if leads[pair] else 0.3 for pair in pairs])
+
+
 def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp_path, capsys):
     run = run_example(tmp_path, *sampled(space="vector"))
     monkeypatch.setattr(Sampled, "observation", lambda self: np.zeros(3, np.float32))

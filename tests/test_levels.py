@@ -541,3 +541,32 @@ def test_the_network_alone_and_its_own_graph_are_two_scores(tmp_path, capsys):
     assert drop[0] == drop[1]  # training is the same
     assert command(evaluate, only_run(tmp_path / "graph"), "--episodes", "2") == 0
     assert " on a graph of its own episode, " in capsys.readouterr().out.splitlines()[-1]
+
+
+# --- Rewards that fall with time ---
+
+
+@pytest.mark.parametrize(
+    ("most", "fall", "limit"), [(1.0, 0.9, 100), (10.0, 10.0, 27), (1.0, 0.5, 1_000)]
+)
+def test_a_reward_that_falls_with_time_is_learned_from_as_of_the_start(most, fall, limit):
+    rewards, rng = gb.RewardsAtStart(), np.random.default_rng(0)
+    times = rng.integers(1, limit, size=500).tolist()
+    paid = [most - fall * t / limit for t in times]
+    learned = [rewards.of(r, t) for r, t in zip(paid, times, strict=True)]
+    assert learned[:4] == paid[:4]
+    np.testing.assert_allclose(learned[4:], most)
+    assert rewards.of(-1.0, 5) == -1.0
+
+
+@pytest.mark.parametrize("kind", ["constant", "two sizes", "falls but for chance", "grows"])
+def test_other_rewards_are_learned_from_as_they_are(kind):
+    rewards, rng = gb.RewardsAtStart(), np.random.default_rng(0)
+    for t in rng.integers(1, 100, size=500).tolist():
+        reward = {
+            "constant": 0.1,
+            "two sizes": rng.choice([0.5, 1.0]),
+            "falls but for chance": 1 - 0.9 * t / 100 + rng.normal(0, 0.01),
+            "grows": 1 + t / 100,
+        }[kind]
+        assert rewards.of(float(reward), t) == reward

@@ -56,6 +56,10 @@ CASES = {
         gb_dqn_gymnasium, ["--env-id", "CartPole-v1", "--round", "1", "--time-limit", "50",
                            "--buffer-size", "120", *ON_GRAPH, *DQN]
     ),
+    "gymnasium, levels": (
+        gb_dqn_gymnasium, ["--env-id", "examples.mazes:Maze-v0", "--num-levels", "0",
+                           "--buffer-size", "120", *ON_GRAPH, *DQN[:-2]]
+    ),
     "minatar": (gb_dqn_minatar, ["--env-id", "asterix", "--train-frequency", "7", "--backup",
                                  "graph-mixed", *FRONTIER, *DQN]),
     "atari": (gb_rainbow_atari, ["--buffer-size", "100", *FRONTIER, *ATARI]),

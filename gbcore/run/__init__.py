@@ -4,6 +4,7 @@ from gbcore.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from gbcore.run.episodes import (
     ELSEWHERE,
     Replayed,
+    RewardsAtStart,
     any_action,
     film_episode,
     last_tenth,
@@ -32,8 +33,8 @@ from gbcore.run.setup import flush_denormals, seed_everything
 
 __all__ = [
     "ELSEWHERE", "Checkpoint", "Count", "Depth", "Fraction", "LearnerState", "Logger",
-    "NonNegative", "PositiveFloat", "Prior", "Replayed", "RunFlags", "StopSignal", "any_action",
-    "fail", "film_episode", "flush_denormals", "last_tenth", "load_checkpoint", "number",
-    "one_line_errors", "parse_flags", "plain", "play_episodes", "save_checkpoint",
+    "NonNegative", "PositiveFloat", "Prior", "Replayed", "RewardsAtStart", "RunFlags", "StopSignal",
+    "any_action", "fail", "film_episode", "flush_denormals", "last_tenth", "load_checkpoint",
+    "number", "one_line_errors", "parse_flags", "plain", "play_episodes", "save_checkpoint",
     "score_at_random", "seed_everything", "starts_met", "task_meant", "warn", "write_video",
 ]  # fmt: skip
