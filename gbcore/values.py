@@ -573,10 +573,12 @@ def solve_equations(weights: sparse.csr_array, b: NDArray[np.float64]) -> NDArra
         if not right.any():
             continue
         if is_large:
-            size, rough = np.abs(right).max(), linalg.spilu(own, drop_tol=1e-3, fill_factor=3)
+            # The diagonal is the pivot: of such a matrix it never is 0, whatever is dropped.
+            size, how = np.abs(right).max(), {"drop_tol": 1e-3, "fill_factor": 3}
+            rough = linalg.spilu(own, diag_pivot_thresh=0, **how)
             rough = linalg.LinearOperator(own.shape, rough.solve)
             found, last, failed = rough @ (right / size), None, True
-            while failed and not np.array_equal(found, last):  # where it breaks down it goes on
+            while failed and not np.array_equal(found, last, equal_nan=True):  # it breaks down
                 last = found
                 found, failed = linalg.bicgstab(own, right / size, found, rtol=1e-14, M=rough)
             x[rows] = size * found

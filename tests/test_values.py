@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import cases, graph_of, raises_naming, scaled
 from hypothesis import given, settings
+from scipy import sparse
 
 import gbcore
 from gbcore import GraphValues, LeafTable, Replay, TransitionGraph, solve
@@ -278,6 +279,22 @@ def test_few_rewards_among_many_states_that_lead_to_each_other():
     values, _, _ = solve(graph_of(n, [(states, 0 * states, rewards, after, 0 * states)], 1), 0.99)
     expected = (rewards + 0.99 * values[after]).reshape(n, 2).mean(axis=1)
     np.testing.assert_allclose(values, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("gamma", [0.99, 0.9999])
+def test_many_states_that_lead_to_each_other_and_stay(gamma):
+    """Some stay with a chance near 1, or go to and fro: their pivots are small."""
+    for seed in range(scaled(4, 2)):
+        n, rng = 4_000, np.random.default_rng(seed)
+        states, steps = np.tile(np.arange(n), 3), rng.integers(-2, 3, (3, n))
+        steps[0] = 1
+        chance = rng.integers(0, 4, (3, n)) + (steps == 1)
+        weights = gamma * chance / chance.sum(axis=0)
+        places = states, (np.arange(n) + steps).ravel() % n
+        weights = sparse.csr_array((weights.ravel(), places), (n, n))
+        right = rng.normal(size=n) * (rng.random(n) < 0.05)
+        x = gbcore.values.solve_equations(weights, right)
+        np.testing.assert_allclose(x, right + weights @ x, atol=1e-9 * abs(x).max())
 
 
 @pytest.mark.parametrize("cost", [0.0, -0.1])
