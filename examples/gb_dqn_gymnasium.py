@@ -249,17 +249,16 @@ class Learner(gb.LearnerState):
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
-        self.first_tries, self.graph_values, self.found, self.rewards = None, None, None, None
-        if args.levels_change:
-            self.rewards = gb.RewardsAtStart()
+        self.first_tries, self.graph_values, self.found = None, None, None
+        self.rewards = gb.RewardsAtStart()
         if args.exploration == "frontier" and args.levels_change:
             self.first_tries = FirstTries(graph.num_actions, agent)
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         if args.backup == "whole-graph" and args.levels_change:
             # With 0 for all guesses, a value above 0 says that tried actions lead to a reward.
-            none = np.zeros(graph.num_actions, np.float32)
-            self.zeros = LeafTable(graph, lambda obs: np.tile(none, (len(obs), 1)))
+            size = graph.num_actions
+            self.zeros = LeafTable(graph, lambda obs: np.zeros((len(obs), size), np.float32))
             self.found = GraphValues(graph, self.zeros, args.gamma)
         self.num_updates = 0
 
@@ -312,9 +311,8 @@ class Learner(gb.LearnerState):
         q, weight = self.online(obs).gather(1, actions[:, None])[:, 0], None
         if self.found is not None:
             self.found.update()
-            is_found = self.found.targets(batch.nodes, batch.actions) > 0
-            weight = np.where(is_found, 1, self.args.guess_weight).astype(np.float32)
-            weight = torch.from_numpy(weight).to(self.device)
+            is_found = torch.from_numpy(self.found.targets(batch.nodes, batch.actions) > 0)
+            weight = torch.where(is_found.to(self.device), 1.0, self.args.guess_weight)
         loss = F.mse_loss(q, targets, weight=weight)
         self.optimizer.zero_grad()
         loss.backward()
@@ -387,7 +385,7 @@ def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
             action = int(learner.act(obs[None], None if env.key is None else env.key[None])[0])
         _, reward, terminated, truncated = env.step(action)
         next_node, learned = graph.node(env.obs, env.key), reward
-        if learner.rewards is not None and terminated:
+        if args.levels_change and terminated:
             learned = learner.rewards.of(reward, len(env.actions))
         replay.add(node, action, learned, next_node, terminated, obs)
         if frontier is not None:

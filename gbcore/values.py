@@ -574,11 +574,12 @@ def solve_equations(weights: sparse.csr_array, b: NDArray[np.float64]) -> NDArra
             continue
         if is_large:
             # The diagonal is the pivot: of such a matrix it never is 0, whatever is dropped.
-            size, how = np.abs(right).max(), {"drop_tol": 1e-3, "fill_factor": 3}
-            rough = linalg.spilu(own, diag_pivot_thresh=0, **how)
+            size = np.abs(right).max()
+            rough = linalg.spilu(own, drop_tol=1e-3, fill_factor=3, diag_pivot_thresh=0)
             rough = linalg.LinearOperator(own.shape, rough.solve)
             found, last, failed = rough @ (right / size), None, True
-            while failed and not np.array_equal(found, last, equal_nan=True):  # it breaks down
+            # Where it breaks down it goes on, but from NaN.
+            while failed and np.isfinite(found).all() and not np.array_equal(found, last):
                 last = found
                 found, failed = linalg.bicgstab(own, right / size, found, rtol=1e-14, M=rough)
             x[rows] = size * found
