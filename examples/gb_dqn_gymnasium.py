@@ -63,6 +63,8 @@ class Args(gb.RunFlags):
     """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
     1, evaluations play levels that training does not, on a graph of their own episode. By default
     seeds as they come, and evaluations act on training's graph where it knows the state"""
+    level_tries: gb.Count = 16
+    """where levels change: episodes in a row in one level, at most, until one meets a reward"""
     total_timesteps: gb.Count = 20_000  # environment steps
     learning_rate: gb.PositiveFloat = 1e-3  # step size of Adam
     buffer_size: gb.NonNegative = 0
@@ -339,6 +341,7 @@ def make_env(args, env_id, rng, render=False, held_out=False):
     return GymnasiumTask(
         env_id, rng, args.env_kwargs, args.time_limit, args.round, args.key_last_action,
         "rgb_array" if render else None, args.leave_out, args.num_levels, args.seed, held_out,
+        args.level_tries,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import itertools
 import json
 from collections import Counter
 
@@ -18,6 +19,7 @@ from minigrid.envs import EmptyEnv
 
 import gb_dqn_minigrid
 import gbcore.run as gb
+from examples import gb_dqn_gymnasium
 from gbcore import (
     EpisodeGraph,
     FirstTries,
@@ -388,6 +390,37 @@ def test_n_levels_are_n_and_those_of_the_seed():
     assert one == worlds("FourRooms", 1, 60, False, num_levels=5)
     assert not one & other
     assert len(worlds("DoorKey-6x6", 3, 20, held_out=True, num_levels=1)) == 1
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("script", "task"),
+    [
+        (gb_dqn_minigrid, "MiniGrid-Empty-Random-5x5-v0"),
+        (gb_dqn_gymnasium, "examples.mazes:Maze-v0"),
+    ],
+)
+def test_a_level_comes_again_until_an_episode_meets_a_reward(script, task):
+    args = script.Args(num_levels=0, level_tries=3)
+    rng, acts = np.random.default_rng(3), np.random.default_rng(4)
+    env, played = script.make_env(args, task, rng), []
+    for episode in range(40):
+        env.reset()
+        if episode == 20:  # a run goes on here
+            saved, env = env.state(), script.make_env(args, task, rng)
+            env.restore(saved)
+        over, met = False, False
+        while not over:
+            _, reward, terminated, truncated = env.step(int(acts.integers(4)))
+            over, met = terminated or truncated, met or reward > 0
+        played.append((env.seed, met))
+    assert 5 < sum(met for _, met in played) < 35
+    in_a_row = 1
+    for (seed, met), (next_seed, _) in itertools.pairwise(played):
+        assert (next_seed == seed) == (not met and in_a_row < 3)
+        in_a_row = in_a_row + 1 if next_seed == seed else 1
+    held_out = script.make_env(args, task, rng, held_out=True)
+    assert len({held_out.reset() is not None and held_out.seed for _ in range(20)}) == 20
 
 
 @interpreted

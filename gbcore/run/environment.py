@@ -49,6 +49,8 @@ class GymnasiumTask(Replayed):
         held_out: play levels that training does not: where `info["level"]` of reset names an
             episode's level, a fifth of them, by a hash; else seeds that are hardly ever drawn
             twice.
+        level_tries: episodes in a row that training plays in a level at most, until one meets a
+            reward: by the same seed, to reset.
 
     An environment may give `info["key"]`, an array, at every reset and step. Observations with like
     keys are one state: the graph may know more than the network sees.
@@ -87,8 +89,10 @@ class GymnasiumTask(Replayed):
         num_levels: int | None = None,
         seed: int = 0,
         held_out: bool = False,
+        level_tries: int = 1,
     ):
         self._num_levels, self._run_seed, self._held_out = num_levels, seed, held_out
+        self._level_tries = level_tries
         self._env_id, self._rng = env_id, rng
         self._decimals, self._key_last_action = decimals, key_last_action
         with contextlib.suppress(ValueError):
@@ -148,6 +152,8 @@ class GymnasiumTask(Replayed):
     def reset(self) -> NDArray[Any]:
         """The first observation of an episode with a seed of its own."""
         levels, rng = self._num_levels, self._rng
+        if levels not in (None, 1) and not self._held_out and self.comes_again(self._level_tries):
+            return self._begin(self.seed)
         if levels and (levels == 1 or not self._held_out):
             number = 0 if levels == 1 else int(rng.integers(levels))
             rng = np.random.default_rng([self._run_seed, number])
@@ -166,6 +172,7 @@ class GymnasiumTask(Replayed):
         with own_code():
             obs, reward, terminated, truncated, info = self.env.step(action + self.first_action)
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        self.met_reward |= reward != 0
         truncated = truncated and not terminated
         if truncated and len(self.actions) == self._assumed_limit:
             _warn_once(
