@@ -35,8 +35,8 @@ class Replayed:
     met_reward: bool = False  # in this episode
 
     def comes_again(self, most: int) -> bool:
-        """Is the next episode's level the last one's? Up to `most` in a row are, until one meets a
-        reward: the graph remembers a level, and tries go on where they ended.
+        """Does the next episode play the last one's level? It does after an episode without a
+        reward, up to `most` in a row: the graph remembers the level, and exploration goes on.
         """
         again = 0 < self.tries < most and not self.met_reward
         self.tries, self.met_reward = self.tries + 1 if again else 1, False
