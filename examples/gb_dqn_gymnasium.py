@@ -12,7 +12,7 @@ DQN with six choices of bootstrap target. docs/your_own.md says which lines to c
 import copy
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,7 +64,7 @@ class Args(gb.RunFlags):
     1, evaluations play levels that training does not, on a graph of their own episode. By default
     seeds as they come, and evaluations act on training's graph where it knows the state"""
     level_tries: gb.Count = 16
-    """where levels change: episodes in a row in one level, at most, until one meets a reward"""
+    """where levels change: episodes in a row in one level, at most, until one meets a reward > 0"""
     total_timesteps: gb.Count = 20_000  # environment steps
     learning_rate: gb.PositiveFloat = 1e-3  # step size of Adam
     buffer_size: gb.NonNegative = 0
@@ -435,7 +435,8 @@ def main():
     replay = Replay(graph, capacity)
     seen = None, None
     if sees_grids(args, obs.shape) and args.resume is None:  # else a checkpoint's
-        other = make_env(args, env_id, np.random.default_rng(args.seed))
+        new_each = replace(args, level_tries=1)  # an agent is alike in many levels
+        other = make_env(new_each, env_id, np.random.default_rng(args.seed))
         seen = look_at_grids(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, *seen)
     parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}

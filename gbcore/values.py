@@ -271,8 +271,8 @@ class GraphValues:
         """The network has changed: evaluate leaf values anew, and solve for all values.
 
         Of more than RENEWED nodes the leaf values of so many are evaluated, in turn: each copy of a
-        network then costs the same, however large the graph. Targets read values of several copies,
-        which is why MinAtar's seaquest and asterix score two and three times as much (minatar.md).
+        network then costs the same, however large the graph. Targets then read values of several
+        copies: seaquest and asterix score two to three times as much (docs/minatar.md).
         """
         n = self.graph.num_ids
         turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)

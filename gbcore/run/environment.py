@@ -49,8 +49,8 @@ class GymnasiumTask(Replayed):
         held_out: play levels that training does not: where `info["level"]` of reset names an
             episode's level, a fifth of them, by a hash; else seeds that are hardly ever drawn
             twice.
-        level_tries: episodes in a row that training plays in a level at most, until one meets a
-            reward: by the same seed, to reset.
+        level_tries: episodes that training plays in a row in a level, at most, until one meets a
+            reward above 0: all by the same seed.
 
     An environment may give `info["key"]`, an array, at every reset and step. Observations with like
     keys are one state: the graph may know more than the network sees.
@@ -152,8 +152,11 @@ class GymnasiumTask(Replayed):
     def reset(self) -> NDArray[Any]:
         """The first observation of an episode with a seed of its own."""
         levels, rng = self._num_levels, self._rng
-        if levels not in (None, 1) and not self._held_out and self.comes_again(self._level_tries):
-            return self._begin(self.seed)
+        is_training = levels not in (None, 1) and not self._held_out
+        if is_training and self.comes_again(self._level_tries):
+            obs = self._begin(self.seed)
+            if self.level is None or not is_held_out(self.level):  # a seed may not tell the level
+                return obs
         if levels and (levels == 1 or not self._held_out):
             number = 0 if levels == 1 else int(rng.integers(levels))
             rng = np.random.default_rng([self._run_seed, number])
@@ -172,7 +175,7 @@ class GymnasiumTask(Replayed):
         with own_code():
             obs, reward, terminated, truncated, info = self.env.step(action + self.first_action)
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
-        self.met_reward |= reward != 0
+        self.met_reward |= reward > 0
         truncated = truncated and not terminated
         if truncated and len(self.actions) == self._assumed_limit:
             _warn_once(

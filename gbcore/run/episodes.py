@@ -26,7 +26,7 @@ class Replayed:
 
     A subclass begins an episode with `_begin(seed)`, which sets `seed` and an empty list `actions`,
     to which `step(action)` appends. One whose levels change sets `met_reward` in a step with a
-    reward, and asks `comes_again` before it draws a level.
+    reward above 0, and asks `comes_again` before it draws a level.
     """
 
     seed: int

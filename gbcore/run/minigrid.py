@@ -119,7 +119,7 @@ class Task(Replayed):
         """Observation, the environment's own reward, terminated, truncated."""
         self.actions.append(action)
         _, reward, terminated, truncated, _ = self.env.step(action)
-        self.met_reward |= reward != 0
+        self.met_reward |= reward > 0
         return self._observe(), float(reward), terminated, truncated and not terminated
 
     def render(self) -> Any:
