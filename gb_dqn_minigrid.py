@@ -54,8 +54,6 @@ class Args(gb.RunFlags):
     num_levels: gb.NonNegative = 1
     """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
     1, evaluations play levels that training never meets"""
-    level_tries: gb.Count = 1
-    """where levels change: episodes in a row in one level, at most, until one meets a reward > 0"""
     view: Literal["grid", "partial"] = "grid"
     """seen by the network: the whole grid, or the last four 7x7 views of the agent"""
     total_timesteps: gb.Count = 100_000  # environment steps

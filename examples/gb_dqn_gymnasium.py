@@ -435,7 +435,7 @@ def main():
     replay = Replay(graph, capacity)
     seen = None, None
     if sees_grids(args, obs.shape) and args.resume is None:  # else a checkpoint's
-        new_each = replace(args, level_tries=1)  # an agent is alike in many levels
+        new_each = replace(args, level_tries=1)  # many levels show which cell is the agent's
         other = make_env(new_each, env_id, np.random.default_rng(args.seed))
         seen = look_at_grids(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, *seen)

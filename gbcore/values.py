@@ -272,7 +272,7 @@ class GraphValues:
 
         Of more than RENEWED nodes the leaf values of so many are evaluated, in turn: each copy of a
         network then costs the same, however large the graph. Targets then read values of several
-        copies: seaquest and asterix score two to three times as much (docs/minatar.md).
+        copies, and MinAtar's scores gain by it (docs/minatar.md).
         """
         n = self.graph.num_ids
         turn = np.arange(self._renewed, self._renewed + min(RENEWED, n)) % max(n, 1)

@@ -25,31 +25,19 @@ class Replayed:
     """An environment whose episode is its seed and its actions: it can be played again.
 
     A subclass begins an episode with `_begin(seed)`, which sets `seed` and an empty list `actions`,
-    to which `step(action)` appends. One whose levels change sets `met_reward` in a step with a
-    reward above 0, and asks `comes_again` before it draws a level.
+    to which `step(action)` appends.
     """
 
     seed: int
     actions: list[int]
-    tries: int = 0  # episodes in a row in this level
-    met_reward: bool = False  # in this episode
-
-    def comes_again(self, most: int) -> bool:
-        """Does the next episode play the last one's level? It does after an episode without a
-        reward, up to `most` in a row: the graph remembers the level, and exploration goes on.
-        """
-        again = 0 < self.tries < most and not self.met_reward
-        self.tries, self.met_reward = self.tries + 1 if again else 1, False
-        return again
 
     def state(self) -> dict[str, Any]:
         """A tree for `restore`."""
-        return {"seed": self.seed, "actions": list(self.actions), "tries": self.tries}
+        return {"seed": self.seed, "actions": list(self.actions)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Play an episode again, up to where `state` was called."""
         self._begin(state["seed"])
-        self.tries, self.met_reward = state.get("tries", 0), False  # 2.0.0 had none
         for action in state["actions"]:
             self.step(action)
 

@@ -28,7 +28,7 @@ class Task(Replayed):
     draws again when it meets one. Where a task has too few worlds to tell, a fifth of all seeds.
 
     Args:
-        args: num_levels, level_tries, view and seed: of the only level, or of all.
+        args: num_levels, view and seed: of the only level, or of all.
         rng: np.random.Generator that draws an episode's level.
         held_out: play held-out levels, in place of those of training?
     """
@@ -71,8 +71,6 @@ class Task(Replayed):
         args, rng = self.args, self.rng
         if args.num_levels == 1:
             return self._begin(args.seed)
-        if not self.held_out and self.comes_again(args.level_tries):
-            return self._begin(self.seed)
         if args.num_levels > 1 and not self.held_out:
             rng = np.random.default_rng([args.seed, int(rng.integers(args.num_levels))])
         while True:
@@ -119,7 +117,6 @@ class Task(Replayed):
         """Observation, the environment's own reward, terminated, truncated."""
         self.actions.append(action)
         _, reward, terminated, truncated, _ = self.env.step(action)
-        self.met_reward |= reward > 0
         return self._observe(), float(reward), terminated, truncated and not terminated
 
     def render(self) -> Any:
