@@ -214,7 +214,7 @@ class Learner(gb.LearnerState):
         self.optimizer = torch.optim.Adam(
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
-        self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
+        self.leaves = LeafTable(graph, self.leaf_values)
         self.first_tries, self.graph_values = None, None
         if args.exploration == "frontier" and args.num_levels != 1:
             self.first_tries = FirstTries(graph.num_actions, agent=(0, OBJECT_TO_IDX["agent"]))
@@ -226,6 +226,11 @@ class Learner(gb.LearnerState):
     def values(self, network, obs):
         """Values float32 [n, num_actions] of observations [n, *obs_shape]."""
         return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
+
+    def leaf_values(self, obs):
+        """The target network's; where levels change, no-ops have 0 at most."""
+        q = self.values(self.target, obs)
+        return q if self.first_tries is None else self.first_tries.without_no_ops(q, obs)
 
     def act_on_network(self, obs, keys=None):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""

@@ -32,6 +32,8 @@ class EpisodeGraph:
 
         Q(s, a) = q(s, a) (1 - DOUBT (1 - w(s, a)))         of an untried pair with q(s, a) > 0
 
+    An action that changes nothing, as they know, has 0 at most.
+
         episode = EpisodeGraph(values, num_actions=7, gamma=0.95)
         action = episode.act(obs[None])[0]
         next_obs, reward, terminated, truncated, _ = env.step(action)
@@ -112,6 +114,10 @@ class EpisodeGraph:
             contexts = contexts_of(cells, place, first)
             leaves.worths[node] = self.first_tries.worths(contexts)
 
+    def _guesses(self, obs):
+        q = self.evaluate(obs)
+        return q if self.first_tries is None else self.first_tries.without_no_ops(q, obs)
+
     def _numbers(self, obs, episodes):
         return np.arange(len(obs)) if episodes is None else np.asarray(episodes, np.int64)
 
@@ -124,7 +130,7 @@ class EpisodeGraph:
             graph = TransitionGraph(
                 self.num_actions, obs.shape[1:], obs.dtype, key_shape=keys.shape[1:]
             )
-            leaves = DoubtfulLeaves(graph, self.evaluate)
+            leaves = DoubtfulLeaves(graph, self._guesses)
             self.values = GraphValues(graph, leaves, self.gamma, self.prior)
         return self.values.graph.nodes(obs, keys)
 

@@ -17,54 +17,35 @@ LOCAL = 16  # cells that a step changes at most, for it to have a place
 NEIGHBOURS = (-1, 0), (1, 0), (0, -1), (0, 1)
 NUM_KINDS = 2 * len(NEIGHBOURS)
 NONE = -1
+TRIES = 10  # in vain, of an action that changes nothing
 
 # A kind 0 to 7, the content of a place and of the cell beside it, has the grid changed?
 Context = tuple[int, int, int, int]
 
 
-class FirstTries:
-    """Tells the worth of an action that was never tried in a state, in levels never met.
+class ContextGains:
+    """Tells the mean gain of an action in a state by those of its contexts that explain most.
 
-    In a new level all is untried, and most of it is worthless: a step into a wall or into lava. In
-    other levels the same was tried. A state's place is the cell changed by the step that first
-    reached it; of several the one whose content is rarest in the grid: the agent, or a door that
-    opened. Where the agent's cell is known, a place is at most one cell away, else the agent's own:
-    farther away an enemy moved. A place's eight contexts are its content and the content of one of
-    the four cells beside it, each once alone and once with whether more than two cells differ from
-    the episode's first grid: the agent and where it began are two, a key that is gone is a third.
-
-    In context k, n(k, a) first tries of action a were made, and m(k, a) is the sum of their gains.
-    One kind of context tells more than another: of a step, the cell ahead. So those are asked that
-    have explained the gains of this action best, where a place had this content: of their kind the
-    sum of m(k, a)^2 / n(k, a) is the largest. (It leaves the least squared error.)
+    In context k, n(k, a) tries of action a were made, and m(k, a) is the sum of their gains. One
+    kind of context tells more than another: of a step, the cell ahead. So those are asked that have
+    explained the gains of this action best, where a place had this content: of their kind the sum
+    of m(k, a)^2 / n(k, a) is the largest. (It leaves the least squared error.)
 
         w(s, a) = geometric mean over these k of (1 + m(k, a)) / (1 + n(k, a))
 
-    A gain is 1 for a reward, and 1 / i for the i-th new state that an episode found at one place,
-    else 0; 1 for a new state without a place. In training the untried actions of that state are
-    worth w / sqrt(i). So a step into another cell is worth more than a turn in the same one, and an
-    agent does not walk a room again after each key that it moves.
-
-    This holds for grids [H, W, ...] or planes [C, H, W] in which a step changes a few cells.
-    Elsewhere, in an episode's first state, and of contexts beyond 100,000, w is 1.
-
-    In training a `LevelFrontier` gathers this, and has a planner go where it is worth it. An
-    `EpisodeGraph` reads it. One thread at a time.
+    It is 1 without contexts, and of those beyond 100,000.
 
     Args:
         num_actions: A.
-        agent: channel of a cell and the code that the agent's cell has there, alone; None or a
-            negative channel if that is not known.
 
     Raises:
         ValueError: for no actions.
     """
 
-    def __init__(self, num_actions: int, agent: tuple[int, float] | None = None) -> None:
+    def __init__(self, num_actions: int) -> None:
         if num_actions < 1:
             raise ValueError(f"Require num_actions >= 1, got {num_actions}")
         self.num_actions: int = num_actions
-        self._agent: list[float] = [*(agent or (NONE, 0))]
         self._rows: dict[Context, int] = {}  # of contexts, in three arrays:
         self._tries = np.zeros((256, num_actions))
         self._gains = np.zeros((256, num_actions))
@@ -73,36 +54,34 @@ class FirstTries:
         self._explained = np.zeros((256, num_actions))  # no more rows than contexts
 
     def __repr__(self) -> str:
-        return f"FirstTries({len(self._rows):,} contexts, {self._tries.sum():,.0f} tries)"
+        name = type(self).__name__
+        return f"{name}({len(self._rows):,} contexts, {self._tries.sum():,.0f} tries)"
 
     def worths(self, contexts: Sequence[Context]) -> NDArray[np.float64]:
         """w(s, a) of all actions of a state with these contexts, float64 [A]; 1 without any."""
-        known = [(self._rows.get(one, NONE), self._groups.get(one[:2], NONE)) for one in contexts]
-        if not known:
+        if not contexts:
             return np.ones(self.num_actions)
-        rows, groups = np.array(known).T
-        shares = (1 + self._gains[rows]) / (1 + self._tries[rows])
+        return self.worths_of([contexts])[0]
+
+    def worths_of(self, states: Sequence[Sequence[Context]]) -> NDArray[np.float64]:
+        """`worths` of n states with as many contexts each, at least one: float64 [n, A]."""
+        rows = np.array([[self._rows.get(one, NONE) for one in contexts] for contexts in states])
+        groups = np.array(
+            [[self._groups.get(one[:2], NONE) for one in contexts] for contexts in states]
+        )
+        shares = (1 + self._gains[rows]) / (1 + self._tries[rows])  # [n, contexts, A]
         shares[rows == NONE] = 1.0
         explained = self._explained[groups]
         explained[groups == NONE] = 0.0
-        is_best = explained >= explained.max(axis=0) - 1e-9  # sums of floats
-        return np.exp(np.log(shares).mean(axis=0, where=is_best))
-
-    def agent_in(self, obs: NDArray[Any]) -> int | None:
-        """The agent's cell in a grid or planes, row * W + column; None where it is not known."""
-        channel, code = self._agent
-        if channel < 0:
-            return None
-        grid = as_grids(obs)
-        is_agent = grid.reshape(grid.shape[0] * grid.shape[1], -1)[:, int(channel)] == code
-        return int(is_agent.argmax()) if is_agent.any() else None
+        is_best = explained >= explained.max(axis=1, keepdims=True) - 1e-9  # sums of floats
+        return np.exp(np.log(shares).mean(axis=1, where=is_best))
 
     def rows_of(self, contexts: Sequence[Context]) -> NDArray[np.int32]:
         """Numbers of contexts, int32 [n], kept from now on; -1 of those beyond MOST."""
         return np.array([self._row_of(one) for one in contexts], np.int32)
 
     def learn(self, rows: NDArray[np.int32], action: int, gain: float) -> None:
-        """A first try of an action gained so much, in a state with contexts of these numbers."""
+        """A try of an action gained so much, in a state with contexts of these numbers."""
         rows = rows[rows != NONE]
         groups = self._group[rows]
         self._explained[groups, action] -= self._explains(rows, action)
@@ -132,7 +111,6 @@ class FirstTries:
             "tries": self._tries[:n],
             "gains": self._gains[:n],
             "explained": self._explained[: len(self._groups)],
-            "agent": self._agent,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -146,12 +124,120 @@ class FirstTries:
         groups = len({tuple(context) for context in saved["contexts"][:, :2].tolist()})
         for name, rows in (("tries", n), ("gains", n), ("explained", groups)):
             check_array(name, saved[name], np.float64, (rows, self.num_actions))
-        self._rows, self._groups, self._agent = {}, {}, saved["agent"]
+        self._rows, self._groups = {}, {}
         for context in saved["contexts"].tolist():
             self._row_of(tuple(context))
         for name in ("tries", "gains", "explained"):
             own = getattr(self, f"_{name}")
             own[: len(saved[name])], own[len(saved[name]) :] = saved[name], 0
+
+
+class FirstTries(ContextGains):
+    """Tells the worth of an action that was never tried in a state, in levels never met.
+
+    In a new level all is untried, and most of it is worthless: a step into a wall or into lava. In
+    other levels the same was tried. A state's place is the cell changed by the step that first
+    reached it; of several the one whose content is rarest in the grid: the agent, or a door that
+    opened. Where the agent's cell is known, a place is at most one cell away, else the agent's own:
+    farther away an enemy moved. A place's eight contexts are its content and the content of one of
+    the four cells beside it, each once alone and once with whether more than two cells differ from
+    the episode's first grid: the agent and where it began are two, a key that is gone is a third.
+
+    A gain is 1 for a reward, and 1 / i for the i-th new state that an episode found at one place,
+    else 0; 1 for a new state without a place. In training the untried actions of that state are
+    worth w / sqrt(i), w as `ContextGains` has it. So a step into another cell is worth more than a
+    turn in the same one, and an agent does not walk a room again after each key that it moves.
+
+    Where the agent's cell is known, it also tells actions that change nothing: `without_no_ops`.
+
+    This holds for grids [H, W, ...] or planes [C, H, W] in which a step changes a few cells.
+    Elsewhere, and in an episode's first state, w is 1.
+
+    In training a `LevelFrontier` gathers this, and has a planner go where it is worth it. An
+    `EpisodeGraph` reads it. One thread at a time.
+
+    Args:
+        num_actions: A.
+        agent: channel of a cell and the code that the agent's cell has there, alone; None or a
+            negative channel if that is not known.
+
+    Raises:
+        ValueError: for no actions.
+    """
+
+    def __init__(self, num_actions: int, agent: tuple[int, float] | None = None) -> None:
+        super().__init__(num_actions)
+        self._agent: list[float] = [*(agent or (NONE, 0))]
+        self._changes = ContextGains(num_actions)  # gain 1 of a try that changed something
+
+    def agent_in(self, obs: NDArray[Any]) -> int | None:
+        """The agent's cell in a grid or planes, row * W + column; None where it is not known."""
+        is_agent = self._agents_in(as_grids(obs)[None])
+        return int(is_agent.argmax()) if is_agent.any() else None
+
+    def without_no_ops(
+        self, q: NDArray[np.floating[Any]], obs: NDArray[Any]
+    ) -> NDArray[np.floating[Any]]:
+        """Values [n, A] of observations [n, ...], 0 at most of actions that change nothing.
+
+        A no-op leads back: Q(s, a) = gamma V(s), which no maximum needs. The network has no data on
+        it, and its guess raises V(s) where it is too high. An action is a no-op where it was tried
+        TRIES times at cells like the agent's, and like one beside it, and never changed the
+        state nor met a reward: those cells of the four that explain best where it does. Values
+        below 0 stay, as do all where the agent's cell is not known.
+        """
+        cells, has_agent = self._around_agent(obs)
+        if not has_agent.any():
+            return q
+        kinds, which = np.unique(cells, axis=0, return_inverse=True)
+        shares = self._changes.worths_of([sides_of(kind) for kind in kinds.tolist()])
+        is_no_op = (shares <= 1 / (1 + TRIES))[which.reshape(-1)] & has_agent[:, None]
+        return np.where(is_no_op, np.minimum(q, 0), q)
+
+    def learn_change(self, obs: NDArray[Any], action: int, has_changed: bool) -> None:
+        """A first try of an action in a grid or planes has changed something, or nothing."""
+        cells, has_agent = self._around_agent(obs[None])
+        if has_agent[0]:
+            rows = self._changes.rows_of(sides_of(cells[0].tolist()))
+            self._changes.learn(rows, action, float(has_changed))
+
+    def _agents_in(self, grids):
+        """Is a cell of grids [n, H, W, ...] the agent's? bool [n, H * W]"""
+        n, height, width = grids.shape[:3]
+        channel, code = self._agent
+        if channel < 0:
+            return np.zeros((n, height * width), np.bool_)
+        return grids.reshape(n, height * width, -1)[..., int(channel)] == code
+
+    def _around_agent(self, obs):
+        """Contents uint64 [n, 5] of the agent's cell and the four beside it; is there an agent?"""
+        if self._agent[0] < 0 or obs.ndim < 3:
+            return np.zeros((len(obs), 5), np.uint64), np.zeros(len(obs), np.bool_)
+        grids = as_grids(obs, 1)
+        is_agent, width = self._agents_in(grids), grids.shape[2]
+        row, column = np.divmod(is_agent.argmax(axis=1), width)
+        sides = np.array([(0, 0), *NEIGHBOURS])
+        rows, columns = row[:, None] + sides[:, 0], column[:, None] + sides[:, 1]  # [n, 5]
+        is_inside = (rows >= 0) & (columns >= 0) & (rows < grids.shape[1]) & (columns < width)
+        n = np.arange(len(grids))[:, None]
+        around = grids[n, np.where(is_inside, rows, 0), np.where(is_inside, columns, 0)]
+        around = np.where(is_inside, contents(around, 2), np.uint64(0))
+        return around, is_agent.any(axis=1)
+
+    def state(self) -> dict[str, Any]:
+        """A tree for `restore`."""
+        return super().state() | {"agent": self._agent, "changes": self._changes.state()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a tree of `state`.
+
+        Raises:
+            KeyError: for a missing entry.
+            ValueError: for arrays of another number of actions.
+        """
+        super().restore(saved)
+        self._agent = saved["agent"]
+        self._changes.restore(saved["changes"])
 
 
 class LevelFrontier:
@@ -193,6 +279,9 @@ class LevelFrontier:
             self._first = cell_contents(obs)
         has_met = self._met.has(np.array([node, next_node]))
         is_first = has_met[0] and self.planner.graph.arrays.pair_count[node, action] == 1
+        if is_first and is_grid:
+            changed = terminated or next_node != node or reward != 0
+            self.first_tries.learn_change(obs, action, changed)
         rows, gain = self._rows[node], float(reward > 0)
         if not (has_met[1] or terminated):
             place, contexts = NONE, []
@@ -259,6 +348,11 @@ def place_of(
     return int(min(changed, key=lambda i: np.count_nonzero(next_cells == next_cells.flat[i])))
 
 
+def sides_of(cells: Sequence[int]) -> list[Context]:
+    """The four contexts of the agent's content and those of the cells beside it."""
+    return [(side, cells[0], beside, 0) for side, beside in enumerate(cells[1:])]
+
+
 def contexts_of(cells: NDArray[np.uint64], place: int, first: NDArray[np.uint64]) -> list[Context]:
     """The eight contexts of a place in a grid with contents [H, W]; none of place -1.
 
@@ -295,10 +389,14 @@ def cell_contents(grids: NDArray[Any], num_axes: int = 0) -> NDArray[np.uint64]:
 
     num_axes: axes in front, which stay.
     """
-    grids = as_grids(grids, num_axes)
-    grids = grids + grids.dtype.type(0) if grids.dtype.kind == "f" else grids  # no -0.0
-    kept = grids.shape[: num_axes + 2]
-    cells = np.ascontiguousarray(grids).reshape(*kept, -1).view(np.uint8)
+    return contents(as_grids(grids, num_axes), num_axes + 2)
+
+
+def contents(cells: NDArray[Any], num_axes: int) -> NDArray[np.uint64]:
+    """A number of each cell's content, uint64 of the first num_axes axes' shape."""
+    cells = cells + cells.dtype.type(0) if cells.dtype.kind == "f" else cells  # no -0.0
+    kept = cells.shape[:num_axes]
+    cells = np.ascontiguousarray(cells).reshape(*kept, -1).view(np.uint8)
     mixed = np.full(kept, 0xCBF29CE484222325, np.uint64)
     for byte in np.moveaxis(cells, -1, 0):
         mixed = (mixed ^ byte) * np.uint64(0xFF51AFD7ED558CCD)
