@@ -17,7 +17,7 @@ LOCAL = 16  # cells that a step changes at most, for it to have a place
 NEIGHBOURS = (-1, 0), (1, 0), (0, -1), (0, 1)
 NUM_KINDS = 2 * len(NEIGHBOURS)
 NONE = -1
-TRIES = 5  # in vain, of an action that changes nothing
+NO_OP_TRIES = 5  # that changed nothing, of an action that never does
 
 # A kind 0 to 7, the content of a place and of the cell beside it, has the grid changed?
 Context = tuple[int, int, int, int]
@@ -65,22 +65,22 @@ class ContextGains:
 
     def worths_of(self, states: Sequence[Sequence[Context]]) -> NDArray[np.float64]:
         """`worths` of n states with as many contexts each, at least one: float64 [n, A]."""
-        rows, is_best = self._that_explain(states)
+        rows, is_best = self._explaining(states)
         shares = (1 + self._gains[rows]) / (1 + self._tries[rows])  # [n, contexts, A]
         shares[rows == NONE] = 1.0
         return np.exp(np.log(shares).mean(axis=1, where=is_best))
 
-    def are_vain(self, states: Sequence[Sequence[Context]], tries: int) -> NDArray[np.bool_]:
+    def gained_nothing(self, states: Sequence[Sequence[Context]], tries: int) -> NDArray[np.bool_]:
         """Was an action tried so often in all contexts that explain best, and gained nothing there?
 
-        states: as of `worths_of`. bool [n, A]
+        states: as of `worths_of`. Returns bool [n, A].
         """
-        rows, is_best = self._that_explain(states)
-        is_vain = (self._tries[rows] >= tries) & (self._gains[rows] == 0)
-        is_vain[rows == NONE] = False
-        return (is_vain | ~is_best).all(axis=1)
+        rows, is_best = self._explaining(states)
+        gained_none = (self._tries[rows] >= tries) & (self._gains[rows] == 0)
+        gained_none[rows == NONE] = False
+        return (gained_none | ~is_best).all(axis=1)
 
-    def _that_explain(self, states):
+    def _explaining(self, states):
         """Rows of contexts [n, contexts], -1 of unknown ones; which explain best? [.., .., A]"""
         rows = np.array([[self._rows.get(one, NONE) for one in contexts] for contexts in states])
         groups = np.array(
@@ -196,15 +196,17 @@ class FirstTries(ContextGains):
 
         A no-op leads back: Q(s, a) = gamma V(s), which no maximum needs. The network has no data on
         it, and its guess raises V(s) where it is too high. An action is a no-op where it was tried
-        TRIES times at cells like the agent's and like one beside it, and never changed the state
-        nor met a reward: of the four cells beside it those count that explain best where it does,
-        and all where none does. Values below 0 stay, as do all without a known agent.
+        NO_OP_TRIES times at cells like the agent's and like one beside it, and never changed the
+        state nor met a reward. Of the four cells beside it those count that explain best where the
+        action does something; all, where none does. Values below 0 stay, as do all without a known
+        agent.
         """
         cells, has_agent = self._around_agent(obs)
         if not has_agent.any():
             return q
         kinds, which = np.unique(cells, axis=0, return_inverse=True)
-        are_no_ops = self._changes.are_vain([sides_of(kind) for kind in kinds.tolist()], TRIES)
+        contexts = [sides_of(kind) for kind in kinds.tolist()]
+        are_no_ops = self._changes.gained_nothing(contexts, NO_OP_TRIES)
         is_no_op = are_no_ops[which.reshape(-1)] & has_agent[:, None]
         return np.where(is_no_op, np.minimum(q, 0), q)
 

@@ -28,7 +28,13 @@ from gbcore import (
     TransitionGraph,
     is_held_out,
 )
-from gbcore.first_tries import TRIES, LevelFrontier, cell_contents, contexts_of, place_of
+from gbcore.first_tries import (
+    NO_OP_TRIES,
+    LevelFrontier,
+    cell_contents,
+    contexts_of,
+    place_of,
+)
 
 ROBOT = OBJECT_TO_IDX["agent"]
 GAMMA = 0.9
@@ -182,8 +188,8 @@ class NaiveFirstTries:
         best = [one for one, share in zip(contexts, explained, strict=True) if share > most]
         return [self.gains(one, action) for one in best]
 
-    def is_vain(self, contexts, action):
-        return all(len(g) >= TRIES and not any(g) for g in self.best_gains(contexts, action))
+    def gained_nothing(self, contexts, action):
+        return all(len(g) >= NO_OP_TRIES and not any(g) for g in self.best_gains(contexts, action))
 
     def worth(self, contexts, action):
         gains = self.best_gains(contexts, action)
@@ -267,7 +273,7 @@ def test_no_ops_are_those_of_their_definition():
         values, expected = tries.first_tries.without_no_ops(q, np.array(rooms)), q.copy()
         for i, one in enumerate(rooms[1:], 1):  # of the first one the agent is not known
             for a in range(4):
-                if naive_tries.is_vain(sides(one), a):
+                if naive_tries.gained_nothing(sides(one), a):
                     expected[i, a] = min(q[i, a], 0)
                     limited[a] += q[i, a] > 0
         assert np.array_equal(values, expected)
@@ -282,7 +288,7 @@ def test_no_ops_of_planes_are_those_of_the_grid():
     found, q = [], np.ones((2, 2), np.float32)
     for obs, agent in ((grids, (0, AGENT)), (planes, (1, 1)), (planes, None)):
         tries = FirstTries(2, agent)
-        for _ in range(TRIES):
+        for _ in range(NO_OP_TRIES):
             tries.learn_change(obs[0], 1, False)
         other, old = FirstTries(2), FirstTries(2)
         other.restore(tries.state())
@@ -294,9 +300,9 @@ def test_no_ops_of_planes_are_those_of_the_grid():
 
 def test_an_evaluation_does_not_choose_a_no_op():
     first_tries, obs = FirstTries(2, agent=(0, AGENT)), room((1, 1))
-    for number in range(TRIES + 1):
+    for number in range(NO_OP_TRIES + 1):
         episode = EpisodeGraph(stuck_in_two, 2, GAMMA, first_tries=first_tries)
-        assert episode.act(obs[None]) == [1 if number < TRIES else 0]
+        assert episode.act(obs[None]) == [1 if number < NO_OP_TRIES else 0]
         first_tries.learn_change(obs, 1, False)
 
 
