@@ -96,6 +96,8 @@ class Lists(NamedTuple):
     Until all rows are known, outcome_vertex holds the row of a leaf, END, or -2 - v of a vertex.
     """
 
+    integers: NDArray[np.int64]  # [8, L], the columns up to row_vertex
+    numbers: NDArray[np.float64]  # [2, L], the two columns after it
     nodes: NDArray[np.int64]
     vertex_row: NDArray[np.int64]
     vertex_pairs: NDArray[np.int64]
@@ -103,9 +105,9 @@ class Lists(NamedTuple):
     pair_count: NDArray[np.int64]
     outcome_pair: NDArray[np.int64]
     outcome_vertex: NDArray[np.int64]
+    row_vertex: NDArray[np.int64]  # the newest vertex of each row in nodes
     outcome_weight: NDArray[np.float64]
     outcome_reward: NDArray[np.float64]
-    row_vertex: NDArray[np.int64]  # the newest vertex of each row in nodes
     sizes: NDArray[np.int64]  # [4], how many ROWS, VERTICES, PAIRS, OUTCOMES were written
     pair_of: NDArray[np.int64]  # [A], the pair of each action of one vertex, or EMPTY
     row_of: NDArray[np.int32]  # [N], row of a node, if nodes[row] is the node; else anything
@@ -150,56 +152,31 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, 
 
 
 @jit
-def new_lists(length, num_actions, row_of):
-    """Empty `Lists`."""
-    return Lists(
-        np.empty(length, np.int64),
-        np.empty(length, np.int64),
-        np.empty(length, np.int64),
-        np.empty(length, np.int64),
-        np.empty(length, np.int64),
-        np.empty(length, np.int64),
-        np.empty(length, np.int64),
-        np.empty(length, np.float64),
-        np.empty(length, np.float64),
-        np.empty(length, np.int64),
-        np.zeros(4, np.int64),
-        np.empty(num_actions, np.int64),
-        row_of,
-    )
+def lists_of(length, sizes, pair_of, row_of):
+    """`Lists` whose columns are empty."""
+    i, x = np.empty((8, length), np.int64), np.empty((2, length), np.float64)
+    columns = i, x, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], x[0], x[1]
+    return Lists(*columns, sizes, pair_of, row_of)
 
 
 @jit
-def lengthened(column, length):
-    """A longer column with the same beginning."""
-    longer = np.empty(length, column.dtype)
-    longer[: column.shape[0]] = column
-    return longer
+def new_lists(length, num_actions, row_of):
+    """Empty `Lists`."""
+    return lists_of(length, np.zeros(4, np.int64), np.empty(num_actions, np.int64), row_of)
 
 
 @jit
 def with_room(lists, wanted, most):
     """The lists, or longer ones where they are shorter than wanted. MemoryError for too long."""
-    if wanted <= lists.nodes.shape[0]:
+    length = lists.nodes.shape[0]
+    if wanted <= length:
         return lists
     if wanted > most:
         raise MemoryError("Require a smaller depth, breadth or batch for subgraphs that fit")
-    length = 2 * wanted
-    return Lists(
-        lengthened(lists.nodes, length),
-        lengthened(lists.vertex_row, length),
-        lengthened(lists.vertex_pairs, length),
-        lengthened(lists.pair_action, length),
-        lengthened(lists.pair_count, length),
-        lengthened(lists.outcome_pair, length),
-        lengthened(lists.outcome_vertex, length),
-        lengthened(lists.outcome_weight, length),
-        lengthened(lists.outcome_reward, length),
-        lengthened(lists.row_vertex, length),
-        lists.sizes,
-        lists.pair_of,
-        lists.row_of,
-    )
+    longer = lists_of(2 * wanted, lists.sizes, lists.pair_of, lists.row_of)
+    longer.integers[:, :length] = lists.integers
+    longer.numbers[:, :length] = lists.numbers
+    return longer
 
 
 @jit_in_place
