@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbcore.jit import jit, jit_in_place
-from gbcore.kernels.hashing import EMPTY, find_slot, free_key, mix
+from gbcore.kernels.hashing import EMPTY, SEED_STEP, find_slot, free_key, mix
 
 #   node n:  block_start[n] -> | edge 0 | edge 1 | ... | edge degree[n]-1 | room |  2**block_log2[n]
 #            in the edge arrays: source, action, next, reward, terminated, count f(T)
@@ -95,9 +95,8 @@ def unlink_edge(graph, e):
 @jit_in_place
 def hash_edge(node, action, reward, next_node, terminated):
     """64-bit hash of one transition."""
-    reward_bits = np.float64(reward).view(np.uint64)
-    h = mix(np.uint64(node) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(next_node))
-    h = mix(h ^ reward_bits)
+    h = mix(np.uint64(node) * SEED_STEP + np.uint64(next_node))
+    h = mix(h ^ np.float64(reward).view(np.uint64))
     return mix(h + np.uint64(2 * np.int64(action) + terminated))
 
 

@@ -12,28 +12,20 @@ if config.DISABLE_JIT:  # NumPy scalars warn where the hashes wrap around by des
     np.seterr(over="ignore")
 
 EMPTY = -1  # a hash slot, a block or a free list with nothing in it
+LIVE = -2  # link of an id in use
 SEED_STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64
-
-#   slots  [S]      hash slot -> id or EMPTY; linear probing, at most half full: S >= 2 N
-#   hashes [N]      id -> hash of its key
-#   rows   [N, W]   id -> key, as 64-bit words padded with zeros
-#   links  [N]      id -> next free id where the id is free, LIVE where it is in use
-#   generations [N] id -> how often it was freed: with it, an id names one key for ever
-#   totals [3]      keys in use | ids ever given out | first free id or EMPTY
-
-LIVE = -2
 TABLE_SIZE, TABLE_IDS, TABLE_FREE = 0, 1, 2
 
 
 class Table(NamedTuple):
-    """The arrays of an `Interner`."""
+    """The arrays of an `Interner`, by id but for slots and totals; N ids, keys of W words."""
 
-    slots: NDArray[np.int32]  # [S], S a power of two
-    hashes: NDArray[np.uint64]  # [N]
-    rows: NDArray[np.uint64]  # [N, W]
-    links: NDArray[np.int32]  # [N]
-    generations: NDArray[np.int32]  # [N]
-    totals: NDArray[np.int64]  # [3]
+    slots: NDArray[np.int32]  # [S], id or EMPTY; linear probing, S a power of two >= 2 N
+    hashes: NDArray[np.uint64]  # [N], hash of the key
+    rows: NDArray[np.uint64]  # [N, W], the key, as 64-bit words padded with zeros
+    links: NDArray[np.int32]  # [N], the next free id, or LIVE
+    generations: NDArray[np.int32]  # [N], how often freed: with it, an id names one key for ever
+    totals: NDArray[np.int64]  # [3], keys in use | ids ever given out | first free id or EMPTY
 
 
 @jit_in_place
