@@ -85,11 +85,14 @@ class FrontierPlanner:
         self.tolerance: float = float(tolerance)
         self.kinds_of: Kinds | None = kinds_of
         self._log = float(np.log(self.discount))
-        self._scratch = tuple(np.zeros(graph.num_actions) for _ in range(3))
         self._kinds: dict[int, int] = {}  # -> number of states found
         self._appraised = KnownNodes(graph)
         room, costs = graph.capacity, (graph.capacity if kinds_of else 1, 1)
-        self._plan = Plan(np.zeros(room), np.zeros(costs), new_queue(room), new_queue(room))
+        scratch = (np.zeros(graph.num_actions) for _ in range(3))
+        self._plan = Plan(
+            np.zeros(room), np.zeros(costs), new_queue(room), new_queue(room), self._log,
+            self.prior, *scratch,
+        )  # fmt: skip
         self._followed = -1  # the graph's num_logged at the last plan
 
     def __repr__(self) -> str:
@@ -111,10 +114,8 @@ class FrontierPlanner:
         if self.kinds_of is not None:
             self._appraise(self.graph.changed(self._followed, came=True)[::-1])
         changed = self._changed()
-        num_read = sweeps.make_plan(
-            self.graph.arrays, plan, changed, self._log, self.prior,
-            -np.log1p(self.tolerance) / self._log, budget, *self._scratch,
-        )  # fmt: skip
+        slack = -np.log1p(self.tolerance) / self._log
+        num_read = sweeps.make_plan(self.graph.arrays, plan, changed, slack, budget)
         self._followed = self.graph.num_logged
         return num_read
 
@@ -173,15 +174,9 @@ class FrontierPlanner:
 
     def _action_steps(self, node):
         self.graph.require_node(node)
-        sweeps.back_up_steps(
-            self.graph.arrays, self._make_room(), operator.index(node), self._log, self.prior,
-            False, *self._scratch,
-        )  # fmt: skip
-        return self._scratch[0].copy()
-
-    def is_reachable(self, node: SupportsIndex) -> bool:
-        """Can something untried be reached from a node? Raises KeyError for another id."""
-        return bool(self._action_steps(node).min() < np.inf)
+        plan = self._make_room()
+        sweeps.back_up_steps(self.graph.arrays, plan, operator.index(node), False)
+        return plan.q.copy()
 
     def act(self, node: SupportsIndex, rng: np.random.Generator) -> int | None:
         """A greedy action of a node, ties at random; None where nothing untried can be reached.
@@ -234,11 +229,11 @@ class FrontierPlanner:
         """
         n, room, columns = self.graph.num_ids, self.graph.capacity, saved["costs"].shape[-1]
         rows = 1 if len(saved["costs"]) == 1 and self.kinds_of is None else n
-        plan = self._plan = Plan(
-            np.zeros(room),
-            np.zeros((1 if rows == 1 else room, columns)),
-            queue_of(saved["falls"], self.graph),
-            queue_of(saved["rises"], self.graph),
+        plan = self._plan = self._plan._replace(
+            steps=np.zeros(room),
+            costs=np.zeros((1 if rows == 1 else room, columns)),
+            falls=queue_of(saved["falls"], self.graph),
+            rises=queue_of(saved["rises"], self.graph),
         )
         copy_rows("steps", saved, plan.steps, n)
         copy_rows("costs", saved, plan.costs, rows)
@@ -261,11 +256,11 @@ class FrontierPlanner:
         """The arrays, with room for every id: those that were read before may be too short."""
         plan, room = self._plan, self.graph.capacity
         if len(plan.steps) < room:
-            self._plan = Plan(
-                grown(plan.steps, room),
-                plan.costs if len(plan.costs) == 1 else grown(plan.costs, room),
-                queue_of(waiting_in(plan.falls), self.graph),
-                queue_of(waiting_in(plan.rises), self.graph),
+            self._plan = plan._replace(
+                steps=grown(plan.steps, room),
+                costs=plan.costs if len(plan.costs) == 1 else grown(plan.costs, room),
+                falls=queue_of(waiting_in(plan.falls), self.graph),
+                rises=queue_of(waiting_in(plan.rises), self.graph),
             )
         return self._plan
 
@@ -410,13 +405,14 @@ class FrontierEpisodes:
         if self.levels is not None:
             self.levels.begin(int(node))
         self.planner.plan(BUDGET)
-        self.start_value = float(self.planner.action_values(node).max())
+        steps = self.planner._action_steps(node)
+        self.start_value = float((self.planner.discount**steps).max())
         left_alone, planned = ((self._lately[:, 0] + 1) / (self._lately[:, 1] + 1)).tolist()
         wanted = max(0.0, 1 - left_alone / planned) * min(1.0, planned / WORTHWHILE)
         if self.levels is not None:
             wanted = (1 - self.success) * (1 + self.frontier_success) / 2
         self.share = self.most * wanted
-        if self.planner.num_waiting == 0 and not self.planner.is_reachable(node):
+        if self.planner.num_waiting == 0 and steps.min() == np.inf:
             self.share = 0.0
         self.is_frontier = bool(rng.random() < self.share)
 

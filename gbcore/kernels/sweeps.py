@@ -427,15 +427,18 @@ class Plan(NamedTuple):
     costs: NDArray[np.float64]  # [N or 1, A or 1], log w / log discount of untried pairs
     falls: Queue  # of nodes whose value may have fallen: these come first
     rises: Queue
+    log_discount: float
+    prior: float
+    q: NDArray[np.float64]  # [A], scratch
+    total: NDArray[np.float64]  # [A], scratch
+    own: NDArray[np.float64]  # [A], scratch
 
 
 @jit_in_place(inline=True)
-def back_up_steps(graph, plan, node, log_discount, prior, solved, q, total, own):
-    """log Q(s, a) / log discount of a node, into q float64 [A]; V(s) is solved for, or as it is.
-
-    total and own, float64 [A], are scratch.
-    """
-    steps, costs = plan.steps, plan.costs
+def back_up_steps(graph, plan, node, solved):
+    """log Q(s, a) / log discount of a node, into plan.q; V(s) is solved for, or as it is."""
+    steps, costs, log_discount, prior = plan.steps, plan.costs, plan.log_discount, plan.prior
+    q, total, own = plan.q, plan.total, plan.own
     row, columns = node % costs.shape[0], costs.shape[1]
     own[:] = 0.0
     for a in range(q.shape[0]):
@@ -462,7 +465,7 @@ def back_up_steps(graph, plan, node, log_discount, prior, solved, q, total, own)
 
 
 @jit_in_place
-def make_plan(graph, plan, changed, log_discount, prior, slack, budget, q, total, own):
+def make_plan(graph, plan, changed, slack, budget):
     """Follow nodes int64 [n] that changed, then bring steps up to date, reading about `budget`
     edges. Returns how many were read. A change of more than `slack` steps is followed.
 
@@ -479,9 +482,9 @@ def make_plan(graph, plan, changed, log_discount, prior, slack, budget, q, total
         if graph.in_degree[node] == FREED:
             continue
         old, new = steps[node], np.inf
-        back_up_steps(graph, plan, node, log_discount, prior, True, q, total, own)
-        for a in range(q.shape[0]):
-            new = min(new, q[a])
+        back_up_steps(graph, plan, node, True)
+        for found in plan.q:
+            new = min(new, found)
         work += 1 + graph.degree[node]
         if new < old - slack:
             if falling:
