@@ -35,20 +35,16 @@ def categorical_targets(
         subgraphs: as in `q_targets`.
         leaf_pmf: float Tensor [M, A, n_atoms], the target network's pmfs.
         support: Tensor [n_atoms], equally spaced and increasing.
-        gamma, rule: as in `q_targets`; "greedy" takes the argmax of the expectation of the nested
-            pmfs.
-        selector_q: Tensor [M, A], as in `q_targets`.
-        policy: Tensor [M, A], as in `q_targets`.
-        prior: as in `q_targets`.
+        gamma, rule, prior: as in `q_targets`; "greedy" takes the argmax of the expectation of the
+            nested pmfs.
+        selector_q, policy: Tensors [M, A], as in `q_targets`.
 
-    Returns:
-        Tensor [B, n_atoms], of the dtype and on the device of leaf_pmf; rows sum to 1.
+    Returns a Tensor [B, n_atoms], of the dtype and on the device of leaf_pmf; rows sum to 1.
 
-    Raises:
-        ValueError: for an unknown rule, a missing argument, a wrong shape, a prior out of range, or
-            fewer actions than the subgraphs have. On the CPU also for a support that
-            is not equally spaced and increasing, a policy as in `q_targets`, and targets that do
-            not sum to 1, since rows of leaf_pmf that they read do not.
+    Raises ValueError for an unknown rule, a missing argument, a wrong shape, a prior out of range,
+    or fewer actions than the subgraphs have. On the CPU also for a support that is not equally
+    spaced and increasing, a policy as in `q_targets`, and targets that do not sum to 1, since rows
+    of leaf_pmf that they read do not.
     """
     check_arguments(subgraphs, "leaf_pmf", tuple(leaf_pmf.shape), 3, gamma, rule, prior)
     num_leaves, num_actions, num_atoms = leaf_pmf.shape
@@ -168,8 +164,7 @@ def back_up(
             first sort the indices, so that sums repeat, which takes far longer; a CPU adds in
             place. It takes memory of [O, n_atoms, n_atoms], and of [pairs, outcomes] of a level.
 
-    Returns:
-        Tensor [B, n_atoms].
+    Returns a Tensor [B, n_atoms].
     """
     num_leaves, _, num_atoms = leaf_pmf.shape
     num_roots, (_, num_pairs, num_vertices) = levels[1][1], levels[-1]

@@ -38,8 +38,7 @@ class ContextGains:
     Args:
         num_actions: A.
 
-    Raises:
-        ValueError: for no actions.
+    Raises ValueError for no actions.
     """
 
     def __init__(self, num_actions: int) -> None:
@@ -130,9 +129,7 @@ class ContextGains:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from a tree of `state`.
 
-        Raises:
-            KeyError: for a missing entry.
-            ValueError: for arrays of another number of actions.
+        Raises KeyError for a missing entry, ValueError for arrays of another number of actions.
         """
         n = len(saved["contexts"])
         groups = len({tuple(context) for context in saved["contexts"][:, :2].tolist()})
@@ -260,12 +257,7 @@ class FirstTries(ContextGains):
 class LevelFrontier:
     """Tells a `FrontierPlanner` the worths of untried actions, and `FirstTries` their gains.
 
-    Args:
-        planner: the FrontierPlanner, without kinds.
-        first_tries: of all levels.
-
-    Raises:
-        ValueError: for a planner with kinds.
+    Raises ValueError for a planner with kinds.
     """
 
     def __init__(self, planner: "FrontierPlanner", first_tries: FirstTries) -> None:
@@ -332,12 +324,7 @@ class LevelFrontier:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a tree of `state`, of this graph or of one restored from its state.
-
-        Raises:
-            KeyError: for a missing entry.
-            ValueError: for arrays that do not belong to the graph.
-        """
+        """As `FrontierPlanner.restore`."""
         graph = self.planner.graph
         check_array("rows", saved["rows"], np.int32, (graph.num_ids, NUM_KINDS))
         self._met.restore(saved["met"])

@@ -40,16 +40,13 @@ class FrontierPlanner:
     counted anew.
 
     With prior 0 and w = 1 (the defaults) this is the expected discount ** (steps to an untried
-    pair) of the best policy on the graph. A prior counts as so many observations in which the pair
-    led into the unknown: a pair tried seldom stays attractive, with a bonus that shrinks as
-    1 / count. Values are kept as steps, log V / log discount: however far, the way is known.
+    pair) of the best policy on the graph. With a prior a pair tried seldom stays attractive: its
+    bonus shrinks as 1 / count. Values are kept as steps, log V / log discount: however far, the way
+    is known.
 
     The graph tells which transitions changed, and `plan` follows the consequences, a bounded number
     of edges at a time. The rest waits. Where nothing waits, every state satisfies the equation to
-    within the tolerance. The smallest slice is one state with its edges, outgoing and incoming.
-
-    One thread at a time, as whatever writes to the graph. `copy.deepcopy` copies the graph, too; a
-    planner that is copied or pickled with its graph follows the copy.
+    within the tolerance. One thread at a time.
 
     Args:
         graph: the TransitionGraph; transitions that it holds already are planned over, too.
@@ -59,8 +56,7 @@ class FrontierPlanner:
         kinds_of: function of observations [n, *obs_shape] that returns an integer of each, int or
             uint64 [n]: the same for states that are of a kind.
 
-    Raises:
-        ValueError: for a discount, prior or tolerance out of range.
+    Raises ValueError for a discount, prior or tolerance out of range.
     """
 
     def __init__(
@@ -122,11 +118,8 @@ class FrontierPlanner:
     def set_worths(self, nodes: ArrayLike, worths: ArrayLike) -> None:
         """From now on, w(s, a) of states int64 [n]: float [n, A], or [n, 1] alike for all actions.
 
-        Values follow at the next `plan`. Not for a planner with kinds.
-
-        Raises:
-            KeyError: for an id that no node has.
-            ValueError: for worths of another shape, or out of (0, 1].
+        Values follow at the next `plan`. Raises KeyError for an id that no node has, ValueError for
+        worths of another shape or out of (0, 1], and where the planner has kinds.
         """
         nodes, worths = np.asarray(nodes, np.int64), np.asarray(worths, np.float64)
         self.graph.require_nodes(nodes)
@@ -181,12 +174,7 @@ class FrontierPlanner:
     def act(self, node: SupportsIndex, rng: np.random.Generator) -> int | None:
         """A greedy action of a node, ties at random; None where nothing untried can be reached.
 
-        Args:
-            node: the id that `graph.node` returned for the state.
-            rng: np.random.Generator; one draw is taken from it unless the result is None.
-
-        Raises:
-            KeyError: for an id that no node has.
+        One draw is taken from rng unless the result is None. Raises KeyError for another id.
         """
         steps = self._action_steps(node)
         least = steps.min()
@@ -223,9 +211,7 @@ class FrontierPlanner:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from a tree of `state`, of this graph or of one restored from its state.
 
-        Raises:
-            KeyError: for an array that is missing.
-            ValueError: for values of another number of ids.
+        Raises KeyError for a missing array, ValueError for values of another number of ids.
         """
         n, room, columns = self.graph.num_ids, self.graph.capacity, saved["costs"].shape[-1]
         rows = 1 if len(saved["costs"]) == 1 and self.kinds_of is None else n
@@ -320,8 +306,7 @@ class FrontierEpisodes:
         first_tries: the FirstTries of all levels, where episodes play levels that were never met.
             Needs `observe`, and no kinds.
 
-    Raises:
-        ValueError: for a share out of range, or kinds beside first tries.
+    Raises ValueError for a share out of range, or kinds beside first tries.
     """
 
     METRICS: tuple[str, ...] = (
@@ -359,10 +344,7 @@ class FrontierEpisodes:
     def act(self, node: SupportsIndex, rng: np.random.Generator) -> int | None:
         """The planner's action, or None where the step is left alone. To be called every step.
 
-        Where an episode starts, as told by `end_episode`, one draw from rng decides its kind.
-
-        Raises:
-            KeyError: for an id that no node has.
+        Where an episode starts, one draw from rng decides its kind. Raises KeyError for another id.
         """
         with self.planner.graph.lock:
             self.planner.graph.require_node(node)
@@ -437,15 +419,7 @@ class FrontierEpisodes:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a tree of `state`, of this graph or of one restored from its state.
-
-        Raises:
-            KeyError: for a missing entry.
-            ValueError: for arrays that do not belong to the graph.
-        """
-        for name in self.SAVED:
-            if not isinstance(saved[name], (bool, int, float, type(None))):
-                raise ValueError(f"Require a number or None as {name}, got {saved[name]!r}")
+        """As `FrontierPlanner.restore`."""
         copy_rows("lately", saved, self._lately, 2)
         copy_rows("window", saved, self._window, 2)
         self.planner.restore(saved["planner"])

@@ -16,24 +16,14 @@ from gbcore.arrays import all_grown, as_indices, copy_rows, grown, is_many
 from gbcore.interner import Interner, slots_for
 from gbcore.invariants import problems_of
 from gbcore.kernels import edges, expand, hashing
-from gbcore.kernels.edges import (
-    FREED,
-    MAX_TRANSITIONS,
-    TOTAL_EDGES,
-    TOTAL_FORGOTTEN,
-    TOTAL_LOGGED,
-    TOTAL_SOURCES,
-    TOTAL_TRANSITIONS,
-    TOTAL_USED,
-    GraphArrays,
-)
+from gbcore.kernels.edges import FREED, MAX_TRANSITIONS, GraphArrays
 from gbcore.kernels.hashing import EMPTY
 from gbcore.subgraph import Subgraphs
 
 FORMAT_VERSION = 4
 MAX_DEPTH = 2**16  # of an expansion
 MAX_LISTED = 2**28  # rows of a batch of subgraphs, 20 GB: before the system ends the process
-COLUMNS = ("node", "action", "reward", "next_node", "terminated")
+TRANSITION = ("node", "action", "reward", "next_node", "terminated")
 KIND = ("num_actions", "obs_shape", "obs_dtype", "key_shape", "key_dtype", "frame_stack")
 # The arrays that grow, and their values where nothing was written.
 NODE_ARRAYS = {
@@ -55,19 +45,18 @@ class TransitionGraph:
     number of nodes and outcomes.
 
     A node is freed, and its id given out again, when `remove` takes away the last edge that names
-    it. An id that `node` returned is therefore safe until the next `remove`: intern, then add, then
-    remove.
+    it. So an id is safe until the next `remove`: intern, then add, then remove.
 
     One or many: `node` and `find` take one observation, `nodes` takes [n]. Methods of ids (`add`,
-    `remove`, `expand`) takes one or [n]: integers, lists and arrays.
+    `remove`, `expand`) take one or [n]: integers, lists and arrays.
 
-    Threads wait for each other: every method holds `lock`, and so does every method of a `Replay`.
-    All else that is made with the graph takes one thread at a time. Several calls that belong
-    together, as `node` and `add`, or a sample and its subgraphs, are safe from another thread's
-    `remove` within `with graph.lock:`.
+    Threads wait for each other: every method holds `lock`, an RLock, and so does every method of a
+    `Replay`. All else that is made with the graph takes one thread at a time. Several calls that
+    belong together, as `node` and `add`, or a sample and its subgraphs, are safe from another
+    thread's `remove` within `with graph.lock:`.
 
-    `copy.deepcopy` and pickle give a graph of its own. Copied together, a graph and objects
-    made with it still belong together.
+    `copy.deepcopy` and pickle give a graph of its own, also of objects that are made with a graph.
+    Copied together, the two still belong together.
 
     Args:
         num_actions: A, the number of discrete actions.
@@ -79,15 +68,11 @@ class TransitionGraph:
         key_shape: shape of the keys. By default a state's key is its observation. With keys of
             their own, observations of equal keys are one node, and equal observations of other keys
             are two: a key may be coarser (rounded numbers) or finer (with the last action). The
-            node keeps its first observation; the network's values of the node are
-            taken. Keys are compared by their bytes, too: round to integers, since -0.0 is not 0.0.
+            node keeps its first observation, which the network values. Keys are compared by their
+            bytes, too: round to integers, since -0.0 is not 0.0.
         key_dtype: dtype of the keys.
 
-    Attributes:
-        lock: an RLock.
-
-    Raises:
-        ValueError: for fewer than one action or an observation or key without bytes.
+    Raises ValueError for fewer than one action, or an observation or key without bytes.
     """
 
     def __init__(
@@ -195,9 +180,7 @@ class TransitionGraph:
         Ids are given out again; an id and its generation together name one state for ever. Keep the
         generation with whatever is cached by id. `load` and `restore` start from 0.
         """
-        generations = self._keys.table.generations[: self.num_ids]
-        generations.flags.writeable = False
-        return generations
+        return self._keys.generations
 
     @property
     def num_frames(self) -> int:
@@ -207,17 +190,17 @@ class TransitionGraph:
     @property
     def num_edges(self) -> int:
         """Number of distinct transitions."""
-        return int(self._arrays.totals[TOTAL_EDGES])
+        return int(self._arrays.totals[edges.TOTAL_EDGES])
 
     @property
     def num_transitions(self) -> int:
         """Number of transitions, each counted as often as it was seen: the sum of f(T)."""
-        return int(self._arrays.totals[TOTAL_TRANSITIONS])
+        return int(self._arrays.totals[edges.TOTAL_TRANSITIONS])
 
     @property
     def novel_state_ratio(self) -> float:
         """Distinct states acted in / transitions: 1 without crossovers (paper, Analysis)."""
-        return int(self._arrays.totals[TOTAL_SOURCES]) / max(self.num_transitions, 1)
+        return int(self._arrays.totals[edges.TOTAL_SOURCES]) / max(self.num_transitions, 1)
 
     @property
     def arrays(self) -> GraphArrays:
@@ -231,21 +214,16 @@ class TransitionGraph:
     def node(self, obs: ArrayLike, key: ArrayLike | None = None) -> int:
         """Id of an observation, inserted if new; with key_shape, of its key.
 
-        Raises:
-            ValueError: for another shape or dtype than the graph's, or for a key that is missing or
-                not asked for.
+        Raises ValueError for another shape or dtype than the graph's, and for a key that is missing
+        or not asked for.
         """
         one = self._check_obs(obs, key)
         return int(self._nodes_of(*(part[None] for part in one))[0])
 
     def nodes(self, obs: ArrayLike, keys: ArrayLike | None = None) -> NDArray[np.int64]:
-        """As `node`, in order, of many observations: int64 [n] of obs [n, *obs_shape].
+        """As `node`, of many observations in order: int64 [n] of obs [n, *obs_shape].
 
-        Args:
-            keys: [n, *key_shape], with key_shape.
-
-        Raises:
-            ValueError: as `node`.
+        keys: [n, *key_shape], with key_shape.
         """
         return self._nodes_of(*self._check_obs(obs, keys, many=True))
 
@@ -300,12 +278,10 @@ class TransitionGraph:
         return observations
 
     def observations_of(self, nodes: ArrayLike) -> NDArray[Any]:
-        """Observations of some nodes: [*nodes.shape, *obs_shape].
-
-        Raises KeyError for an id that no node ever had. A freed one's observation means nothing.
+        """Observations of some nodes: [*nodes.shape, *obs_shape]; of a freed id it means nothing.
 
         Stacks of 4 byte frames lie in memory as convolutions want them: [..., H, W, 4], the order
-        that torch calls channels_last.
+        that torch calls channels_last. Raises KeyError for an id that no node ever had.
         """
         with self.lock:
             contents = self._contents_of(nodes)
@@ -334,9 +310,7 @@ class TransitionGraph:
     @property
     def frame_generations(self) -> NDArray[np.int32]:
         """As `generations`, of frame ids: int32 [num_frame_ids] (frame_stack only)."""
-        generations = self._stored_frames().table.generations[: self.num_frame_ids]
-        generations.flags.writeable = False
-        return generations
+        return self._stored_frames().generations
 
     def frame_ids_of(self, nodes: ArrayLike) -> NDArray[np.int64]:
         """int64 [n, stack], rows of `frames` of node ids int64 [n] (frame_stack only)."""
@@ -406,10 +380,9 @@ class TransitionGraph:
                 the 0.1 of a float32 array is not.
             terminated: the MDP ended here. A time limit is no termination.
 
-        Raises:
-            KeyError: for an id that names no node.
-            ValueError: for another action, a reward that is NaN or infinite, or arrays of different
-                length. The first row that is wrong is named, and nothing has changed.
+        Raises KeyError for an id that names no node, ValueError for another action, a reward that
+        is not finite, or arrays of different length. The first row that is wrong is named, and
+        nothing has changed.
         """
         with self.lock:
             if many := is_many(node):
@@ -437,12 +410,8 @@ class TransitionGraph:
     ) -> list[int]:
         """One observation fewer of a transition, or of many: then every argument is [n].
 
-        Returns:
-            A list of the ids of the nodes that this freed, at most two for each transition.
-
-        Raises:
-            KeyError: if there is no such transition.
-            ValueError: as `add`. The first row that is wrong is named, and nothing has changed.
+        Returns the ids of the nodes that this freed, at most two for each transition. Raises as
+        `add`, and KeyError if there is no such transition.
         """
         with self.lock:
             if is_many(node):
@@ -468,7 +437,7 @@ class TransitionGraph:
     @property
     def num_logged(self) -> int:
         """How often a node came or its transitions changed: where `changed` goes on from."""
-        return int(self._arrays.totals[TOTAL_LOGGED])
+        return int(self._arrays.totals[edges.TOTAL_LOGGED])
 
     def changed(self, since: int, came: bool = False) -> NDArray[np.int64]:
         """Nodes that came, or whose transitions changed, since num_logged was that: int64 [n].
@@ -509,7 +478,7 @@ class TransitionGraph:
         reward = np.asarray(columns[2], np.float64) + 0.0
         terminated = np.asarray(columns[4]).astype(np.bool_)
         checked = node, action, reward, next_node, terminated
-        for name, column in zip(COLUMNS, checked, strict=True):
+        for name, column in zip(TRANSITION, checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
         wrong = ~(self._are_nodes(node) & self._are_nodes(next_node) & np.isfinite(reward))
@@ -571,11 +540,9 @@ class TransitionGraph:
             breadth: bound on the transitions followed per level and root; 0 for none.
             rng: np.random.Generator, needed if breadth > 0; one draw is taken from it.
 
-        Raises:
-            ValueError: for a depth, breadth or action out of range, a missing rng, shapes that
-                differ.
-            KeyError: for a root that is no node.
-            MemoryError: for subgraphs of more than 2**28 outcomes or pairs.
+        Raises ValueError for a depth, breadth or action out of range, a missing rng, or shapes that
+        differ; KeyError for a root that is no node; MemoryError for subgraphs of more than 2**28
+        outcomes or pairs.
         """
         depth, breadth = operator.index(depth), operator.index(breadth)
         if not 1 <= depth <= MAX_DEPTH:
@@ -584,19 +551,24 @@ class TransitionGraph:
             raise ValueError(f"Require breadth >= 0 (0 = no limit), got {breadth}")
         if breadth > 0 and not isinstance(rng, np.random.Generator):
             raise ValueError(f"Require rng, a np.random.Generator, for breadth {breadth}")
+        with self.lock:
+            pairs = self._check_pairs(nodes, actions)
+            seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
+            return expand.expand_roots(
+                self._arrays, *pairs, depth, min(breadth, MAX_TRANSITIONS), seed, self._row_of,
+                self._room, MAX_LISTED,
+            )  # fmt: skip
+
+    def _check_pairs(self, nodes, actions):
+        """Nodes and actions, one or many, as int64 [n] each. Raises as `expand`."""
         nodes = as_indices("nodes", nodes if is_many(nodes) else [nodes])
         actions = as_indices("actions", actions if is_many(actions) else [actions])
         if nodes.shape != actions.shape:
-            raise ValueError(f"Require one action per node, got {actions.shape} for {nodes.shape}")
-        with self.lock:
-            self.require_nodes(nodes)
-            if len(actions) and not 0 <= actions.min() <= actions.max() < self.num_actions:
-                raise ValueError(f"Require 0 <= action < {self.num_actions}, got {actions}")
-            seed = np.uint64(rng.bit_generator.random_raw() if breadth > 0 else 0)
-            return expand.expand_roots(
-                self._arrays, nodes, actions, depth, min(breadth, MAX_TRANSITIONS), seed,
-                self._row_of, self._room, MAX_LISTED,
-            )  # fmt: skip
+            raise ValueError(f"Require an action per node, got {actions.shape} for {nodes.shape}")
+        self.require_nodes(nodes)
+        if len(actions) and not 0 <= actions.min() <= actions.max() < self.num_actions:
+            raise ValueError(f"Require 0 <= action < {self.num_actions}, got {actions}")
+        return nodes, actions
 
     # ----------------------------------------------------------------------------------------------
     # Storage
@@ -621,7 +593,7 @@ class TransitionGraph:
     def _first_logged(self):
         """The place of the oldest entry of the log that is there."""
         totals = self._arrays.totals
-        return max(int(totals[TOTAL_FORGOTTEN]), int(totals[TOTAL_LOGGED]) - len(self._arrays.log))
+        return max(int(totals[edges.TOTAL_FORGOTTEN]), int(totals[edges.TOTAL_LOGGED]) - len(self._arrays.log))
 
     def _logged(self, first):
         """The entries of the log from a place on."""
@@ -631,12 +603,12 @@ class TransitionGraph:
     def _enter_log(self, entries):
         totals, log = self._arrays.totals, self._arrays.log
         entries = entries[max(len(entries) - len(log), 0) :]
-        first = totals[TOTAL_FORGOTTEN] = totals[TOTAL_LOGGED] - len(entries)
-        log[np.arange(first, totals[TOTAL_LOGGED]) & (len(log) - 1)] = entries
+        first = totals[edges.TOTAL_FORGOTTEN] = totals[edges.TOTAL_LOGGED] - len(entries)
+        log[np.arange(first, totals[edges.TOTAL_LOGGED]) & (len(log) - 1)] = entries
 
     def _resize_edges(self, room):
         """Have room for so many edges, and enter them all into hash slots."""
-        used = self._arrays.totals[TOTAL_USED]
+        used = self._arrays.totals[edges.TOTAL_USED]
         cut = {name: getattr(self._arrays, name)[:used] for name in EDGE_ARRAYS}
         slots = np.full(slots_for(room), EMPTY, np.int64)
         self._arrays = self._arrays._replace(edge_slots=slots, **cut)
@@ -656,12 +628,8 @@ class TransitionGraph:
         """A graph that `save` wrote: same ids, same edges, same further behaviour.
 
         No code in the file is run, and its arrays are compared with their checksums. `check_valid`
-        tells whether they fit together.
-
-        Raises:
-            OSError: for a file that cannot be read.
-            ValueError: for a file of another format version, or one that is cut short or damaged.
-            MemoryError: for more room than there is.
+        tells whether they fit together. Raises OSError for a file that cannot be read, ValueError
+        for one of another format version, or one that is cut short or damaged.
         """
         try:
             with open(path, "rb") as file:
@@ -687,10 +655,10 @@ class TransitionGraph:
         if self.key_shape is not None and self.key_dtype is not None:
             saved["key_shape"] = np.array(self.key_shape, np.int64)
             saved["key_dtype"] = np.array(self.key_dtype.str)
-        columns = self._columns(int(self._arrays.totals[TOTAL_USED]))
+        columns = self._columns(int(self._arrays.totals[edges.TOTAL_USED]))
         saved |= {name: array[:rows] for name, (array, rows) in columns.items()}
         saved["totals"] = self._arrays.totals.copy()
-        saved["totals"][TOTAL_FORGOTTEN] = self.num_logged - len(saved["log"])
+        saved["totals"][edges.TOTAL_FORGOTTEN] = self.num_logged - len(saved["log"])
         return saved
 
     def _columns(self, used):
@@ -712,12 +680,8 @@ class TransitionGraph:
         """Become the graph whose `state` this is, with at least the room for nodes that there is.
 
         Ids may name other states than before: tables by id, as a `LeafTable` or a
-        `FrontierPlanner`, have to be restored after.
-
-        Raises:
-            KeyError: for an array that is missing.
-            ValueError: for a graph of other actions, observations or keys, or arrays of another
-                size or dtype. Then nothing has changed.
+        `FrontierPlanner`, have to be restored after. Raises as `from_state`, and ValueError for a
+        graph of other actions, observations or keys; then nothing has changed.
         """
         graph = self.from_state(saved, self._keys.capacity)
         for name in KIND:
@@ -734,10 +698,8 @@ class TransitionGraph:
     ) -> "TransitionGraph":
         """The graph that `state` is of: same ids, same edges, same further behaviour.
 
-        Raises:
-            KeyError: for an array that is missing.
-            ValueError: for another format version, or arrays of another size or dtype.
-            MemoryError: for more room than there is.
+        Raises KeyError for a missing array, ValueError for another format version, or arrays of
+        another size or dtype.
         """
         if not np.array_equal(version := saved["format_version"], FORMAT_VERSION):
             raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")

@@ -21,12 +21,8 @@ class Interner:
     bit for each element.
 
     Args:
-        shape: shape of every array.
-        dtype: their dtype; anything of fixed size.
+        shape, dtype: of every array; anything of fixed size > 0, else ValueError.
         capacity: ids to reserve room for. More ids double the room, at the price of a copy.
-
-    Raises:
-        ValueError: for a shape or dtype without bytes.
     """
 
     def __init__(
@@ -65,6 +61,13 @@ class Interner:
     def capacity(self) -> int:
         """Ids that there is room for."""
         return len(self.table.hashes)
+
+    @property
+    def generations(self) -> NDArray[np.int32]:
+        """How often each id was freed: int32 [num_ids], a view, read-only."""
+        generations = self.table.generations[: self.num_ids]
+        generations.flags.writeable = False
+        return generations
 
     @property
     def arrays(self) -> NDArray[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gbcore.arrays import as_indices, check_array, copy_rows
-from gbcore.graph import MAX_DEPTH, TransitionGraph
+from gbcore.graph import MAX_DEPTH, TRANSITION, TransitionGraph
 from gbcore.kernels import expand, sums
 from gbcore.kernels.expand import Trajectory
 from gbcore.subgraph import Subgraphs
@@ -34,15 +34,14 @@ class Replay:
              several observations are then one state, and the network trains on those met
 
     Threads wait for each other, as those of the graph. A batch is of the rows that were there: hold
-    `graph.lock` from `sample` to `subgraphs` where another thread adds. `copy.deepcopy` copies the
-    graph, too.
+    `graph.lock` from `sample` to `subgraphs` where another thread adds.
 
     Args:
         graph: the TransitionGraph.
         capacity: number of rows, at least 1.
     """
 
-    COLUMNS: tuple[str, ...] = ("node", "action", "reward", "next_node", "terminated", "cut")
+    COLUMNS: tuple[str, ...] = (*TRANSITION, "cut")
 
     def __init__(self, graph: TransitionGraph, capacity: SupportsIndex) -> None:
         self.graph: TransitionGraph = graph
@@ -117,8 +116,7 @@ class Replay:
             self.graph.add(node, action, reward, next_node, terminated)
             self.cut[i - 1] = self._ended or self.next_node[i - 1] != node
             if self.size == self.capacity:
-                columns = (self.node, self.action, self.reward, self.next_node, self.terminated)
-                self.graph.remove(*(column.item(i) for column in columns))
+                self.graph.remove(*(getattr(self, name).item(i) for name in TRANSITION))
             self.node[i], self.action[i], self.reward[i] = node, action, reward
             self.next_node[i], self.terminated[i] = next_node, terminated
             if self.obs is not None:
@@ -174,10 +172,8 @@ class Replay:
         if source != "trajectory":
             raise ValueError(f"Require source 'trajectory' or 'graph', got {source!r}")
         with self.graph.lock:
-            return trajectory_subgraphs(
-                batch.rows, depth, self.node, self.action, self.reward, self.next_node,
-                self.terminated, self.cut,
-            )  # fmt: skip
+            columns = (getattr(self, name) for name in (*TRANSITION, "cut"))
+            return trajectory_subgraphs(batch.rows, depth, *columns)
 
     def _require_rows(self):
         if not self.size:
@@ -191,8 +187,7 @@ class Replay:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `state` returned. There may be more room than there was.
 
-        Raises:
-            ValueError: for rows that cannot be the transitions of the graph.
+        Raises ValueError for rows that cannot be the transitions of the graph.
         """
         rows, position = saved["rows"], saved["position"]
         size = np.size(rows["node"])
@@ -215,13 +210,8 @@ class SumTree:
     """Priorities under a binary tree of sums (Schaul et al. 2016, Appendix B.2.1).
 
     Sums are float64 and made anew from their two children at every change, so that no error adds
-    up over a run. A change and a search are one kernel each, in which other threads wait.
-
-    Args:
-        capacity: number of priorities; all are 0 at first.
-
-    Attributes:
-        largest: the largest priority that there can be, so that the sum of all is finite.
+    up over a run. All `capacity` priorities are 0 at first; `largest` is the largest that there can
+    be, so that the sum of all is finite.
     """
 
     def __init__(self, capacity: SupportsIndex) -> None:
@@ -253,9 +243,8 @@ class SumTree:
     def set(self, indices: ArrayLike, priorities: ArrayLike) -> None:
         """Write priorities [n] at int [n]; of a repeated index the last one stays.
 
-        Raises:
-            IndexError: for an index out of range.
-            ValueError: for a priority that is negative, NaN or above `largest`, or a wrong shape.
+        Raises IndexError for an index out of range, ValueError for a wrong shape or a priority that
+        is negative, NaN or above `largest`.
         """
         indices = self._check(indices)
         priorities = np.ascontiguousarray(priorities, np.float64)
@@ -278,8 +267,7 @@ class SumTree:
     def sample(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Indices int64 [n], one drawn uniformly from each of n equal slices of the total.
 
-        Raises:
-            ValueError: for n < 1, or if no priority is positive.
+        Raises ValueError for n < 1, or if no priority is positive.
         """
         if n < 1:
             raise ValueError(f"Require n >= 1, got {n}")
@@ -397,10 +385,8 @@ def trajectory_subgraphs(
         cut: bool [N], row t + 1 does not continue row t: a truncation, an episode left, and always
             the newest row.
 
-    Raises:
-        ValueError: for depth < 1 or arrays of different length.
-        IndexError: for a start out of range, or a row on the way that holds a negative action or
-            next node.
+    Raises ValueError for depth < 1 or arrays of different length, IndexError for a start out of
+    range, or a row on the way that holds a negative action or next node.
     """
     depth = operator.index(depth)
     if depth < 1:

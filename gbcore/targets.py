@@ -49,14 +49,9 @@ def q_targets(
         prior: observations that the network's value of a seen pair below the root counts as, in
             [0, inf). With "behaviour" each pair of the mean is read so, and keeps its weight.
 
-    Returns:
-        [B], of the dtype of leaf_q.
-
-    Raises:
-        ValueError: for an unknown rule, a missing argument, a wrong shape, a policy that is
-            negative or whose rows do not sum to 1, a prior out of range, or fewer actions than
-            the subgraphs have.
-        TypeError: for values that are neither float32 nor float64.
+    Returns [B], of the dtype of leaf_q. Raises TypeError for another dtype, ValueError for an
+    unknown rule, a missing argument, a wrong shape, a policy that is negative or whose rows do not
+    sum to 1, a prior out of range, or fewer actions than the subgraphs have.
     """
     pair_q = pair_q_values(subgraphs, leaf_q, gamma, rule, selector_q, policy, prior)
     return pair_q[: subgraphs.num_roots]
@@ -83,13 +78,12 @@ def pair_q_values(
     check_arguments(subgraphs, "leaf_q", leaf_q.shape, 2, gamma, rule, prior)
     best, probabilities = np.empty(0, np.int64), np.empty((0, 0), leaf_q.dtype)
     if needs_selector(rule, selector_q):
-        selector_q = None if selector_q is None else np.asarray(selector_q)
         check_companion("selector_q", selector_q, leaf_q.shape)
+        selector_q = np.asarray(selector_q)
         best = np.argmax(np.where(np.isnan(selector_q), -np.inf, selector_q), axis=1)
     if rule == "policy":
-        policy = None if policy is None else np.ascontiguousarray(policy, leaf_q.dtype)
         check_companion("policy", policy, leaf_q.shape)
-        probabilities = policy
+        probabilities = np.ascontiguousarray(policy, leaf_q.dtype)
         check_policy(probabilities)
     rule_number, gamma, prior = RULES[rule], float(gamma), float(prior)
     return backup.back_up(subgraphs, leaf_q, best, probabilities, gamma, rule_number, prior)
@@ -120,10 +114,8 @@ def rows_read(
         rows int64 [R], in the order in which they were asked for, those of roots never seen last;
         and bool [R]: is the leaf value itself read there?
 
-    Raises:
-        ValueError: for another rule, missing best_actions, other than one action >= 0 per node, or
-            a prior out of range.
-        TypeError: for actions that are no integers.
+    Raises ValueError for another rule, missing best_actions, other than one action >= 0 per node,
+    or a prior out of range; TypeError for actions that are no integers.
     """
     check_prior(prior)
     leaf_read = np.zeros(len(subgraphs.nodes), np.bool_)
@@ -225,5 +217,5 @@ def check_policy(policy: NDArray[Any]) -> None:
 def check_companion(name: str, values: Any, shape: tuple[int, ...]) -> None:
     if values is None:
         raise ValueError(f"Require {name} for this rule, got None")
-    if tuple(values.shape) != tuple(shape):
-        raise ValueError(f"Require {name} of shape {shape}, got {tuple(values.shape)}")
+    if (found := tuple(np.shape(values))) != shape:
+        raise ValueError(f"Require {name} of shape {shape}, got {found}")

@@ -39,22 +39,18 @@ class LeafTable:
 
     The last bits that a network gives a state depend on the size of its batch, since that decides
     in which order products are summed. So the network is asked for CHUNK states at a time, the last
-    one repeated if need be. Then neither the time nor the other states of a batch change a value,
-    and a table gives the same bits as no table. `GraphValues` promises no such bits, and asks for
-    more states at a time.
+    one repeated if need be. Then neither the time nor the other states of a batch change a value.
+    `GraphValues` promises no such bits, and asks for more states at a time.
 
-    A value is kept with the generation of its id, see `TransitionGraph.generations`: an id that was
-    freed since names another state, whose value is then unknown.
-
-    One thread at a time, as all that writes to the graph. `copy.deepcopy` copies the graph, too,
-    and keeps `evaluate`; pickle asks for one that can be pickled.
+    An id that was freed since names another state, whose value is then unknown. One thread at a
+    time. `copy.deepcopy` keeps `evaluate`; pickle asks for one that can be pickled.
 
     Args:
         graph: the TransitionGraph.
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
-        network: the torch.nn.Module that `evaluate` asks. All values are forgotten where its
-            parameters or buffers have changed since the last look, by whatever means;
-            it is asked in evaluation mode. Without it, `forget_all` has to be called.
+        network: the torch.nn.Module that `evaluate` asks, in evaluation mode. All values are
+            forgotten where its parameters or buffers have changed since the last look, by whatever
+            means. Without it, `forget_all` has to be called.
 
     Attributes:
         num_forgotten: how often values were forgotten, or evaluated anew.
@@ -209,9 +205,7 @@ class GraphValues:
 
     The network's guesses at pairs never seen are optimism: they draw training to actions
     never tried, which corrects them. An evaluation corrects nothing, and acts on `seen_policy`.
-
-    One thread at a time, as all that writes to the graph. `copy.deepcopy` and pickle copy graph and
-    leaves, too, unless they are copied together.
+    One thread at a time.
 
     Args:
         graph: the TransitionGraph.
@@ -219,8 +213,7 @@ class GraphValues:
         gamma: the discount, in [0, 1).
         prior: observations that q counts as, in [0, inf).
 
-    Raises:
-        ValueError: for a discount or prior out of range, or leaves of another graph.
+    Raises ValueError for a discount or prior out of range, or leaves of another graph.
     """
 
     def __init__(
@@ -284,11 +277,10 @@ class GraphValues:
     def values(self, nodes: ArrayLike) -> NDArray[np.float64]:
         """V(s) of node ids int64 [n], as of the last update: float64 [n].
 
-        Raises:
-            KeyError: for an id that no node has.
-            ValueError: for a node that came after it.
+        Raises KeyError for an id that no node has, ValueError for a node that came after it.
         """
-        self._require_followed(nodes := as_indices("nodes", nodes), came=True)
+        self.graph.require_nodes(nodes := as_indices("nodes", nodes))
+        self._require_followed(nodes, came=True)
         return self._value[nodes]
 
     def targets(self, nodes: ArrayLike, actions: ArrayLike) -> NDArray[np.float32]:
@@ -297,12 +289,8 @@ class GraphValues:
         Raises as `values`, and ValueError for a node whose transitions changed since the update,
         another number of actions, or one out of range.
         """
-        nodes, actions = as_indices("nodes", nodes), as_indices("actions", actions)
+        nodes, actions = self.graph._check_pairs(nodes, actions)
         self._require_followed(nodes, came=False)
-        if nodes.shape != actions.shape:
-            raise ValueError(f"Require an action per node, got {actions.shape} for {nodes.shape}")
-        if len(actions) and not 0 <= actions.min() <= actions.max() < self.graph.num_actions:
-            raise ValueError(f"Require 0 <= action < {self.graph.num_actions}, got {actions}")
         targets = np.empty(len(nodes), np.float32)
         rule = rule_of(self.leaves.q, self.gamma)
         sweeps.back_up_pairs(self.graph.arrays, self._value, rule, nodes, actions, targets)
@@ -359,8 +347,8 @@ class GraphValues:
         ends = ends[self.graph.arrays.degree[ends] == 0]
         tried.value[ends] = np.fmax.reduce(q[ends], axis=1)
         find_tried(self.graph, q, self.gamma, self.prior, tried, changed)
-        now = min(self.graph.num_logged, self._followed), self.leaves.num_forgotten
-        self._tried = tried._replace(followed=now[0], forgotten=now[1])
+        followed = min(self.graph.num_logged, self._followed)
+        self._tried = tried._replace(followed=followed, forgotten=self.leaves.num_forgotten)
         chosen = tried.chosen.copy()
         seen = KnownNodes(self.graph)
         seen.add(nodes)
@@ -393,9 +381,7 @@ class GraphValues:
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from a tree of `state`, of this graph or of one restored from its state.
 
-        Raises:
-            KeyError: for a missing entry.
-            ValueError: for values of another number of ids.
+        Raises KeyError for a missing entry, ValueError for values of another number of ids.
         """
         self._make_room()
         copy_rows("value", saved["rows"], self._value, n := self.graph.num_ids)
@@ -448,7 +434,6 @@ class GraphValues:
         return knows & ~late & (self._forgotten == self.leaves.num_forgotten)
 
     def _require_followed(self, nodes, came):
-        self.graph.require_nodes(nodes)
         late = nodes[~self._follows(nodes, came)]
         if len(late):
             raise ValueError(
@@ -649,16 +634,11 @@ def solve(
         V(s)    = max of Q(s, a) over the tried actions; where there are none,
                   the least that the rewards seen allow: min(r, 0) / (1 - gamma)
 
-    Args:
-        graph: the TransitionGraph, with at least one transition.
-        gamma: the discount, in [0, 1).
-
     Returns:
         V float64 [num_ids]; the best action of each node int64 [num_ids], -1 where there is none;
         how often that was tried int64 [num_ids]. Rows of freed ids mean nothing.
 
-    Raises:
-        ValueError: for a discount out of range or a graph without transitions.
+    Raises ValueError for a discount out of [0, 1) or a graph without transitions.
     """
     if not 0 <= gamma < 1:
         raise ValueError(f"Require 0 <= gamma < 1, got {gamma}")
@@ -669,9 +649,9 @@ def solve(
     tried.value[:] = max(float(rewards.min(initial=0.0)) / (1 - gamma), -1e300)
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
     find_tried(graph, unread, gamma, 0.0, tried)
-    values, actions = tried.value, tried.chosen.astype(np.int64)
+    actions = tried.chosen.astype(np.int64)
     counts = np.where(actions < 0, 0, graph.arrays.pair_count[np.arange(n), actions])
-    return values, actions, counts
+    return tried.value, actions, counts
 
 
 def rule_of(
