@@ -37,29 +37,18 @@ class GraphReplayBuffer(ReplayBuffer):
     """A replay whose rows are the transitions of a graph.
 
     Args:
-        args, kwargs: those of ReplayBuffer.
+        args, kwargs: those of ReplayBuffer, without optimize_memory_usage.
         key: function of observations [n, *obs_shape] that returns an array [n, ...]: observations
             with like keys are one state. By default the observation is its key.
-
-    Attributes:
-        graph: the TransitionGraph.
-        nodes: int64 [2, rows, environments], each row's states before and after.
-        num_added: rows ever added, overwritten ones included.
-        targets: function of nodes int64 [B], actions int64 [B] and rng that returns float32 [B];
-            GraphDQN's, while it trains.
-
-    Raises:
-        ValueError: for optimize_memory_usage.
     """
 
     graph: TransitionGraph
-    nodes: NDArray[np.int64]
-    num_added: int = 0
+    nodes: NDArray[np.int64]  # [2, rows, environments], each row's states before and after
+    num_added: int = 0  # rows ever, overwritten ones included
     rng: np.random.Generator
     key: Key | None
-    targets: (
-        Callable[[NDArray[np.int64], NDArray[np.int64], np.random.Generator], NDArray[Any]] | None
-    )
+    # GraphDQN's, while it trains: (nodes int64 [B], actions int64 [B], rng) -> float32 [B]
+    targets: Callable[..., NDArray[Any]] | None
 
     def __init__(self, *args: Any, key: Key | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -163,10 +152,9 @@ class GraphDQN(DQN):
         prior: the network's value counts as so many observations of a nested pair.
         key: as GraphReplayBuffer's.
 
-    Raises:
-        ValueError: for VecNormalize, under which a state's observation changes, for Dict
-            observations, for actions that do not begin at 0, for another replay buffer than
-            GraphReplayBuffer, and for numbers out of their range.
+    Raises ValueError for VecNormalize, under which a state's observation changes, for Dict
+    observations, for actions that do not begin at 0, for another replay buffer than
+    GraphReplayBuffer, and for numbers out of their range.
     """
 
     backup: Literal["graph", "whole-graph"]
@@ -260,9 +248,7 @@ class GraphDQN(DQN):
     def load_replay_buffer(self, *args: Any, **kwargs: Any) -> None:
         """As DQN.load_replay_buffer; the graph is made anew of its rows, with this model's key.
 
-        Raises:
-            ValueError: for another kind of replay buffer, or one of other observations, actions or
-                another number of environments.
+        Raises ValueError for another kind of replay buffer, or one of another task.
         """
         super().load_replay_buffer(*args, **kwargs)
         self._require_usable()
@@ -399,9 +385,7 @@ class GraphDQN(DQN):
 class Levels(gymnasium.Wrapper):
     """An environment that names its levels in `info["level"]` of reset: those of one kind.
 
-    Args:
-        env: a Gymnasium environment; each reset draws a level.
-        held_out: the fifth that only evaluations play, in place of the others?
+    held_out: the fifth that only evaluations play, in place of the others?
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], held_out: bool):
@@ -411,8 +395,7 @@ class Levels(gymnasium.Wrapper):
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """As the environment's, drawn again until the level is of this kind.
 
-        Raises:
-            ValueError: where 1,000 levels are not. KeyError: where none is named.
+        Raises ValueError where 1,000 levels are not, KeyError where none is named.
         """
         for _ in range(1_000):
             obs, info = super().reset(**kwargs)
@@ -428,11 +411,8 @@ class OwnGraph(VecEnvWrapper):
         own = OwnGraph(make_vec_env(make_held_out_level, 20), model)
         mean, deviation = evaluate_policy(own, own, n_eval_episodes=100)
 
-    Its `predict` answers for the observation that reset or step has just returned.
-
-    Args:
-        venv: vector environment with the observations of the model.
-        model: DQN or GraphDQN, whose gamma counts.
+    Its `predict` answers for the observation that reset or step has just returned. The model is a
+    DQN or GraphDQN, whose gamma counts.
     """
 
     def __init__(self, venv: VecEnv, model: DQN):
