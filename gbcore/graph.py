@@ -592,8 +592,8 @@ class TransitionGraph:
 
     def _first_logged(self):
         """The place of the oldest entry of the log that is there."""
-        totals = self._arrays.totals
-        return max(int(totals[edges.TOTAL_FORGOTTEN]), int(totals[edges.TOTAL_LOGGED]) - len(self._arrays.log))
+        forgotten = int(self._arrays.totals[edges.TOTAL_FORGOTTEN])
+        return max(forgotten, self.num_logged - len(self._arrays.log))
 
     def _logged(self, first):
         """The entries of the log from a place on."""
@@ -703,12 +703,10 @@ class TransitionGraph:
         """
         if not np.array_equal(version := saved["format_version"], FORMAT_VERSION):
             raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
-        has_frames, has_keys = "frame_uses" in saved, "key_shape" in saved
-        kinds = [np.dtype(str(saved[f"{name}_dtype"])) for name in ("obs", "key")[: 1 + has_keys]]
+        keys = [saved["key_shape"], str(saved["key_dtype"])] if "key_shape" in saved else []
         graph = cls(
-            int(saved["num_actions"]), saved["obs_shape"], kinds[0], has_frames,
-            max(capacity, len(saved["degree"])),
-            *((saved["key_shape"], kinds[1]) if has_keys else ()),
+            int(saved["num_actions"]), saved["obs_shape"], str(saved["obs_dtype"]),
+            "frame_uses" in saved, max(capacity, len(saved["degree"])), *keys,
         )  # fmt: skip
         graph._keys.make_room(len(saved["keys_links"]))
         if graph._frames is not None:
@@ -718,8 +716,9 @@ class TransitionGraph:
         graph._arrays = all_grown(graph._arrays, EDGE_ARRAYS, room)
         for name, (array, rows) in graph._columns(len(saved["edge_next"])).items():
             copy_rows(name, saved, array, rows)
-        for interner in filter(None, (graph._keys, graph._frames)):
-            interner.hash_all()
+        graph._keys.hash_all()
+        if graph._frames is not None:
+            graph._frames.hash_all()
         graph._enter_log(saved["log"])
         graph._resize_edges(room)
         return graph

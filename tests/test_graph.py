@@ -289,6 +289,7 @@ def test_memory_is_bounded_by_the_replay(frame_stack, keyed):
         graph.remove(*ring.popleft())
     assert (graph.num_nodes, graph.num_edges, graph.num_transitions) == (0, 0, 0)
     assert graph.check_valid() == []
+    assert not reloaded(graph).generations.any()
     if frame_stack:
         assert graph.num_frames == 0
 
