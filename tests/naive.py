@@ -5,6 +5,7 @@ a `NaiveGraph`, which never reuses an id, so that tables of leaf values are inde
 """
 
 from collections import Counter
+from itertools import accumulate
 
 import numpy as np
 
@@ -352,12 +353,8 @@ class NaiveSumTree:
         """The index whose half-open interval of the cumulative sum holds target."""
         if not 0 <= target < self.total:
             raise ValueError(f"Require 0 <= target < total, got {target}")
-        cumulative = 0.0
-        for i, p in enumerate(self.priorities):
-            cumulative += p
-            if target < cumulative:
-                return i
-        raise AssertionError("unreachable with exact sums")
+        cumulative = accumulate(self.priorities)
+        return next(i for i, end in enumerate(cumulative) if target < end)
 
 
 # --- values of the whole graph ---
@@ -370,14 +367,13 @@ def graph_values(graph, leaf_q, gamma, prior):
     pairs, else q(s, a); V(s) = max_a Q(s, a). gamma < 1.
     """
     return values_of(
-        graph, 0.0,
-        lambda values, s, a: graph_action_value(graph, values, leaf_q, s, a, gamma, prior),
-    )  # fmt: skip
+        graph, lambda values, s, a: graph_action_value(graph, values, leaf_q, s, a, gamma, prior)
+    )
 
 
-def values_of(graph, first, action_value):
+def values_of(graph, action_value):
     """V(s) = max_a action_value(V, s, a) of every state."""
-    values, moved = dict.fromkeys(graph.out, first), 1.0
+    values, moved = dict.fromkeys(graph.out, 0.0), 1.0
     while moved > 1e-13:
         new = {
             s: max(action_value(values, s, a) for a in range(graph.num_actions)) for s in graph.out
@@ -396,31 +392,8 @@ def graph_action_value(graph, values, leaf_q, state, action, gamma, prior):
     return (seen + prior * leaf) / (sum(transitions.values()) + prior)
 
 
-# --- the frontier planner's values ---
-
-
-def frontier_values(graph, discount, prior, worth=None):
-    """V(s) of every state of a NaiveGraph, by sweeps over all of them until nothing moves.
-
-    Q(s, a) = w(s) if the pair was never tried, else
-    (prior w(s) + discount * sum_T f(T) (1 - done) V(s')) / (prior + c(s, a)).
-    """
-    return values_of(
-        graph, 1.0,
-        lambda values, s, a: frontier_action_value(graph, values, s, a, discount, prior, worth),
-    )  # fmt: skip
-
-
-def frontier_action_value(graph, values, state, action, discount, prior, worth=None):
-    transitions, w = graph.transitions(state, action), 1.0 if worth is None else worth[state]
-    if not transitions:
-        return w
-    known = sum(f * values[s2] for (_, _, _, done, s2), f in transitions.items() if not done)
-    return (prior * w + discount * known) / (prior + sum(transitions.values()))
-
-
 class FrontierWorth(dict):
-    """State of a NaiveGraph -> w(s): 1 / n for the n-th state found whose cells, sorted, are so."""
+    """w(s) by state of a NaiveGraph: 1 / n of the n-th state found whose cells, sorted, are so."""
 
     def __init__(self):
         self.found = {}

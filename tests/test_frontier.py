@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from conftest import graph_of, interpreted, raises_naming, scaled
-from naive import FrontierWorth, NaiveGraph, frontier_action_value, frontier_values
+from naive import FrontierWorth, NaiveGraph, graph_action_value, graph_values
 
 from gb_dqn_minigrid import kinds_of_grids as kinds_of
 from gbcore import FrontierEpisodes, FrontierPlanner, LeafTable, TransitionGraph
@@ -54,17 +54,19 @@ class World:
         return self.graph.find(self.observation(s))
 
     def check(self, rtol):
-        """All values are those of the oracle."""
-        assert self.planner.check_valid() == []
-        planner = self.planner
-        rule = planner.discount, planner.prior, self.worth
-        values = frontier_values(self.naive, *rule)
+        """All values are those of the oracle: no rewards, and worths in place of leaf values."""
+        planner, num_actions = self.planner, self.graph.num_actions
+        assert planner.check_valid() == []
+        worths = dict.fromkeys(self.naive.out, 1.0) if self.worth is None else self.worth
+        leaf_q = {s: [worths[s]] * num_actions for s in self.naive.out}
+        rule = planner.discount, planner.prior
+        values = graph_values(self.naive, leaf_q, *rule)
         for state, value in values.items():
             node = self.graph.find(self.naive.observation[state])
             np.testing.assert_allclose(planner.values[node], value, rtol, 1e-8)
             expected = [
-                frontier_action_value(self.naive, values, state, action, *rule)
-                for action in range(self.graph.num_actions)
+                graph_action_value(self.naive, values, leaf_q, state, action, *rule)
+                for action in range(num_actions)
             ]
             np.testing.assert_allclose(planner.action_values(node), expected, rtol, 1e-8)
 

@@ -28,7 +28,7 @@ def seen_oracle(graph, leaf_q, gamma, prior):
             return -np.inf
         return naive.graph_action_value(graph, values, leaf_q, s, a, gamma, prior)
 
-    return naive.values_of(graph, 0.0, action_value), action_value
+    return naive.values_of(graph, action_value), action_value
 
 
 def unknown(obs):
