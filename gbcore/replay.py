@@ -35,10 +35,6 @@ class Replay:
 
     Threads wait for each other, as those of the graph. A batch is of the rows that were there: hold
     `graph.lock` from `sample` to `subgraphs` where another thread adds.
-
-    Args:
-        graph: the TransitionGraph.
-        capacity: number of rows, at least 1.
     """
 
     COLUMNS: tuple[str, ...] = (*TRANSITION, "cut")
@@ -295,11 +291,7 @@ class PrioritizedReplay(Replay):
     """A replay that draws rows in proportion to their priority (Schaul et al. 2016).
 
     A row's priority is its error to the power `exponent`, in a sum tree; a new row gets the
-    largest one so far.
-
-    Args:
-        graph, capacity: as of `Replay`.
-        exponent: in [0, 50]; with more, small priorities would become 0.
+    largest one so far. An exponent above 50 is refused: small priorities would become 0.
     """
 
     def __init__(self, graph: TransitionGraph, capacity: SupportsIndex, exponent: float) -> None:

@@ -46,7 +46,6 @@ class LeafTable:
     time. `copy.deepcopy` keeps `evaluate`; pickle asks for one that can be pickled.
 
     Args:
-        graph: the TransitionGraph.
         evaluate: function of observations [n, *obs_shape] that returns float32 [n, A].
         network: the torch.nn.Module that `evaluate` asks, in evaluation mode. All values are
             forgotten where its parameters or buffers have changed since the last look, by whatever
@@ -143,9 +142,7 @@ class LeafTable:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from a tree of `state`, of this graph or of one restored from its state.
 
-        Raises:
-            KeyError: for an array that is missing.
-            ValueError: for values of another number of ids or actions.
+        Raises KeyError for a missing array, ValueError for values of other ids or actions.
         """
         self.q = grown(self.q, self.graph.capacity)
         copy_rows("q", saved["rows"], self.q, self.graph.num_ids)
@@ -208,8 +205,7 @@ class GraphValues:
     One thread at a time.
 
     Args:
-        graph: the TransitionGraph.
-        leaves: its `LeafTable`.
+        leaves: of the graph.
         gamma: the discount, in [0, 1).
         prior: observations that q counts as, in [0, inf).
 
@@ -628,11 +624,8 @@ def solve(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Values and best actions where only tried actions count, exact but for rounding.
 
-    With counts c(s, a) of pairs and f(T) of transitions:
-
-        Q(s, a) = sum_T f(T) (r + gamma (1 - done) V(s')) / c(s, a)
-        V(s)    = max of Q(s, a) over the tried actions; where there are none,
-                  the least that the rewards seen allow: min(r, 0) / (1 - gamma)
+    Q(s, a) is that of `GraphValues`, without a prior. V(s) is its maximum over the tried actions;
+    where there are none, the least that the rewards seen allow: min(r, 0) / (1 - gamma).
 
     Returns:
         V float64 [num_ids]; the best action of each node int64 [num_ids], -1 where there is none;

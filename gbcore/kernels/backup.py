@@ -22,7 +22,8 @@ def back_up(sub, leaf_q, best, policy, gamma, rule, prior):
     leaf_rule = rule
     if rule == BEHAVIOUR:  # beyond the boundary no action was made
         leaf_rule = GREEDY if best.shape[0] == 0 else DOUBLE
-    read_leaves(leaf_rule, leaf_q, best, policy, values)
+    for row in range(num_leaves):
+        values[row] = read_value(leaf_rule, leaf_q, row, best, policy, row)
     of_pairs = values[end + 1 :]
     for level in range(sub.level_pairs.shape[0] - 2, -1, -1):
         o0, o1 = sub.level_outcomes[level], sub.level_outcomes[level + 1]
@@ -57,13 +58,6 @@ def read_value(rule, q, i, best, policy, row):
     for a in range(1, q.shape[1]):
         value += policy[row, a] * q[i, a]
     return value
-
-
-@jit
-def read_leaves(rule, leaf_q, best, policy, values):
-    """Values of the leaves."""
-    for row in range(leaf_q.shape[0]):
-        values[row] = read_value(rule, leaf_q, row, best, policy, row)
 
 
 @jit_in_place

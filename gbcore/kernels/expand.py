@@ -132,7 +132,8 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, 
     root_row, state = np.full(num_roots, -1, np.int64), np.full(1, seed, np.uint64)
     # Of groups, each with levels of its own: all roots, or each alone.
     starts = np.arange(0, num_roots + 1, max(num_roots, 1) if breadth == 0 else 1)
-    lists = new_lists(max(room[0], num_roots), graph.pair_count.shape[1], row_of)
+    pair_of = np.empty(graph.pair_count.shape[1], np.int64)
+    lists = new_lists(max(room[0], num_roots), np.zeros(4, np.int64), pair_of, row_of)
     sizes, level_nodes = lists.sizes, root_nodes
     for level in range(depth):
         kept = np.ones(graph.degree[level_nodes].sum(), np.bool_)
@@ -152,17 +153,11 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, 
 
 
 @jit
-def lists_of(length, sizes, pair_of, row_of):
-    """`Lists` whose columns are empty."""
+def new_lists(length, sizes, pair_of, row_of):
+    """`Lists` whose columns hold nothing yet."""
     i, x = np.empty((8, length), np.int64), np.empty((2, length), np.float64)
     columns = i, x, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], x[0], x[1]
     return Lists(*columns, sizes, pair_of, row_of)
-
-
-@jit
-def new_lists(length, num_actions, row_of):
-    """Empty `Lists`."""
-    return lists_of(length, np.zeros(4, np.int64), np.empty(num_actions, np.int64), row_of)
 
 
 @jit
@@ -173,7 +168,7 @@ def with_room(lists, wanted, most):
         return lists
     if wanted > most:
         raise MemoryError("Require a smaller depth, breadth or batch for subgraphs that fit")
-    longer = lists_of(2 * wanted, lists.sizes, lists.pair_of, lists.row_of)
+    longer = new_lists(2 * wanted, lists.sizes, lists.pair_of, lists.row_of)
     longer.integers[:, :length] = lists.integers
     longer.numbers[:, :length] = lists.numbers
     return longer
@@ -338,8 +333,9 @@ def follow_trajectories(replay, starts, depth):
     num_roots, bad_row, num_slots = starts.shape[0], EMPTY, 16
     while num_slots < 2 * num_roots * depth:
         num_slots *= 2
-    lists = new_lists(num_roots * depth + 1, 0, np.full(num_slots, EMPTY, np.int32))
-    levels, sizes = np.zeros((3, depth + 1), np.int64), lists.sizes
+    levels, sizes = np.zeros((3, depth + 1), np.int64), np.zeros(4, np.int64)
+    row_of, no_actions = np.full(num_slots, EMPTY, np.int32), np.empty(0, np.int64)
+    lists = new_lists(num_roots * depth + 1, sizes, no_actions, row_of)
     current, num_chains = starts.copy(), num_roots  # ring row of each chain that goes on
     for level in range(depth):
         levels[0, level + 1], pair = sizes[VERTICES], sizes[PAIRS]
