@@ -16,8 +16,7 @@ Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
 def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
     """The array, or a longer copy where it has fewer than `length` rows; new rows hold `fill`.
 
-    For arrays by node id take `graph.capacity` as the length: it doubles, so that the copies cost
-    O(1) per node.
+    By node id the length is `graph.capacity`: it doubles, so that copies cost O(1) per node.
     """
     if len(array) >= length:
         return array

@@ -93,10 +93,9 @@ class Interner:
 
     def add(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
         """Ids int64 [n] of arrays [n, *shape] of the dtype, in their order inserted where new."""
-        keys, ids = self._keys_of(arrays), np.empty(len(arrays), np.int64)
-        done = hashing.intern_keys(self.table, keys, 0, ids)
-        while done < len(keys):
-            done = hashing.intern_keys(self._grow(), keys, done, ids)
+        keys, ids, done = self._keys_of(arrays), np.empty(len(arrays), np.int64), 0
+        while (done := hashing.intern_keys(self.table, keys, done, ids)) < len(keys):
+            self._grow()
         return ids
 
     def find(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
@@ -122,13 +121,11 @@ class Interner:
             return bits.view(np.bool_).reshape(-1, *self.shape)
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
 
-    def _grow(self):  # returns the new table; the old one is void
-        old = self.table
-        capacity = 2 * self.capacity
+    def _grow(self):  # the old table is void
+        old, capacity = self.table, 2 * self.capacity
         slots = np.full(slots_for(capacity), EMPTY, np.int32)
         self.table = Table(slots, *(grown(array, capacity) for array in old[1:-1]), old.totals)
         hashing.rebuild_slots(self.table)
-        return self.table
 
     def make_room(self, num_ids: int) -> None:
         """Have room for so many ids."""

@@ -2,7 +2,6 @@
 
 import copy
 import tempfile
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from hypothesis.stateful import (
 )
 from naive import NaiveGraph
 
-from gbcore import FrontierEpisodes, FrontierPlanner, TransitionGraph, q_targets
+from gbcore import FrontierEpisodes, FrontierPlanner, Replay, TransitionGraph, q_targets
 from gbcore.kernels import edges, hashing
 
 BIG = 2**40
@@ -256,7 +255,8 @@ def test_memory_is_bounded_by_the_replay(frame_stack, keyed):
     shape = (4, 2, 2) if frame_stack else (8,)
     key_shape = (6,) if keyed else None
     graph = TransitionGraph(3, obs_shape=shape, frame_stack=frame_stack, key_shape=key_shape)
-    ring, capacity, sizes, ids = deque(), 200, [], set()
+    capacity, sizes, ids = 200, [], set()
+    replay = Replay(graph, capacity)
 
     def fresh(obs):
         if frame_stack:  # one new frame a step, as in a game
@@ -266,15 +266,9 @@ def test_memory_is_bounded_by_the_replay(frame_stack, keyed):
     obs = fresh(np.zeros(shape, np.uint8))
     for step in range(scaled(8_000, 3_000)):
         next_obs = obs if rng.random() < 0.1 else fresh(obs)
-        node, next_node = (
-            graph.node(o, o.reshape(-1)[-6:] if keyed else None) for o in (obs, next_obs)
-        )
-        ids.update((node, next_node))
-        row = (node, int(rng.integers(3)), float(rng.integers(2)), next_node, bool(step % 50 == 0))
-        graph.add(*row)
-        ring.append(row)
-        if len(ring) > capacity:
-            graph.remove(*ring.popleft())
+        row = obs, int(rng.integers(3)), float(rng.integers(2)), next_obs, step % 50 == 0, False
+        replay.record(*row, *((o.reshape(-1)[-6:] if keyed else None) for o in (obs, next_obs)))
+        ids.update((replay.node[step % capacity], replay.next_node[step % capacity]))
         obs = next_obs
         if (step + 1) % 1000 == 0:
             sizes.append(nbytes(graph))
@@ -285,8 +279,7 @@ def test_memory_is_bounded_by_the_replay(frame_stack, keyed):
     assert max(ids) <= capacity + 2  # ids are dense, and given out again
     assert sizes[-1] == sizes[0]
     assert graph.check_valid() == []
-    while ring:
-        graph.remove(*ring.popleft())
+    graph.remove(*(getattr(replay, name) for name in replay.COLUMNS[:5]))
     assert (graph.num_nodes, graph.num_edges, graph.num_transitions) == (0, 0, 0)
     assert graph.check_valid() == []
     assert not reloaded(graph).generations.any()
@@ -545,21 +538,13 @@ def test_colliding_hashes(monkeypatch, num_hashes):
 
 def busy_graph(steps=400, **options):
     """A graph after random transitions through a ring of 60: ids were freed and used again."""
-    rng, ring = np.random.default_rng(1), deque()
-    graph = TransitionGraph(3, obs_shape=(4, 1, 1), obs_dtype=np.uint8, **options)
-
-    def met():
-        obs = rng.integers(0, 4, (4, 1, 1), np.uint8)
-        key = None if graph.key_shape is None else rng.integers(0, 9, 2).astype(np.int16)
-        return graph.node(obs, key)
-
+    rng, graph = np.random.default_rng(1), TransitionGraph(3, obs_shape=(4, 1, 1), **options)
+    replay = Replay(graph, 60)
     for _ in range(steps):
-        ends = met(), met()
+        obs, next_obs = rng.integers(0, 4, (2, 4, 1, 1), np.uint8)
+        keys = rng.integers(0, 9, (2, 2)).astype(np.int16) if graph.key_shape else (None, None)
         action, reward, over = rng.integers([3, 3, 2]).tolist()
-        ring.append((ends[0], action, float(reward), ends[1], over))
-        graph.add(*ring[-1])
-        if len(ring) > 60:
-            graph.remove(*ring.popleft())
+        replay.record(obs, action, float(reward), next_obs, bool(over), False, *keys)
     return graph
 
 

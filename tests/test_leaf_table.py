@@ -1,14 +1,13 @@
 """LeafTable: what it returns is always the value of the state that has the id now."""
 
 import copy
-from collections import deque
 
 import numpy as np
 import pytest
 import torch
 from conftest import scaled
 
-from gbcore import LeafTable, TransitionGraph
+from gbcore import LeafTable, Replay, TransitionGraph
 from gbcore.values import CHUNK
 
 
@@ -31,16 +30,12 @@ def test_a_reused_id_never_has_the_value_of_its_former_state(ahead):
     table = LeafTable(graph, value_of)
     for number in range(ahead):
         graph.node(observation(-1 - number))
-    ring, states_of_id = deque(), {}
+    replay, states_of_id = Replay(graph, 20), {}
     for number in range(scaled(4_000, 800)):
-        row = graph.node(observation(number)), 0, 0.0, graph.node(observation(number + 1)), False
-        graph.add(*row)
-        ring.append(row)
-        states_of_id.setdefault(row[3], set()).add(number + 1)
-        if len(ring) > 20:
-            graph.remove(*ring.popleft())
+        replay.record(observation(number), 0, 0.0, observation(number + 1), False)
+        states_of_id.setdefault(graph.find(observation(number + 1)), set()).add(number + 1)
         if rng.random() < 0.5:
-            nodes = np.unique([row[3] for row in ring])
+            nodes = np.unique(replay.next_node[: replay.size])
             some = nodes[rng.random(len(nodes)) < 0.7]
             expected = graph.observations_of(some)[:, 0]
             np.testing.assert_array_equal(table.values(some)[:, 0], expected)
