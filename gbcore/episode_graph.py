@@ -136,12 +136,10 @@ class EpisodeGraph:
 
 
 class DoubtfulLeaves(LeafTable):
-    """Leaf values, less a share for doubt.
+    """Leaf values, of which those above 0 lose a share for doubt.
 
-    A value above 0 stays there. So it is tried in the end, while a way round and round comes to 0.
-
-    Attributes:
-        worths: node -> w(s, a) float64 [A], 1 of others. Taken out where a node is evaluated.
+    They stay above 0. So what is doubted is tried in the end: a way round and round comes to 0.
+    `worths` has w(s, a) float64 [A] by node until the node is evaluated, 1 of others.
     """
 
     def __init__(

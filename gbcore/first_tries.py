@@ -149,10 +149,10 @@ class FirstTries(ContextGains):
     In a new level all is untried, and most of it is worthless: a step into a wall or into lava. In
     other levels the same was tried. A state's place is the cell changed by the step that first
     reached it; of several the one whose content is rarest in the grid: the agent, or a door that
-    opened. Where the agent's cell is known, a place is at most one cell away, else the agent's own:
-    farther away an enemy moved. A place's eight contexts are its content and the content of one of
+    opened. Where the agent's cell is known, only changes at most one cell from it count; without
+    one, the place is the agent's cell. A place has eight contexts: its content and that of one of
     the four cells beside it, each once alone and once with whether more than two cells differ from
-    the episode's first grid: the agent and where it began are two, a key that is gone is a third.
+    the episode's first grid. (The agent and where it began are two, a key that is gone is a third.)
 
     A gain is 1 for a reward, and 1 / i for the i-th new state that an episode found at one place,
     else 0; 1 for a new state without a place. In training the untried actions of that state are
@@ -172,8 +172,7 @@ class FirstTries(ContextGains):
         agent: channel of a cell and the code that the agent's cell has there, alone; None or a
             negative channel if that is not known.
 
-    Raises:
-        ValueError: for no actions.
+    Raises ValueError for no actions.
     """
 
     def __init__(self, num_actions: int, agent: tuple[int, float] | None = None) -> None:
@@ -244,9 +243,7 @@ class FirstTries(ContextGains):
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from a tree of `state`.
 
-        Raises:
-            KeyError: for a missing entry.
-            ValueError: for arrays of another number of actions.
+        Raises KeyError for a missing entry, ValueError for arrays of another number of actions.
         """
         super().restore(saved)
         self._agent = saved["agent"]

@@ -442,9 +442,9 @@ class TransitionGraph:
     def changed(self, since: int, came: bool = False) -> NDArray[np.int64]:
         """Nodes that came, or whose transitions changed, since num_logged was that: int64 [n].
 
-        With `came` those that came alone. The newest first, each once, freed ones left out. Since
-        -1, or since a time too long ago, all nodes: as many changes are remembered as there is room
-        for nodes.
+        The newest comes first, each once; freed ones are left out. With `came`, only nodes that
+        came. Since -1, or since a time too long ago, all nodes: the graph remembers as many changes
+        as it has room for nodes.
         """
         with self.lock:
             in_degree = self._arrays.in_degree

@@ -295,8 +295,9 @@ def improve(graph, value, rule, choice, nodes, queue, turns, may_fall):
 
 @jit
 def with_leaning(graph, choice, nodes, by_choice):
-    """Nodes int64 [n], and those that have a choice and lead to one: by a single transition, or, if
-    by_choice, by any number of those that they choose. int64 [m], each once.
+    """Nodes int64 [n] and those with a choice that lead to one, each once: int64 [m].
+
+    by_choice: in any number of steps of their choice; else in one step of any action.
     """
     inside, found = np.zeros(choice.shape[0], np.bool_), np.empty(choice.shape[0], np.int64)
     size = 0
@@ -357,8 +358,8 @@ def leads_out(graph, value, nodes, inside):
 
 @jit_in_place
 def evaluate_ends(graph, value, rule, choice, nodes, waits, queue):
-    """The value of a policy at those of int64 [n] nodes that it never leads round, successors
-    first. A value that is not finite makes those of all nodes that lead there so.
+    """The value of a policy at int64 [n] nodes, successors first, but for those that it leads round
+    and round. Where a value is not finite, nor are those of all nodes that lead there.
 
     choice: of other nodes EMPTY, their values are given. Out: waits int32 [N], zeros at first: on
     how many transitions a node still waits. The value of one that waits is 0.
