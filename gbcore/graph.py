@@ -23,7 +23,7 @@ from gbcore.subgraph import Subgraphs
 FORMAT_VERSION = 4
 MAX_DEPTH = 2**16  # of an expansion
 MAX_LISTED = 2**28  # rows of a batch of subgraphs, 20 GB: before the system ends the process
-TRANSITION = ("node", "action", "reward", "next_node", "terminated")
+COLUMNS = ("node", "action", "reward", "next_node", "terminated")
 KIND = ("num_actions", "obs_shape", "obs_dtype", "key_shape", "key_dtype", "frame_stack")
 # The arrays that grow, and their values where nothing was written.
 NODE_ARRAYS = {
@@ -478,7 +478,7 @@ class TransitionGraph:
         reward = np.asarray(columns[2], np.float64) + 0.0
         terminated = np.asarray(columns[4]).astype(np.bool_)
         checked = node, action, reward, next_node, terminated
-        for name, column in zip(TRANSITION, checked, strict=True):
+        for name, column in zip(COLUMNS, checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
         wrong = ~(self._are_nodes(node) & self._are_nodes(next_node) & np.isfinite(reward))

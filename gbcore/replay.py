@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gbcore.arrays import as_indices, check_array, copy_rows
-from gbcore.graph import MAX_DEPTH, TRANSITION, TransitionGraph
+from gbcore.graph import MAX_DEPTH, TransitionGraph
 from gbcore.kernels import expand, sums
 from gbcore.kernels.expand import Trajectory
 from gbcore.subgraph import Subgraphs
@@ -37,7 +37,7 @@ class Replay:
     `graph.lock` from `sample` to `subgraphs` where another thread adds.
     """
 
-    COLUMNS: tuple[str, ...] = (*TRANSITION, "cut")
+    COLUMNS: tuple[str, ...] = ("node", "action", "reward", "next_node", "terminated", "cut")
 
     def __init__(self, graph: TransitionGraph, capacity: SupportsIndex) -> None:
         self.graph: TransitionGraph = graph
@@ -112,7 +112,8 @@ class Replay:
             self.graph.add(node, action, reward, next_node, terminated)
             self.cut[i - 1] = self._ended or self.next_node[i - 1] != node
             if self.size == self.capacity:
-                self.graph.remove(*(getattr(self, name).item(i) for name in TRANSITION))
+                columns = (self.node, self.action, self.reward, self.next_node, self.terminated)
+                self.graph.remove(*(column.item(i) for column in columns))
             self.node[i], self.action[i], self.reward[i] = node, action, reward
             self.next_node[i], self.terminated[i] = next_node, terminated
             if self.obs is not None:
@@ -168,8 +169,10 @@ class Replay:
         if source != "trajectory":
             raise ValueError(f"Require source 'trajectory' or 'graph', got {source!r}")
         with self.graph.lock:
-            columns = (getattr(self, name) for name in (*TRANSITION, "cut"))
-            return trajectory_subgraphs(batch.rows, depth, *columns)
+            return trajectory_subgraphs(
+                batch.rows, depth, self.node, self.action, self.reward, self.next_node,
+                self.terminated, self.cut,
+            )  # fmt: skip
 
     def _require_rows(self):
         if not self.size:
