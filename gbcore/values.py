@@ -298,10 +298,10 @@ class GraphValues:
         -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
         transitions changed, since the last update.
         """
-        nodes = as_indices("nodes", nodes)
-        self.graph.require_nodes(known := nodes[nodes != -1])
-        nodes, is_known = nodes.copy(), nodes != -1
-        nodes[is_known] = np.where(self._follows(known, came=False), known, EMPTY)
+        nodes = as_indices("nodes", nodes).copy()
+        known = np.flatnonzero(nodes != EMPTY)
+        self.graph.require_nodes(nodes[known])
+        nodes[known[~self._follows(nodes[known], came=False)]] = EMPTY
         actions = np.empty(len(nodes), np.int64)
         rule = rule_of(self.leaves.q, self.gamma, self.prior)
         sweeps.choose_actions(self.graph.arrays, self._value, rule, nodes, actions)

@@ -25,7 +25,7 @@ from gbtools import measures, play, recorded
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
-from gbcore import TransitionGraph
+from gbcore import Replay, TransitionGraph
 from gbcore.run import load_checkpoint, save_checkpoint
 from gbcore.run.flags import check_flags
 
@@ -36,15 +36,11 @@ pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 def recorded_rows(rows, num_actions=2):
     """`Recorded` of rows (s, a, r, s2, terminated, cut) whose observations are [s]."""
     graph = TransitionGraph(num_actions, (1,), np.int64)
-    table = []
+    replay = Replay(graph, len(rows))
     for s, a, r, s2, terminated, cut in rows:
-        row = (graph.node(np.array([s])), a, r, graph.node(np.array([s2])), terminated)
-        graph.add(*row)
-        table.append((*row, cut))
-    kinds = (np.int64, np.int64, np.float64, np.int64, np.bool_, np.bool_)
-    columns = [np.array(c, k) for c, k in zip(zip(*table, strict=True), kinds, strict=True)]
-    replay = dict(zip(recorded.COLUMNS, columns, strict=True))
-    return recorded.Recorded("rows", graph, replay)
+        replay.record([s], a, r, [s2], terminated, cut)
+    columns = {name: getattr(replay, name) for name in recorded.COLUMNS}
+    return recorded.Recorded("rows", graph, columns)
 
 
 def played(task, steps):

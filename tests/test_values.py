@@ -96,11 +96,8 @@ def test_values_follow_a_graph_that_forgets():
     graph, replay, table = graph_that_forgets()
     values, rng, after = GraphValues(graph, table, 0.8, 0.5), np.random.default_rng(1), [0]
     for step in range(scaled(2_000, 400)):
-        state, action, after = (
-            after,
-            int(rng.integers(2)),
-            step // 30 * 5 + rng.integers(12, size=1),
-        )
+        state, action = after, int(rng.integers(2))
+        after = step // 30 * 5 + rng.integers(12, size=1)
         replay.record(np.array(state), action, float(rng.integers(3)), after, rng.random() < 0.1)
         if step % 4 == 0:
             values.update(10)  # of some 100 edges: the rest waits
