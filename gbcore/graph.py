@@ -657,13 +657,16 @@ class TransitionGraph:
             saved["key_dtype"] = np.array(self.key_dtype.str)
         columns = self._columns(int(self._arrays.totals[edges.TOTAL_USED]))
         saved |= {name: array[:rows] for name, (array, rows) in columns.items()}
+        saved |= self._keys.state("keys_")
+        if self._frames is not None:
+            saved |= self._frames.state("frames_")
         saved["totals"] = self._arrays.totals.copy()
         saved["totals"][edges.TOTAL_FORGOTTEN] = self.num_logged - len(saved["log"])
         return saved
 
     def _columns(self, used):
         """The arrays to save, by name, each with its number of rows; `used`: of edges."""
-        arrays, interners = self._arrays, [("keys_", self._keys)]
+        arrays = self._arrays
         rows = dict.fromkeys(NODE_ARRAYS, self.num_ids) | dict.fromkeys(EDGE_ARRAYS, used)
         rows |= {name: len(getattr(arrays, name)) for name in ("free_blocks", "totals")}
         columns = {name: (getattr(arrays, name), number) for name, number in rows.items()}
@@ -671,9 +674,6 @@ class TransitionGraph:
             columns["contents"] = self._contents, self.num_ids
         if self._frames is not None:
             columns["frame_uses"] = self._frame_uses, self._frames.num_ids
-            interners.append(("frames_", self._frames))
-        for prefix, interner in interners:
-            columns |= {f"{prefix}{n}": column for n, column in interner.columns().items()}
         return columns
 
     def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
@@ -708,17 +708,14 @@ class TransitionGraph:
             int(saved["num_actions"]), saved["obs_shape"], str(saved["obs_dtype"]),
             "frame_uses" in saved, max(capacity, len(saved["degree"])), *keys,
         )  # fmt: skip
-        graph._keys.make_room(len(saved["keys_links"]))
+        graph._keys.restore("keys_", saved)
         if graph._frames is not None:
-            graph._frames.make_room(len(saved["frames_links"]))
+            graph._frames.restore("frames_", saved)
             graph._frame_uses = grown(graph._frame_uses, graph._frames.capacity)
         room = int(saved["edge_room"])
         graph._arrays = all_grown(graph._arrays, EDGE_ARRAYS, room)
         for name, (array, rows) in graph._columns(len(saved["edge_next"])).items():
             copy_rows(name, saved, array, rows)
-        graph._keys.hash_all()
-        if graph._frames is not None:
-            graph._frames.hash_all()
         graph._enter_log(saved["log"])
         graph._resize_edges(room)
         return graph

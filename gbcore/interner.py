@@ -2,13 +2,13 @@
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gbcore.arrays import grown
+from gbcore.arrays import copy_rows, grown
 from gbcore.kernels import hashing
 from gbcore.kernels.hashing import EMPTY, TABLE_FREE, TABLE_IDS, TABLE_SIZE, Table
 
@@ -127,20 +127,20 @@ class Interner:
         self.table = Table(slots, *(grown(array, capacity) for array in old[1:-1]), old.totals)
         hashing.rebuild_slots(self.table)
 
-    def make_room(self, num_ids: int) -> None:
-        """Have room for so many ids."""
-        while self.capacity < num_ids:
-            self._grow()
-        self.table.totals[TABLE_IDS] = max(num_ids, self.num_ids)
-
-    def columns(self) -> dict[str, tuple[NDArray[Any], int]]:
-        """The arrays to save, by name, with their numbers of rows. Once read, call `hash_all`."""
+    def state(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Arrays for `restore`, by their names with a prefix; views."""
         table, n = self.table, self.num_ids
-        return {"rows": (table.rows, n), "links": (table.links, n), "totals": (table.totals, 3)}
+        columns = {"rows": table.rows[:n], "links": table.links[:n], "totals": table.totals}
+        return {prefix + name: column for name, column in columns.items()}
 
-    def hash_all(self) -> None:
-        """Compute slots and hashes anew from rows, links and totals."""
-        self.table.generations[: self.num_ids] = 0
+    def restore(self, prefix: str, saved: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from arrays of `state`: same ids, of generation 0. Raises as `copy_rows`."""
+        n = len(saved[f"{prefix}links"])
+        while self.capacity < n:
+            self._grow()
+        for name, rows in (("rows", n), ("links", n), ("totals", 3)):
+            copy_rows(prefix + name, saved, getattr(self.table, name), rows)
+        self.table.generations[:n] = 0
         self.table.slots[:] = EMPTY
         hashing.rebuild_slots(self.table)
 
