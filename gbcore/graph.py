@@ -55,8 +55,8 @@ class TransitionGraph:
     belong together, as `node` and `add`, or a sample and its subgraphs, are safe from another
     thread's `remove` within `with graph.lock:`.
 
-    `copy.deepcopy` and pickle give a graph of its own, also of objects that are made with a graph.
-    Copied together, the two still belong together.
+    `copy.deepcopy` and pickle give a graph of its own. An object that was made with a graph is
+    copied with its graph, too; copied together, both still belong together.
 
     Args:
         num_actions: A, the number of discrete actions.
