@@ -228,9 +228,11 @@ class Learner(gb.LearnerState):
         return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
 
     def leaf_values(self, obs):
-        """The target network's; where levels change, no-ops have 0 at most."""
+        """The target network's; where levels change, no-ops known by now have 0 at most."""
         q = self.values(self.target, obs)
-        return q if self.first_tries is None else self.first_tries.without_no_ops(q, obs)
+        if self.first_tries is None or self.args.view == "partial":
+            return q
+        return self.first_tries.without_no_ops(q, obs)
 
     def act_on_network(self, obs, keys=None):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""

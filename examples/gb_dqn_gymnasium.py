@@ -269,7 +269,7 @@ class Learner(gb.LearnerState):
         return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
 
     def leaf_values(self, obs):
-        """The target network's; where levels change, no-ops have 0 at most."""
+        """The target network's; where levels change, no-ops known by now have 0 at most."""
         q = self.values(self.target, obs)
         return q if self.first_tries is None else self.first_tries.without_no_ops(q, obs)
 

@@ -32,7 +32,7 @@ class EpisodeGraph:
 
         Q(s, a) = q(s, a) (1 - DOUBT (1 - w(s, a)))         of an untried pair with q(s, a) > 0
 
-    An action that changes nothing, as they know, has 0 at most.
+    The network's value of an action that they know to change nothing counts as 0 at most.
 
         episode = EpisodeGraph(values, num_actions=7, gamma=0.95)
         action = episode.act(obs[None])[0]

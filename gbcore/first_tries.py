@@ -33,7 +33,7 @@ class ContextGains:
 
         w(s, a) = geometric mean over these k of (1 + m(k, a)) / (1 + n(k, a))
 
-    It is 1 without contexts, and of those beyond 100,000.
+    It is 1 for a state without contexts; a context beyond the first 100,000 counts as 1.
 
     Args:
         num_actions: A.
@@ -60,19 +60,15 @@ class ContextGains:
         """w(s, a) of all actions of a state with these contexts, float64 [A]; 1 without any."""
         if not contexts:
             return np.ones(self.num_actions)
-        return self.worths_of([contexts])[0]
-
-    def worths_of(self, states: Sequence[Sequence[Context]]) -> NDArray[np.float64]:
-        """`worths` of n states with as many contexts each, at least one: float64 [n, A]."""
-        rows, is_best = self._explaining(states)
-        shares = (1 + self._gains[rows]) / (1 + self._tries[rows])  # [n, contexts, A]
+        rows, is_best = (found[0] for found in self._explaining([contexts]))
+        shares = (1 + self._gains[rows]) / (1 + self._tries[rows])  # [contexts, A]
         shares[rows == NONE] = 1.0
-        return np.exp(np.log(shares).mean(axis=1, where=is_best))
+        return np.exp(np.log(shares).mean(axis=0, where=is_best))
 
     def gained_nothing(self, states: Sequence[Sequence[Context]], tries: int) -> NDArray[np.bool_]:
-        """Was an action tried so often in all contexts that explain best, and gained nothing there?
+        """Did an action gain nothing in so many tries, in each context that explains it best?
 
-        states: as of `worths_of`. Returns bool [n, A].
+        states: n with as many contexts each, at least one. Returns bool [n, A].
         """
         rows, is_best = self._explaining(states)
         gained_none = (self._tries[rows] >= tries) & (self._gains[rows] == 0)
@@ -188,15 +184,17 @@ class FirstTries(ContextGains):
     def without_no_ops(
         self, q: NDArray[np.floating[Any]], obs: NDArray[Any]
     ) -> NDArray[np.floating[Any]]:
-        """Values [n, A] of observations [n, ...], 0 at most of actions that change nothing.
+        """q [n, A] of observations [n, ...], in which values above 0 of no-ops become 0.
 
-        A no-op leads back: Q(s, a) = gamma V(s), which no maximum needs. The network has no data on
-        it, and its guess raises V(s) where it is too high. An action is a no-op where it was tried
-        NO_OP_TRIES times at cells like the agent's and like one beside it, and never changed the
-        state nor met a reward. Of the four cells beside it those count that explain best where the
-        action does something; all, where none does. Values below 0 stay, as do all without a known
-        agent.
+        A no-op leaves the state as it is and has no reward: Q(s, a) = gamma V(s), never more than
+        the best other action. A network that overrates it would raise V(s). For each action those
+        sides of the agent are asked that explain best whether it changes anything; all four, until
+        it has changed something. It is a no-op where each of them was met, with the same contents,
+        in at least NO_OP_TRIES first tries, none of which changed the state or met a reward. So an
+        action that always costs is none, nor is one where the state's key tells the last action.
         """
+        if not len(obs):
+            return q
         cells, has_agent = self._around_agent(obs)
         if not has_agent.any():
             return q
@@ -246,7 +244,8 @@ class FirstTries(ContextGains):
         Raises KeyError for a missing entry, ValueError for arrays of another number of actions.
         """
         super().restore(saved)
-        self._agent = saved["agent"]
+        self._agent = [*saved["agent"]]
+        self._changes = ContextGains(self.num_actions)
         if "changes" in saved:  # 2.0.0 had none
             self._changes.restore(saved["changes"])
 

@@ -296,6 +296,7 @@ def test_no_ops_of_planes_are_those_of_the_grid():
         old.restore({name: one for name, one in tries.state().items() if name != "changes"})
         assert np.array_equal(old.without_no_ops(q, obs), q)  # of a run that 2.0.0 began
     assert found == [[[1, 0], [1, 1]], [[1, 0], [1, 1]], [[1, 1], [1, 1]]]
+    assert other.without_no_ops(q[:0], planes[:0]).shape == (0, 2)
 
 
 def test_an_evaluation_does_not_choose_a_no_op():
