@@ -214,10 +214,13 @@ class Learner(gb.LearnerState):
         self.optimizer = torch.optim.Adam(
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
-        self.leaves = LeafTable(graph, self.leaf_values)
         self.first_tries, self.graph_values = None, None
         if args.exploration == "frontier" and args.num_levels != 1:
             self.first_tries = FirstTries(graph.num_actions, agent=(0, OBJECT_TO_IDX["agent"]))
+        seen_tries = self.first_tries if args.view == "grid" else None
+        self.leaves = LeafTable(
+            graph, lambda obs: self.values(self.target, obs), first_tries=seen_tries
+        )
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
@@ -226,13 +229,6 @@ class Learner(gb.LearnerState):
     def values(self, network, obs):
         """Values float32 [n, num_actions] of observations [n, *obs_shape]."""
         return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
-
-    def leaf_values(self, obs):
-        """The target network's; where levels change, no-ops known by now have 0 at most."""
-        q = self.values(self.target, obs)
-        if self.first_tries is None or self.args.view == "partial":
-            return q
-        return self.first_tries.without_no_ops(q, obs)
 
     def act_on_network(self, obs, keys=None):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""
@@ -255,8 +251,8 @@ class Learner(gb.LearnerState):
         if self.graph_values is not None and is_there:
             return self.graph_values.seen_policy(otherwise=self.act_on_network)
         q = functools.partial(self.values, self.online)
-        tries = self.first_tries if args.view == "grid" else None
-        return EpisodeGraph(q, self.graph.num_actions, args.gamma, args.prior, tries)
+        how = args.gamma, args.prior, self.leaves.first_tries
+        return EpisodeGraph(q, self.graph.num_actions, *how)
 
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over the leaf values."""

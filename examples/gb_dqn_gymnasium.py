@@ -250,11 +250,13 @@ class Learner(gb.LearnerState):
             self.online.agent.copy_(torch.tensor(agent))
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
-        self.leaves = LeafTable(graph, self.leaf_values)
         self.first_tries, self.graph_values, self.found = None, None, None
         self.rewards = gb.RewardsAtStart()
         if args.exploration == "frontier" and args.levels_change:
             self.first_tries = FirstTries(graph.num_actions, agent)
+        self.leaves = LeafTable(
+            graph, lambda obs: self.values(self.target, obs), first_tries=self.first_tries
+        )
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         if args.backup == "whole-graph" and args.levels_change:
@@ -267,11 +269,6 @@ class Learner(gb.LearnerState):
     @torch.inference_mode()
     def values(self, network, obs):
         return network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
-
-    def leaf_values(self, obs):
-        """The target network's; where levels change, no-ops known by now have 0 at most."""
-        q = self.values(self.target, obs)
-        return q if self.first_tries is None else self.first_tries.without_no_ops(q, obs)
 
     def act_on_network(self, obs, keys=None):
         """Greedy actions int64 [n] for observations [n, *obs_shape]."""

@@ -114,10 +114,6 @@ class EpisodeGraph:
             contexts = contexts_of(cells, place, first)
             leaves.worths[node] = self.first_tries.worths(contexts)
 
-    def _guesses(self, obs):
-        q = self.evaluate(obs)
-        return q if self.first_tries is None else self.first_tries.without_no_ops(q, obs)
-
     def _numbers(self, obs, episodes):
         return np.arange(len(obs)) if episodes is None else np.asarray(episodes, np.int64)
 
@@ -130,7 +126,7 @@ class EpisodeGraph:
             graph = TransitionGraph(
                 self.num_actions, obs.shape[1:], obs.dtype, key_shape=keys.shape[1:]
             )
-            leaves = DoubtfulLeaves(graph, self._guesses)
+            leaves = DoubtfulLeaves(graph, self.evaluate, self.first_tries)
             self.values = GraphValues(graph, leaves, self.gamma, self.prior)
         return self.values.graph.nodes(obs, keys)
 
@@ -143,9 +139,12 @@ class DoubtfulLeaves(LeafTable):
     """
 
     def __init__(
-        self, graph: TransitionGraph, evaluate: Callable[[NDArray[Any]], NDArray[np.float32]]
+        self,
+        graph: TransitionGraph,
+        evaluate: Callable[[NDArray[Any]], NDArray[np.float32]],
+        first_tries: FirstTries | None,
     ) -> None:
-        super().__init__(graph, evaluate)
+        super().__init__(graph, evaluate, first_tries=first_tries)
         self.worths: dict[int, NDArray[np.float64]] = {}
 
     def _keep(self, nodes, chunk):

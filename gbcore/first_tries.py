@@ -77,10 +77,11 @@ class ContextGains:
 
     def _explaining(self, states):
         """Rows of contexts [n, contexts], -1 of unknown ones; which explain best? [.., .., A]"""
-        rows = np.array([[self._rows.get(one, NONE) for one in contexts] for contexts in states])
-        groups = np.array(
-            [[self._groups.get(one[:2], NONE) for one in contexts] for contexts in states]
-        )
+        known = [
+            [(self._rows.get(one, NONE), self._groups.get(one[:2], NONE)) for one in contexts]
+            for contexts in states
+        ]
+        rows, groups = np.moveaxis(np.array(known), 2, 0)
         explained = self._explained[groups]
         explained[groups == NONE] = 0.0
         return rows, explained >= explained.max(axis=1, keepdims=True) - 1e-9  # sums of floats
@@ -349,7 +350,7 @@ def place_of(
 
 
 def sides_of(cells: Sequence[int]) -> list[Context]:
-    """The four contexts of the agent's content and those of the cells beside it."""
+    """The four contexts of a cell's content and those of the cells beside it."""
     return [(side, cells[0], beside, 0) for side, beside in enumerate(cells[1:])]
 
 
@@ -362,14 +363,13 @@ def contexts_of(cells: NDArray[np.uint64], place: int, first: NDArray[np.uint64]
         return []
     content, (row, column) = int(cells.flat[place]), divmod(place, cells.shape[1])
     has_changed = int(np.count_nonzero(cells != first) > 2)  # more than the agent's two cells
-    alone, changed = [], []
-    for side, (down, right) in enumerate(NEIGHBOURS):
+    around = [content]
+    for down, right in NEIGHBOURS:
         x, y = row + down, column + right
         is_inside = 0 <= x < cells.shape[0] and 0 <= y < cells.shape[1]
-        beside = int(cells[x, y]) if is_inside else 0
-        alone.append((side, content, beside, 0))
-        changed.append((len(NEIGHBOURS) + side, content, beside, has_changed))
-    return alone + changed
+        around.append(int(cells[x, y]) if is_inside else 0)
+    alone = sides_of(around)
+    return alone + [(len(alone) + side, *pair, has_changed) for side, *pair, _ in alone]
 
 
 def are_planes(shape: Sequence[int]) -> bool:

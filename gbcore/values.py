@@ -16,6 +16,7 @@ from scipy import sparse
 from scipy.sparse import csgraph, linalg
 
 from gbcore.arrays import KnownNodes, as_indices, copy_rows, grown
+from gbcore.first_tries import FirstTries
 from gbcore.graph import TransitionGraph
 from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
@@ -50,6 +51,7 @@ class LeafTable:
         network: the torch.nn.Module that `evaluate` asks, in evaluation mode. All values are
             forgotten where its parameters or buffers have changed since the last look, by whatever
             means. Without it, `forget_all` has to be called.
+        first_tries: its no-ops, those known when a state is evaluated, have values of 0 at most.
 
     Attributes:
         num_forgotten: how often values were forgotten, or evaluated anew.
@@ -62,8 +64,10 @@ class LeafTable:
         graph: TransitionGraph,
         evaluate: Callable[[NDArray[Any]], NDArray[np.float32]],
         network: Any = None,
+        first_tries: FirstTries | None = None,
     ) -> None:
         self.graph: TransitionGraph = graph
+        self.first_tries: FirstTries | None = first_tries
         self.evaluate: Callable[[NDArray[Any]], NDArray[np.float32]] = evaluate
         self.network: Any = network
         self.num_forgotten: int = 0
@@ -122,9 +126,12 @@ class LeafTable:
         with in_evaluation(self.network):
             self.graph.require_nodes(nodes)
             for start in range(0, len(nodes), chunk):
-                q = self.evaluate(self.graph.observations_of(padded[start : start + chunk]))
+                obs = self.graph.observations_of(padded[start : start + chunk])
+                q = self.evaluate(obs)
                 if tuple(q.shape) != (shape := (chunk, self.graph.num_actions)):
                     raise ValueError(f"Require values of shape {shape}, got {tuple(q.shape)}")
+                if self.first_tries is not None:
+                    q = self.first_tries.without_no_ops(q, obs)
                 found[start : start + chunk] = q[: len(nodes) - start]
         return found
 
