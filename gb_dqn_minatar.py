@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
+# dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "cloudpickle==3.1.3", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
 # ///
 """Graph Backup on MinAtar: DQN with six choices of bootstrap target.
 
@@ -130,9 +130,11 @@ class Learner(gb.LearnerState):
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
         self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs))
-        self.graph_values = None
+        self.graph_values, self.frontier = None, None
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
+        if args.exploration == "frontier":
+            self.frontier = FrontierEpisodes(graph, args.frontier_share)
         self.num_updates = 0
 
     @torch.inference_mode()
@@ -279,9 +281,9 @@ def record_video(args, env_id, policy, seed, path):
 # --------------------------------------------------------------------------------------------------
 
 
-def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
+def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
-    graph, replay = learner.graph, learner.replay
+    graph, replay, frontier = learner.graph, learner.replay, learner.frontier
     obs, node = env.obs, graph.node(env.obs)
     while True:
         if logger.evaluation_is_due():
@@ -340,16 +342,13 @@ def main():
     graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype, capacity=2 * capacity + 2)
     replay = Replay(graph, capacity)
     learner = Learner(args, graph, replay, device)
-    parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
-    frontier = None
-    if args.exploration == "frontier":
-        parts["frontier"] = frontier = FrontierEpisodes(graph, args.frontier_share)
     logger = gb.Logger(args, __file__, env_id, packages=("minatar",))
-    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
+    parts = {"logger": logger, "graph": graph, "replay": replay, "learner": learner, "env": env}
+    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, **parts)
     if args.resume:
         checkpoint.load()
     with logger, gb.StopSignal() as stop:
-        train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
+        train(args, env_id, env, learner, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
         logger.finish(

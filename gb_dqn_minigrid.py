@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
+# dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "cloudpickle==3.1.3", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
 # ///
 """Graph Backup on MiniGrid: DQN with six choices of bootstrap target.
 
@@ -214,9 +214,13 @@ class Learner(gb.LearnerState):
         self.optimizer = torch.optim.Adam(
             self.online.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
         )
-        self.first_tries, self.graph_values = None, None
-        if args.exploration == "frontier" and args.num_levels != 1:
-            self.first_tries = FirstTries(graph.num_actions, agent=(0, OBJECT_TO_IDX["agent"]))
+        self.first_tries, self.frontier, self.graph_values = None, None, None
+        if args.exploration == "frontier":
+            if args.num_levels != 1:
+                self.first_tries = FirstTries(graph.num_actions, agent=(0, OBJECT_TO_IDX["agent"]))
+            by_kind = args.backup == "whole-graph" and args.num_levels == 1 and args.view == "grid"
+            how = args.frontier_share, kinds_of_grids if by_kind else None, self.first_tries
+            self.frontier = FrontierEpisodes(graph, *how)
         seen_tries = self.first_tries if args.view == "grid" else None
         self.leaves = LeafTable(
             graph, lambda obs: self.values(self.target, obs), first_tries=seen_tries
@@ -334,9 +338,9 @@ def record_video(args, env_id, policy, seed, path):
 # --------------------------------------------------------------------------------------------------
 
 
-def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
+def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
-    graph, replay = learner.graph, learner.replay
+    graph, replay, frontier = learner.graph, learner.replay, learner.frontier
     node = graph.node(env.obs, env.key)
     while True:
         if logger.evaluation_is_due():
@@ -401,18 +405,13 @@ def main():
     )  # fmt: skip
     replay = Replay(graph, capacity)
     learner = Learner(args, graph, replay, device)
-    parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
-    frontier = None
-    if args.exploration == "frontier":
-        by_kind = args.backup == "whole-graph" and args.num_levels == 1 and args.view == "grid"
-        how = args.frontier_share, kinds_of_grids if by_kind else None, learner.first_tries
-        parts["frontier"] = frontier = FrontierEpisodes(graph, *how)
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium", "minigrid"))
-    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
+    parts = {"logger": logger, "graph": graph, "replay": replay, "learner": learner, "env": env}
+    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, **parts)
     if args.resume:
         checkpoint.load()
     with logger, gb.StopSignal() as stop:
-        train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
+        train(args, env_id, env, learner, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
         logger.finish(

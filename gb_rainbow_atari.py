@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
+# dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "cloudpickle==3.1.3", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
 # ///
 """Graph Backup on Atari 100K: Data-Efficient Rainbow with five choices of bootstrap target.
 
@@ -264,6 +264,9 @@ class Learner(gb.LearnerState):
         adam = {"lr": args.learning_rate, "eps": args.adam_eps, "capturable": device.type != "cpu"}
         self.optimizer = torch.optim.Adam(self.online.parameters(), fused=True, **adam)
         self.num_updates = self.num_evaluated = 0  # states that targets had evaluated
+        self.frontier = None
+        if args.exploration == "frontier":
+            self.frontier = FrontierEpisodes(graph, args.frontier_share)
         num_frames = replay.capacity + 1024  # one of each step, and of each episode's start
         self.updates = updates_on(device, graph, num_frames, args.cuda_graphs)
 
@@ -379,9 +382,9 @@ def make_env(args, env_id, rng, render=False):
 # --------------------------------------------------------------------------------------------------
 
 
-def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
+def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
-    graph, replay = learner.graph, learner.replay
+    graph, replay, frontier = learner.graph, learner.replay, learner.frontier
     obs, node = env.obs, graph.node(env.obs)
     while True:
         if logger.evaluation_is_due():  # the last one, after training, gives the score
@@ -452,16 +455,13 @@ def main():
     )
     replay = PrioritizedReplay(graph, capacity, args.priority_exponent)
     learner = Learner(args, graph, replay, device)
-    parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
-    frontier = None
-    if args.exploration == "frontier":
-        parts["frontier"] = frontier = FrontierEpisodes(graph, args.frontier_share)
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium", "ale-py"))
-    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
+    parts = {"logger": logger, "graph": graph, "replay": replay, "learner": learner, "env": env}
+    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, **parts)
     if args.resume:
         checkpoint.load()
     with logger, gb.StopSignal() as stop:
-        train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
+        train(args, env_id, env, learner, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
         score = logger.evaluations[-1]

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
+# dependencies = ["numba==0.68.1", "numpy==2.2.6", "scipy==1.17.1", "torch==2.13.0", "gymnasium==1.4.0", "ale-py==0.12.1", "minigrid==3.2.0", "minatar==1.0.15", "tyro==1.0.17", "cloudpickle==3.1.3", "tqdm==4.70.1", "tensorboard==2.21.0", "imageio-ffmpeg==0.8.1"]  # noqa: E501
 # ///
 """Graph Backup on any Gymnasium environment with discrete actions: the file to copy first.
 
@@ -250,10 +250,15 @@ class Learner(gb.LearnerState):
             self.online.agent.copy_(torch.tensor(agent))
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
-        self.first_tries, self.graph_values, self.found = None, None, None
+        self.first_tries, self.frontier, self.graph_values, self.found = None, None, None, None
         self.rewards = gb.RewardsAtStart()
-        if args.exploration == "frontier" and args.levels_change:
-            self.first_tries = FirstTries(graph.num_actions, agent)
+        if args.exploration == "frontier":
+            if args.levels_change:
+                self.first_tries = FirstTries(graph.num_actions, agent)
+            by_kind = len(graph.obs_shape) > 1 and not args.levels_change
+            by_kind = by_kind and args.backup == "whole-graph"
+            how = args.frontier_share, kinds_of_grids if by_kind else None, self.first_tries
+            self.frontier = FrontierEpisodes(graph, *how)
         self.leaves = LeafTable(
             graph, lambda obs: self.values(self.target, obs), first_tries=self.first_tries
         )
@@ -370,9 +375,9 @@ def record_video(args, env_id, policy, seed, path):
     gb.write_video(path, gb.film_episode(policy, env, rng, args.eval_epsilon), fps=10)
 
 
-def train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop):
+def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
-    graph, replay = learner.graph, learner.replay
+    graph, replay, frontier = learner.graph, learner.replay, learner.frontier
     node = graph.node(env.obs, env.key)
     while True:
         if logger.evaluation_is_due():
@@ -441,19 +446,13 @@ def main():
         other = make_env(new_each, env_id, np.random.default_rng(args.seed))
         seen = look_at_grids(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, *seen)
-    parts = {"graph": graph, "replay": replay, "learner": learner, "env": env}
-    frontier = None
-    if args.exploration == "frontier":
-        is_grid = len(graph.obs_shape) > 1 and not args.levels_change
-        kinds_of = kinds_of_grids if args.backup == "whole-graph" and is_grid else None
-        how = args.frontier_share, kinds_of, learner.first_tries
-        parts["frontier"] = frontier = FrontierEpisodes(graph, *how)
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium",))
-    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, logger=logger, **parts)
+    parts = {"logger": logger, "graph": graph, "replay": replay, "learner": learner, "env": env}
+    checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, **parts)
     if args.resume:
         checkpoint.load()
     with logger, gb.StopSignal() as stop:
-        train(args, env_id, env, learner, frontier, rng, logger, checkpoint, stop)
+        train(args, env_id, env, learner, rng, logger, checkpoint, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
         logger.finish(

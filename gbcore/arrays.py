@@ -98,6 +98,14 @@ class KnownNodes:
         self.clear()
         self.add(np.flatnonzero(known))
 
+    def __getstate__(self) -> tuple["TransitionGraph", NDArray[np.int64]]:
+        return self._graph, np.flatnonzero(self.state())  # a restored graph counts generations anew
+
+    def __setstate__(self, state: tuple["TransitionGraph", NDArray[np.int64]]) -> None:
+        self._graph, known = state
+        self._generation = np.full(self._graph.capacity, UNKNOWN, np.int32)
+        self.add(known)
+
     def clear(self) -> None:
         """None is known."""
         self._generation[:] = UNKNOWN

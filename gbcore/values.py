@@ -244,6 +244,9 @@ class GraphValues:
     def __repr__(self) -> str:
         return f"GraphValues({self.graph.num_nodes:,} nodes, {self._queue.ends[1]:,} wait)"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_tried": Tried()}  # an evaluation solves it anew
+
     def update(self, budget: int = BUDGET) -> None:
         """Follow changes of the graph, and then of values, reading about `budget` edges.
 
@@ -664,7 +667,7 @@ def rule_of(
 
 def new_queue(length: int) -> Queue:
     """An empty queue of nodes below length."""
-    return Queue(np.empty(length, np.int32), np.zeros(length, np.bool_), np.zeros(2, np.int64))
+    return Queue(np.zeros(length, np.int32), np.zeros(length, np.bool_), np.zeros(2, np.int64))
 
 
 def queue_of(nodes: NDArray[np.int64], graph: TransitionGraph) -> Queue:

@@ -23,6 +23,7 @@ from gbtools import recorded
 from gbtools.runs import read_rows, words_of
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 
+from gbcore import Replay, TransitionGraph
 from gbcore.run import LearnerState, load_checkpoint
 
 # The same examples in every run: a failure in CI is a failure at the desk.
@@ -318,6 +319,8 @@ def as_bytes(tree):
         return as_bytes(tree.get_state())
     if isinstance(tree, (LearnerState, type)):
         return type(tree).__name__
+    if isinstance(tree, (TransitionGraph, Replay)):
+        return as_bytes(tree.state())
     return as_bytes(vars(tree)) if hasattr(tree, "__dict__") else tree
 
 
@@ -325,9 +328,8 @@ def learned(run):
     """All that the learner of a run's checkpoint holds."""
     learner = recorded.read(run).learner
     parts = {name: value for name, value in vars(learner).items() if name not in learner.APART}
-    tells = ("state_dict", "state")
     return {
-        name: next((getattr(part, tell)() for tell in tells if hasattr(part, tell)), part)
+        name: part.state_dict() if hasattr(part, "state_dict") else part
         for name, part in parts.items()
         if hasattr(part, "state_dict") or not (callable(part) or isinstance(part, LearnerState))
     }

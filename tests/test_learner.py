@@ -152,6 +152,23 @@ def make_heads(learner):
     learner.active = learner.heads[0]
 
 
+def make_counter(learner):
+    number = 0
+
+    def count():
+        nonlocal number
+        number += 1
+        return number
+
+    learner.count, learner.sparse = count, torch.ones(1, 2).to_sparse()
+
+
+def count(learner, loss):
+    step(learner)
+    learner.sparse = learner.sparse * loss
+    learner.seen = learner.count(), learner.sparse.to_dense().tolist()
+
+
 def make_alike(learner):
     learner.a = learner.b = Mean()
 
@@ -169,6 +186,7 @@ CASES = {
         ),
         schedule,
     ),
+    "a closure that counts, a sparse tensor": (make_counter, count),
     "two that began as one": (make_alike, part_ways),
     "an optimizer of one's own": (
         lambda learner: setattr(
@@ -199,24 +217,14 @@ def test_what_is_restored_goes_on_alike(make, change):
 
 def test_what_cannot_be_saved_is_told_once_and_the_rest_is_saved(capsys):
     def make(learner):
-        mean = 0.0
-
-        def closure():
-            return mean
-
-        learner.closure, learner.sparse = closure, torch.zeros(2, 2).to_sparse()
-        learner.constant, learner.file = (lambda: 0), io.TextIOWrapper(io.BytesIO())
+        learner.file, learner.lines = io.TextIOWrapper(io.BytesIO()), (line for line in "ab")
 
     learner, other = Learner(make), Learner(make)
     learner.learn(lambda *_: None)
     for _ in range(2):
         tree = learner.state()
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1].rpartition(".")[2] for line in lines] == [
-        "closure",
-        "file",
-        "sparse",
-    ]
+    assert [line.split(": ")[1].rpartition(".")[2] for line in lines] == ["file", "lines"]
     other.restore(tree)
     assert other.number == 1
     assert torch.equal(other.online.weight.grad, learner.online.weight.grad)

@@ -21,7 +21,7 @@ import torch
 from gbcore.run.learner import LearnerState, dump, load
 
 NAME = "checkpoint.zip"
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 
 
 class Checkpoint:

@@ -8,6 +8,7 @@ import sys
 import types
 from typing import Any, BinaryIO, ClassVar
 
+import cloudpickle
 import numpy as np
 import torch
 
@@ -17,10 +18,10 @@ from gbcore.run.output import warn
 class LearnerState:
     """Base of a learner: a checkpoint holds all of it that learning changes.
 
-    That is a pickle of its attributes, in which what is one object stays one. Objects that the
-    script makes are restored in place, as others may hold them. What cannot be pickled, as a
-    scheduler with a lambda, goes by its `state_dict`, or `state` and `restore`; of others a warning
-    is given. Graph and replay are parts of a checkpoint by themselves.
+    That is a pickle of its attributes, in which what is one object stays one; lambdas and closures
+    are saved too. Objects that the script makes are restored in place, as others may hold them.
+    What cannot be pickled, as an open file, is left out with a warning. Graph and replay are parts
+    of a checkpoint by themselves.
     """
 
     APART: tuple[str, ...] = ("args", "graph", "replay")  # and whatever learning does not change
@@ -29,46 +30,34 @@ class LearnerState:
     def state(self) -> dict[str, Any]:
         """A tree for `restore`."""
         names = vars(self).keys() - {*self.APART, "outside"}
-        by_method = {name for name in names if _is_ours(vars(self)[name])}
         try:
-            return self._state(names, by_method)
+            return self._state(names)
         except Exception:  # pickle promises no single one
-            for name in sorted(names - by_method):
-                if not (error := self._fault_of(name, by_method)):
-                    continue
-                if _methods_of(vars(self)[name]) and not self._fault_of(name, by_method | {name}):
-                    by_method.add(name)
-                else:
+            for name in sorted(names):
+                try:
+                    self._state({name})
+                except Exception as error:
                     names.discard(name)
-                    self._leave_out(name, error)
-        return self._state(names, by_method)
+                    if name not in _warned_of:
+                        _warned_of.add(name)
+                        warn(f"checkpoints leave out learner.{name}: {error}; {ADVICE}")
+        return self._state(names)
 
-    def _fault_of(self, name, by_method):
-        try:
-            self._state({name}, by_method)
-        except Exception as error:
-            return error
-        return None
+    # An attribute is a shell or a value. A shell is an object that gets a state: the script's own
+    # or, where it makes none of the kind, a new one. Wherever it is held, the pickle has its name.
 
-    # Attributes are of three kinds. Objects of gbcore, and those that cannot be pickled, go by
-    # their methods: `told`. Other objects are shells that get a state: the script's own or, where
-    # it makes none of the kind, a new one. The rest are values. Wherever an object of the first
-    # two kinds is held, the pickle has its name.
-
-    def _state(self, names, by_method):
-        told = {name: _methods_of(vars(self)[name])[0]() for name in sorted(names & by_method)}
+    def _state(self, names):
         known = {id(value): ("outside", name) for name, value in self._outside().items()}
-        known |= {id(vars(self)[name]): ("outside", name) for name in by_method}
         values, shells = {}, {}
         for name, value in vars(self).items():
             if id(value) not in known and (state := _state_of(value)) is not None:
                 known[id(value)] = "shell", name, *_kind_of(value)
                 if name in names:
                     shells[name] = value, state
-            elif name in names - by_method:
+            elif name in names:
                 values[name] = value
         file = io.BytesIO()
-        _Pickler(file, known, type(self).__module__).dump((values, shells, told))
+        _Pickler(file, known, type(self).__module__).dump((values, shells))
         return {"pickle": np.frombuffer(file.getvalue(), np.uint8), "device": _device_of(self)}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -80,7 +69,7 @@ class LearnerState:
         modules = {name: one for name, one in own.items() if isinstance(one, torch.nn.Module)}
         sizes = {name: _sizes_of(one) for name, one in modules.items()}
         file = io.BytesIO(state["pickle"].tobytes())
-        values, shells, told = _Unpickler(file, self, state["device"]).load()
+        values, shells = _Unpickler(file, self, state["device"]).load()
         for name, (value, content) in shells.items():
             flags = _device_flags(value) if value is own.get(name) else []
             _set_state(value, content)
@@ -96,23 +85,11 @@ class LearnerState:
                         f"Require {name}.{part} of shape {size}, got {found.get(part)}"
                     )
         own.update(values)
-        for name, content in told.items():
-            _methods_of(own[name])[1](content)
 
     def _outside(self):
         """What attributes may refer to and a pickle does not hold, by name."""
         apart = {name: vars(self)[name] for name in self.APART if name in vars(self)}
         return {**self.outside, **apart, "self": self}
-
-    def _leave_out(self, name, error):
-        value = vars(self)[name]
-        is_constant = isinstance(value, types.ModuleType) or (
-            isinstance(value, types.FunctionType) and not value.__closure__
-        )
-        if not (is_constant or name in _told):
-            _told.add(name)
-            advice = "give it state_dict, or name it in APART"
-            warn(f"checkpoints leave out learner.{name}: {error}; {advice}")
 
 
 def dump(tree: Any, file: BinaryIO) -> None:
@@ -125,22 +102,8 @@ def load(file: BinaryIO) -> Any:
     return _Unpickler(file).load()
 
 
-# Methods that tell an object's state and take it back.
-METHODS = ("state_dict", "load_state_dict"), ("state", "restore")
-_told: set[str] = set()  # attributes that were warned of
-
-
-def _is_ours(value):
-    """Is it an object of gbcore, which a script makes and others hold?"""
-    return type(value).__module__.startswith("gbcore.") and bool(_methods_of(value))
-
-
-def _methods_of(value):
-    """Those that tell its state and take it back, if it has any."""
-    for names in METHODS:
-        if all(callable(getattr(type(value), name, None)) for name in names):
-            return [getattr(value, name) for name in names]
-    return None
+ADVICE = "give it __getstate__, or name it in APART"
+_warned_of: set[str] = set()  # attributes
 
 
 def _state_of(value):
@@ -199,7 +162,7 @@ def _sizes_of(module):
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(cloudpickle.Pickler):
     """Of objects known by other names these alone, and of tensors views of one memory as such."""
 
     def __init__(self, file, known=None, module=None):
@@ -207,18 +170,18 @@ class _Pickler(pickle.Pickler):
         self._known, self._module, self._memory = known or {}, module, {}
 
     def persistent_id(self, value):
+        if isinstance(value, torch.device):
+            return "device", str(value)
         is_code = isinstance(value, (type, types.FunctionType))  # as __main__ or imported
-        if is_code and value.__module__ == self._module and "<locals>" not in value.__qualname__:
+        if is_code and value.__module__ == self._module and "<" not in value.__qualname__:
             return "script", value.__qualname__
         return self._known.get(id(value))
 
     def reducer_override(self, value):
         if isinstance(value, torch.Generator):
             return _generator, (str(value.device), value.get_state())
-        if not isinstance(value, torch.Tensor):
-            return NotImplemented
-        if value.layout != torch.strided:
-            raise TypeError(f"a tensor with layout {value.layout}")
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return super().reducer_override(value)
         memory = value.untyped_storage()
         key = value.device, memory.data_ptr(), memory.nbytes()
         if key not in self._memory:
@@ -234,7 +197,8 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file, learner=None, device="cpu"):
         super().__init__(file)
-        self._learner, self._device, self._shells, self._memory = learner, device, {}, {}
+        self._learner, self._shells, self._memory = learner, {}, {}
+        self._device, self._device_here = device, _device_of(learner)  # then and now
 
     def find_class(self, module, name):
         if (module, name) == (__name__, "_tensor"):
@@ -243,6 +207,9 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid):
         kind, name, *wanted = pid
+        if kind == "device":
+            is_own = torch.device(name).type == self._device
+            return torch.device(self._device_here if is_own else name)
         if kind == "script":
             module = sys.modules[type(self._learner).__module__]
             return functools.reduce(getattr, name.split("."), module)
@@ -258,8 +225,7 @@ class _Unpickler(pickle.Unpickler):
 
     def _tensor(self, memory, device, layout, how):
         if id(memory) not in self._memory:
-            is_own = self._learner is not None and device == self._device
-            to = _device_of(self._learner) if is_own else "cpu"
+            to = self._device_here if device == self._device else "cpu"
             self._memory[id(memory)] = memory, torch.from_numpy(memory).to(to)
         whole = self._memory[id(memory)][1]
         dtype, offset, shape, stride = layout
