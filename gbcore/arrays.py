@@ -88,18 +88,12 @@ class KnownNodes:
         """Ids int64 [n] are known from now on."""
         self._with_room()[nodes] = self._graph.generations[nodes]
 
-    def state(self) -> NDArray[np.bool_]:
-        """bool [num_ids], which `restore` takes back."""
-        return self.has(np.arange(self._graph.num_ids))
-
-    def restore(self, known: NDArray[np.bool_]) -> None:
-        """Those of bool [num_ids] are known, and no others. ValueError for other arrays."""
-        check_array("known", known, np.bool_, (self._graph.num_ids,))
-        self.clear()
-        self.add(np.flatnonzero(known))
+    def nodes(self) -> NDArray[np.int64]:
+        """The known ids, int64 [n]."""
+        return np.flatnonzero(self.has(np.arange(self._graph.num_ids)))
 
     def __getstate__(self) -> tuple["TransitionGraph", NDArray[np.int64]]:
-        return self._graph, np.flatnonzero(self.state())  # a restored graph counts generations anew
+        return self._graph, self.nodes()  # a restored graph counts generations anew
 
     def __setstate__(self, state: tuple["TransitionGraph", NDArray[np.int64]]) -> None:
         self._graph, known = state

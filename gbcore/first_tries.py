@@ -1,13 +1,13 @@
 """FirstTries: the worth of an action never tried, by its gains in places alike."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gbcore.arrays import KnownNodes, check_array, grown
+from gbcore.arrays import KnownNodes, grown
 
 if TYPE_CHECKING:
     from gbcore.frontier import FrontierPlanner
@@ -113,32 +113,6 @@ class ContextGains:
             self._group[row] = self._groups.setdefault(context[:2], len(self._groups))
         return row
 
-    def state(self) -> dict[str, Any]:
-        """A tree for `restore`."""
-        n = len(self._rows)
-        return {
-            "contexts": np.array(list(self._rows), np.uint64).reshape(-1, 4),
-            "tries": self._tries[:n],
-            "gains": self._gains[:n],
-            "explained": self._explained[: len(self._groups)],
-        }
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a tree of `state`.
-
-        Raises KeyError for a missing entry, ValueError for arrays of another number of actions.
-        """
-        n = len(saved["contexts"])
-        groups = len({tuple(context) for context in saved["contexts"][:, :2].tolist()})
-        for name, rows in (("tries", n), ("gains", n), ("explained", groups)):
-            check_array(name, saved[name], np.float64, (rows, self.num_actions))
-        self._rows, self._groups = {}, {}
-        for context in saved["contexts"].tolist():
-            self._row_of(tuple(context))
-        for name in ("tries", "gains", "explained"):
-            own = getattr(self, f"_{name}")
-            own[: len(saved[name])], own[len(saved[name]) :] = saved[name], 0
-
 
 class FirstTries(ContextGains):
     """Tells the worth of an action that was never tried in a state, in levels never met.
@@ -235,21 +209,6 @@ class FirstTries(ContextGains):
         around = np.where(is_inside, contents(around, 2), np.uint64(0))
         return around, is_agent.any(axis=1)
 
-    def state(self) -> dict[str, Any]:
-        """A tree for `restore`."""
-        return super().state() | {"agent": self._agent, "changes": self._changes.state()}
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a tree of `state`.
-
-        Raises KeyError for a missing entry, ValueError for arrays of another number of actions.
-        """
-        super().restore(saved)
-        self._agent = [*saved["agent"]]
-        self._changes = ContextGains(self.num_actions)
-        if "changes" in saved:  # 2.0.0 had none
-            self._changes.restore(saved["changes"])
-
 
 class LevelFrontier:
     """Tells a `FrontierPlanner` the worths of untried actions, and `FirstTries` their gains.
@@ -308,26 +267,6 @@ class LevelFrontier:
         self._rows = grown(self._rows, self.planner.graph.capacity, NONE)
         self._rows[node] = self.first_tries.rows_of(contexts) if contexts else NONE
         self.planner.set_worths([node], novelty * self.first_tries.worths(contexts)[None])
-
-    def state(self) -> dict[str, Any]:
-        """A tree for `restore`."""
-        num_ids = self.planner.graph.num_ids
-        self._rows = grown(self._rows, self.planner.graph.capacity, NONE)
-        return {
-            "met": self._met.state(),
-            "rows": self._rows[:num_ids],
-            "found": np.array(list(self._found.items()), np.int64).reshape(-1, 2),
-            "first": self._first,
-        }
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """As `FrontierPlanner.restore`."""
-        graph = self.planner.graph
-        check_array("rows", saved["rows"], np.int32, (graph.num_ids, NUM_KINDS))
-        self._met.restore(saved["met"])
-        self._rows = grown(saved["rows"].copy(), graph.capacity, NONE)
-        self._found = dict(saved["found"].tolist())
-        self._first = saved["first"]
 
 
 def place_of(

@@ -1,13 +1,13 @@
 """FrontierPlanner: the way to actions never tried. FrontierEpisodes: when to go there."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import KnownNodes, copy_rows, grown
+from gbcore.arrays import KnownNodes, grown
 from gbcore.first_tries import FirstTries, LevelFrontier
 from gbcore.graph import TransitionGraph
 from gbcore.kernels import sweeps
@@ -193,41 +193,6 @@ class FrontierPlanner:
     # Storage
     # ----------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` takes back, with the same further behaviour; some are views."""
-        plan, n = self._make_room(), self.graph.num_ids
-        saved = {
-            "steps": plan.steps[:n],
-            "costs": plan.costs[:n],
-            "falls": waiting_in(plan.falls),
-            "rises": waiting_in(plan.rises),
-            "followed": self._followed,
-        }
-        if self.kinds_of is not None:
-            saved["appraised"] = self._appraised.state()
-            saved["kinds"] = np.array(list(self._kinds.items()), np.uint64).reshape(-1, 2)
-        return saved
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a tree of `state`, of this graph or of one restored from its state.
-
-        Raises KeyError for a missing array, ValueError for values of another number of ids.
-        """
-        n, room, columns = self.graph.num_ids, self.graph.capacity, saved["costs"].shape[-1]
-        rows = 1 if len(saved["costs"]) == 1 and self.kinds_of is None else n
-        plan = self._plan = self._plan._replace(
-            steps=np.zeros(room),
-            costs=np.zeros((1 if rows == 1 else room, columns)),
-            falls=queue_of(saved["falls"], self.graph),
-            rises=queue_of(saved["rises"], self.graph),
-        )
-        copy_rows("steps", saved, plan.steps, n)
-        copy_rows("costs", saved, plan.costs, rows)
-        self._followed = int(saved["followed"])
-        if self.kinds_of is not None:
-            self._appraised.restore(saved["appraised"])
-            self._kinds = dict(saved["kinds"].tolist())
-
     def check_valid(self) -> list[str]:
         """Faults, one sentence each; none where no state waits and all satisfy the equation."""
         problems = []
@@ -258,7 +223,7 @@ class FrontierPlanner:
             self._plan.costs[node] = -np.log(number) / self._log
         self._appraised.add(nodes)
         if len(self._kinds) > 2 * self.graph.num_ids:  # most are of states that are gone
-            kept = {kind for _, kind in self._kinds_of(np.flatnonzero(self._appraised.state()))}
+            kept = {kind for _, kind in self._kinds_of(self._appraised.nodes())}
             self._kinds = {kind: n for kind, n in self._kinds.items() if kind in kept}
 
     def _kinds_of(self, nodes):
@@ -312,10 +277,6 @@ class FrontierEpisodes:
     METRICS: tuple[str, ...] = (
         "frontier/untried", "frontier/share", "frontier/start_value", "frontier/waiting",
         "frontier/states_per_1000",
-    )  # fmt: skip
-    SAVED: tuple[str, ...] = (
-        "share", "start_value", "is_frontier", "is_planned", "is_underway", "success",
-        "frontier_success", "had_reward",
     )  # fmt: skip
 
     def __init__(
@@ -408,21 +369,3 @@ class FrontierEpisodes:
         )  # fmt: skip
         self._window[:] = 0
         return dict(zip(self.METRICS, values, strict=True))
-
-    def state(self) -> dict[str, Any]:
-        """A tree for `restore`."""
-        return {name: getattr(self, name) for name in self.SAVED} | {
-            "lately": self._lately.copy(),
-            "window": self._window.copy(),
-            "planner": self.planner.state(),
-            "levels": {} if self.levels is None else self.levels.state(),
-        }
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """As `FrontierPlanner.restore`."""
-        copy_rows("lately", saved, self._lately, 2)
-        copy_rows("window", saved, self._window, 2)
-        self.planner.restore(saved["planner"])
-        if self.levels is not None:
-            self.levels.restore(saved["levels"])
-        self.__dict__.update({name: saved[name] for name in self.SAVED})

@@ -7,7 +7,7 @@ solve: the same over tried actions alone, without a network.
 import contextlib
 import copy
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csgraph, linalg
 
-from gbcore.arrays import KnownNodes, as_indices, copy_rows, grown
+from gbcore.arrays import KnownNodes, as_indices, grown
 from gbcore.first_tries import FirstTries
 from gbcore.graph import TransitionGraph
 from gbcore.kernels import sweeps
@@ -139,23 +139,6 @@ class LeafTable:
         """The network has changed."""
         self._known.clear()
         self.num_forgotten += 1
-
-    def state(self) -> dict[str, Any]:
-        """What `restore` takes back: q float32 [num_ids, A], a view, and known bool [num_ids]."""
-        known = self.known
-        rows = {"q": self.q[: len(known)], "known": known}
-        return {"rows": rows, "num_evaluated": self.num_evaluated}
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a tree of `state`, of this graph or of one restored from its state.
-
-        Raises KeyError for a missing array, ValueError for values of other ids or actions.
-        """
-        self.q = grown(self.q, self.graph.capacity)
-        copy_rows("q", saved["rows"], self.q, self.graph.num_ids)
-        self._known.restore(saved["rows"]["known"])
-        self._weights = weights_of(self.network)
-        self.num_evaluated = int(saved["num_evaluated"])
 
     def _keep(self, nodes, chunk):
         found = self.evaluated(nodes, chunk)
@@ -372,29 +355,6 @@ class GraphValues:
     # ----------------------------------------------------------------------------------------------
     # Storage
     # ----------------------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """What `restore` takes back, with the same further behaviour; some are views."""
-        self._make_room()
-        return {
-            "rows": {"value": self._value[: self.graph.num_ids]},
-            "waiting": waiting_in(self._queue),
-            "followed": self._followed,
-            "smallest": self._smallest,
-            "renewed": self._renewed,
-        }
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from a tree of `state`, of this graph or of one restored from its state.
-
-        Raises KeyError for a missing entry, ValueError for values of another number of ids.
-        """
-        self._make_room()
-        copy_rows("value", saved["rows"], self._value, n := self.graph.num_ids)
-        self._queue = queue_of(saved["waiting"], self.graph)
-        self._followed, self._smallest = int(saved["followed"]), float(saved["smallest"])
-        self._renewed, self._tried = int(saved["renewed"]) % max(n, 1), Tried()
-        self._forgotten = self.leaves.num_forgotten
 
     def _nodes(self):
         """All nodes."""

@@ -24,6 +24,7 @@ from gbtools.runs import read_rows, words_of
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 
 from gbcore import Replay, TransitionGraph
+from gbcore.arrays import KnownNodes
 from gbcore.run import LearnerState, load_checkpoint
 
 # The same examples in every run: a failure in CI is a failure at the desk.
@@ -319,6 +320,8 @@ def as_bytes(tree):
         return as_bytes(tree.get_state())
     if isinstance(tree, (LearnerState, type)):
         return type(tree).__name__
+    if isinstance(tree, KnownNodes):
+        return tree.nodes().tolist()
     if isinstance(tree, (TransitionGraph, Replay)):
         return as_bytes(tree.state())
     return as_bytes(vars(tree)) if hasattr(tree, "__dict__") else tree

@@ -1,5 +1,6 @@
 """gbcore/frontier.py against value iteration on dictionaries; what it costs; what it does."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -330,16 +331,8 @@ def test_rates_are_of_the_last_steps():
 # --- Storage ---
 
 
-def test_arrays_of_another_graph_are_refused_and_a_plan_that_contradicts_itself_is_found():
+def test_a_plan_that_contradicts_itself_is_found():
     planner = random_world(0, by_kind=True).planner
-    state = planner.state()
-    for name in ("steps", "costs", "appraised"):
-        with pytest.raises(ValueError, match="Require"):
-            planner.restore(state | {name: state[name][1:]})
-        with raises_naming(name):
-            planner.restore({key: a for key, a in state.items() if key != name})
-        planner.restore(state)
-        assert planner.check_valid() == []
     planner.plan(10**6)
     assert planner.check_valid() == []
     planner._plan.steps[:] += 0.3
@@ -371,7 +364,7 @@ def test_whatever_asks_first_after_a_doubling_has_room(frame_stack, keyed):
     frames = np.arange(3_000).view(np.uint8).reshape(-1, 8)
     calls = (
         lambda graph, planner, leaves: planner.plan(),
-        lambda graph, planner, leaves: planner.state(),
+        lambda graph, planner, leaves: copy.deepcopy(planner).plan(),
         lambda graph, planner, leaves: planner.values,
         lambda graph, planner, leaves: planner.action_values(graph.num_ids - 1),
         lambda graph, planner, leaves: leaves.values(np.arange(graph.num_ids)),
@@ -390,9 +383,7 @@ def test_whatever_asks_first_after_a_doubling_has_room(frame_stack, keyed):
                 for call in (first, *calls):
                     call(graph, planner, leaves)
         again = TransitionGraph.from_state(graph.state(), capacity=16)
-        resumed = FrontierPlanner(again)
-        resumed.restore(planner.state())
-        for part in (graph, again, planner, resumed):
+        for part in (graph, again, planner, copy.deepcopy(planner)):
             assert part.check_valid() == []
         expected = np.stack([frames[: i + 1], frames[1 : i + 2]], axis=1)
         np.testing.assert_array_equal(graph.observations, expected)

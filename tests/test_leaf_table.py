@@ -68,29 +68,6 @@ def test_what_is_no_node_or_no_value_is_refused():
     assert not narrow.known.any()
 
 
-def test_state_and_restore():
-    graph = TransitionGraph(2, (2,), np.int64)
-    table = LeafTable(graph, value_of)
-    graph.nodes(np.stack([observation(k) for k in range(50)]))
-    table.values(np.array([0, 3, 4, 10]))
-    other = LeafTable(TransitionGraph.from_state(graph.state()), value_of)
-    other.restore(table.state())
-    assert other.num_evaluated == table.num_evaluated == 4
-    assert np.flatnonzero(other.known).tolist() == [0, 3, 4, 10]
-    np.testing.assert_array_equal(other.values(np.arange(50)), table.values(np.arange(50)))
-    known = other.known
-
-    def damaged(**arrays):
-        saved = table.state()
-        return saved | {"rows": saved["rows"] | arrays}
-
-    with pytest.raises(ValueError, match="float64"):
-        other.restore(damaged(q=np.zeros((50, 2))))
-    with pytest.raises(ValueError, match=r"\(49,\)"):
-        other.restore(damaged(known=np.zeros(49, np.bool_)))
-    np.testing.assert_array_equal(other.known, known)
-
-
 class Noisy(torch.nn.Module):
     """A network with whatever keeps values apart: a weight, a buffer, dropout."""
 
