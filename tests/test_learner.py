@@ -169,6 +169,17 @@ def count(learner, loss):
     learner.seen = learner.count(), learner.sparse.to_dense().tolist()
 
 
+def make_room(learner):
+    learner.room = np.full((50_000, 2), -1.0), np.zeros(50_000), np.arange(50_000), np.ones(50_000)
+
+
+def fill_room(learner, loss):
+    step(learner)
+    for one in learner.room[:3]:
+        one[learner.number] = loss
+    learner.seen = [(one.sum(), one.shape, one[:9].tobytes()) for one in learner.room]
+
+
 def make_alike(learner):
     learner.a = learner.b = Mean()
 
@@ -187,6 +198,7 @@ CASES = {
         schedule,
     ),
     "a closure that counts, a sparse tensor": (make_counter, count),
+    "large arrays with room": (make_room, fill_room),
     "two that began as one": (make_alike, part_ways),
     "an optimizer of one's own": (
         lambda learner: setattr(
@@ -203,6 +215,7 @@ def test_what_is_restored_goes_on_alike(make, change):
     learner, other, file = Learner(make), Learner(make), io.BytesIO()
     losses = [learner.learn(change) for _ in range(3)]
     dump(learner.state(), file)
+    assert file.tell() < 1_000_000, "room takes none"
     file.seek(0)
     own, optimizer = other.online, other.optimizer
     other.restore(load(file))
