@@ -241,3 +241,14 @@ def test_what_cannot_be_saved_is_told_once_and_the_rest_is_saved(capsys):
     other.restore(tree)
     assert other.number == 1
     assert torch.equal(other.online.weight.grad, learner.online.weight.grad)
+
+
+def test_a_learner_of_a_gpu_goes_on_on_the_device_that_there_is():
+    def make(learner):
+        learner.device = torch.device("cuda")
+        learner.devices = [torch.device("cuda:0"), torch.device("cpu")]
+
+    learner, other = Learner(make), Learner(lambda learner: None)
+    other.device = torch.device("cpu")
+    other.restore(learner.state())
+    assert [other.device, *other.devices] == 3 * [torch.device("cpu")]
