@@ -25,9 +25,7 @@ EXACT = 1e-12  # share of a value's terms that is rounding
 UNKNOWN = -np.inf  # a value, before one is known
 
 
-# --------------------------------------------------------------------------------------------------
-# Nodes that wait
-# --------------------------------------------------------------------------------------------------
+# --- Nodes that wait ---
 
 
 class Queue(NamedTuple):
@@ -38,7 +36,7 @@ class Queue(NamedTuple):
     ends: NDArray[np.int64]  # [2], where the first one is | how many there are
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def push(queue, node):
     """Have a node wait."""
     if not queue.waits[node]:
@@ -56,7 +54,7 @@ def push_all(queue, nodes):
         push(queue, node)
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def pop(queue):
     """The node that waited longest."""
     i = queue.ends[0]
@@ -67,9 +65,7 @@ def pop(queue):
     return node
 
 
-# --------------------------------------------------------------------------------------------------
-# One backup
-# --------------------------------------------------------------------------------------------------
+# --- One backup ---
 
 
 class Rule(NamedTuple):
@@ -84,7 +80,7 @@ class Rule(NamedTuple):
     own: NDArray[np.float64]  # [A], scratch
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def back_up_actions(graph, value, rule, node):
     """Q(s, a) of a node without its transitions to itself, into rule.q [A], and the weights that
     these give V(s), into rule.own [A].
@@ -112,13 +108,13 @@ def back_up_actions(graph, value, rule, node):
             q[a] += prior / (count + prior) * scale * rule.leaf_q[node, a]
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def is_more(new, old):
     """Is a value greater than another? NaN is the least of all, see `targets.py`."""
     return new > old or (old != old and new == new)
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def back_up(graph, value, rule, node):
     """The first best action of a node, or EMPTY, and V(s)."""
     back_up_actions(graph, value, rule, node)
@@ -158,9 +154,7 @@ def choose_actions(graph, value, rule, nodes, actions):
             actions[i] = best
 
 
-# --------------------------------------------------------------------------------------------------
-# To within a tolerance
-# --------------------------------------------------------------------------------------------------
+# --- To within a tolerance ---
 
 
 @jit_in_place
@@ -203,9 +197,7 @@ def sweep(graph, value, rule, queue, first, tolerance, smallest, budget):
     return work
 
 
-# --------------------------------------------------------------------------------------------------
-# Exactly: policy iteration over tried actions
-# --------------------------------------------------------------------------------------------------
+# --- Exactly: policy iteration over tried actions ---
 #
 #   choice [N] is a policy: a tried action of each node whose value is sought, EMPTY for those whose
 #   value is given. `values.evaluate` finds the value of the policy: along ways by backups, round
@@ -218,9 +210,10 @@ TURNS = 4
 
 @jit_in_place
 def choose_greedily(graph, value, rule, choice, nodes):
-    """Choose the best action of int64 [n] nodes by values as they are."""
+    """Choose the best action by values as they are, of those int64 [n] nodes without a choice."""
     for node in nodes:
-        choice[node], _ = back_up(graph, value, rule, node)
+        if choice[node] == EMPTY:
+            choice[node], _ = back_up(graph, value, rule, node)
 
 
 @jit_in_place
@@ -242,9 +235,7 @@ def choose_first(graph, value, rule, choice, nodes, queue):
                 if value[graph.edge_source[e]] == UNKNOWN:
                     push(queue, graph.edge_source[e])
                 e = graph.in_next[e]
-    for node in nodes:
-        if choice[node] == EMPTY:  # of those that lead round and round
-            choice[node], _ = back_up(graph, value, rule, node)
+    choose_greedily(graph, value, rule, choice, nodes)  # those that lead round and round
 
 
 @jit_in_place
@@ -416,9 +407,7 @@ def write_equations(graph, value, rule, choice, nodes, row_of):
     return b, row[:size], column[:size], weight[:size]
 
 
-# --------------------------------------------------------------------------------------------------
-# In steps: the frontier
-# --------------------------------------------------------------------------------------------------
+# --- In steps: the frontier ---
 
 
 class Plan(NamedTuple):
@@ -435,7 +424,7 @@ class Plan(NamedTuple):
     own: NDArray[np.float64]  # [A], scratch
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def back_up_steps(graph, plan, node, solved):
     """log Q(s, a) / log discount of a node, into plan.q; V(s) is solved for, or as it is."""
     steps, costs, log_discount, prior = plan.steps, plan.costs, plan.log_discount, plan.prior
