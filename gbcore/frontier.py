@@ -7,13 +7,14 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.arrays import KnownNodes, copy_rows, grown
+from gbcore.arrays import KnownNodes, check_array, copy_rows, grown
 from gbcore.first_tries import FirstTries, LevelFrontier
 from gbcore.graph import TransitionGraph
 from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
 from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Plan
+from gbcore.targets import check_prior
 from gbcore.values import new_queue, queue_of, waiting_in
 
 UNLIMITED = 2**62  # edges
@@ -69,10 +70,8 @@ class FrontierPlanner:
     ) -> None:
         if not 0 < discount < 1:
             raise ValueError(f"Require 0 < discount < 1, got {discount}")
-        if not 0 <= prior < np.inf:
-            raise ValueError(f"Require a finite prior >= 0, got {prior}")
-        if tolerance is None:
-            tolerance = (1 - discount) / 50
+        check_prior(prior)
+        tolerance = (1 - discount) / 50 if tolerance is None else tolerance
         if not 0 < tolerance < 1 - discount:
             raise ValueError(f"Require 0 < tolerance < 1 - discount, got {tolerance}")
         self.graph: TransitionGraph = graph
@@ -94,9 +93,7 @@ class FrontierPlanner:
     def __repr__(self) -> str:
         return f"FrontierPlanner({self.graph.num_nodes:,} nodes, {self.num_waiting:,} waiting)"
 
-    # ----------------------------------------------------------------------------------------------
-    # Planning
-    # ----------------------------------------------------------------------------------------------
+    # --- Planning ---
 
     def plan(self, budget: SupportsIndex | None = None) -> int:
         """Bring values up to date, reading about so many edges; all that it takes if None.
@@ -189,9 +186,7 @@ class FrontierPlanner:
         was_in = (arrays.degree[:n] > 0) | (arrays.in_first[:n] != EMPTY)
         return int(np.count_nonzero(arrays.pair_count[:n][was_in] == 0))
 
-    # ----------------------------------------------------------------------------------------------
-    # Storage
-    # ----------------------------------------------------------------------------------------------
+    # --- Storage ---
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back, with the same further behaviour; some are views."""
@@ -209,20 +204,17 @@ class FrontierPlanner:
         return saved
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a tree of `state`, of this graph or of one restored from its state.
-
-        Raises KeyError for a missing array, ValueError for values of another number of ids.
-        """
-        n, room, columns = self.graph.num_ids, self.graph.capacity, saved["costs"].shape[-1]
-        rows = 1 if len(saved["costs"]) == 1 and self.kinds_of is None else n
-        plan = self._plan = self._plan._replace(
-            steps=np.zeros(room),
-            costs=np.zeros((1 if rows == 1 else room, columns)),
+        """As `LeafTable.restore`."""
+        n, room, costs = self.graph.num_ids, self.graph.capacity, saved["costs"]
+        has_one_row = len(costs) == 1 and self.kinds_of is None
+        check_array("steps", saved["steps"], np.float64, (n,))
+        check_array("costs", costs, np.float64, (1 if has_one_row else n, costs.shape[-1]))
+        self._plan = self._plan._replace(
+            steps=grown(saved["steps"].copy(), room),
+            costs=costs.copy() if has_one_row else grown(costs.copy(), room),
             falls=queue_of(saved["falls"], self.graph),
             rises=queue_of(saved["rises"], self.graph),
         )
-        copy_rows("steps", saved, plan.steps, n)
-        copy_rows("costs", saved, plan.costs, rows)
         self._followed = int(saved["followed"])
         if self.kinds_of is not None:
             self._appraised.restore(saved["appraised"])

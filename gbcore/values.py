@@ -22,6 +22,7 @@ from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
 from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Queue, Rule
+from gbcore.targets import check_prior
 
 CHUNK = 32  # states per evaluation, unless the caller asks for another number
 EVALUATED_AT_ONCE = 128  # states per evaluation, at most
@@ -224,8 +225,7 @@ class GraphValues:
     ) -> None:
         if not 0 <= gamma < 1:
             raise ValueError(f"Require 0 <= gamma < 1, got {gamma}")
-        if not 0 <= prior < np.inf:
-            raise ValueError(f"Require 0 <= prior < inf, got {prior}")
+        check_prior(prior)
         if leaves.graph is not graph:
             raise ValueError("Require the leaf table of this graph, got one of another")
         self.graph: TransitionGraph = graph
@@ -334,22 +334,22 @@ class GraphValues:
         whether and when this is called. The policy stays the same when graph or network change.
         `otherwise` is asked where nothing was tried.
         """
-        nodes, n = self._nodes(), self.graph.num_ids
+        nodes, n = self.graph.changed(-1)[::-1], self.graph.num_ids
         unknown, q = nodes[~self.leaves.knows(nodes)], self.leaves.q
         if len(unknown):  # came since the last update
             q = q.copy()
             q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), EVALUATED_AT_ONCE))
-        q, tried, changed = without_inf(q), self._tried, nodes
-        is_number = not np.isnan(q[:n]).any()  # no choice of before may lead to NaN
-        if is_number and tried.forgotten == self.leaves.num_forgotten:
-            changed = self.graph.changed(tried.followed)
-        if len(changed) > len(nodes) // 4:
-            tried, changed = Tried() if not is_number else tried, None
-        tried = tried.with_room(n)
+        q = without_inf(q)
+        has_nan = np.isnan(q[:n]).any()  # to which no choice of before may lead
+        tried = (Tried() if has_nan else self._tried).with_room(n)
+        is_void = tried.forgotten != self.leaves.num_forgotten
+        changed = self.graph.changed(-1 if is_void else tried.followed)
+        changed = None if len(changed) > len(nodes) // 4 else changed
         ends = nodes if changed is None else changed
         ends = ends[self.graph.arrays.degree[ends] == 0]
         tried.value[ends] = np.fmax.reduce(q[ends], axis=1)
-        find_tried(self.graph, q, self.gamma, self.prior, tried, changed)
+        rule = rule_of(q, self.gamma, self.prior, tried_only=True)
+        find_tried(self.graph, rule, tried, changed)
         followed = min(self.graph.num_logged, self._followed)
         self._tried = tried._replace(followed=followed, forgotten=self.leaves.num_forgotten)
         chosen = tried.chosen.copy()
@@ -366,9 +366,7 @@ class GraphValues:
 
         return policy
 
-    # ----------------------------------------------------------------------------------------------
-    # Storage
-    # ----------------------------------------------------------------------------------------------
+    # --- Storage ---
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back, with the same further behaviour; some are views."""
@@ -382,20 +380,13 @@ class GraphValues:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from a tree of `state`, of this graph or of one restored from its state.
-
-        Raises KeyError for a missing entry, ValueError for values of another number of ids.
-        """
+        """As `LeafTable.restore`."""
         self._make_room()
         copy_rows("value", saved["rows"], self._value, n := self.graph.num_ids)
         self._queue = queue_of(saved["waiting"], self.graph)
         self._followed, self._smallest = int(saved["followed"]), float(saved["smallest"])
         self._renewed, self._tried = int(saved["renewed"]) % max(n, 1), Tried()
         self._forgotten = self.leaves.num_forgotten
-
-    def _nodes(self):
-        """All nodes."""
-        return np.flatnonzero(self.graph.arrays.in_degree[: self.graph.num_ids] != FREED)
 
     def _enter(self, nodes):
         """Nodes without a leaf value or a finite value get the network's."""
@@ -409,7 +400,7 @@ class GraphValues:
             self._value[new] = np.where(is_read, 0.0, value)  # one that leads to itself forgets 0
 
     def _settle(self):
-        self._enter(nodes := self._nodes())
+        self._enter(nodes := self.graph.changed(-1)[::-1])
         self._forgotten = self.leaves.num_forgotten
         q = without_inf(self.leaves.q)
         arrays, rule = self.graph.arrays, rule_of(q, self.gamma, self.prior)
@@ -578,19 +569,14 @@ def solve_equations(weights: sparse.csr_array, b: NDArray[np.float64]) -> NDArra
 
 
 def find_tried(
-    graph: TransitionGraph,
-    leaf_q: NDArray[np.float32],
-    gamma: float,
-    prior: float,
-    tried: Tried,
-    changed: NDArray[np.int64] | None = None,
+    graph: TransitionGraph, rule: Rule, tried: Tried, changed: NDArray[np.int64] | None = None
 ) -> None:
     """The best action of each node where only tried ones count, -1 where there are none.
 
     Of equal actions it is the one that was tried most often.
 
     Args:
-        leaf_q: float32 [num_ids or more, A], read only with a prior.
+        rule: of tried actions alone; its leaf values are read only with a prior.
         tried: arrays [num_ids]. In: values of states in which nothing was tried, choices of an
             earlier call or -1. Out: all of it.
         changed: int64 [n], nodes that changed since the earlier call. None: all is solved anew.
@@ -603,7 +589,6 @@ def find_tried(
     is_known = has_tried[looked_at] & (choice[looked_at] >= 0)
     is_known &= arrays.pair_count[looked_at, choice[looked_at]] > 0
     choice[looked_at[~is_known]] = chosen[looked_at] = EMPTY
-    rule = rule_of(leaf_q, gamma, prior, tried_only=True)
     settle(graph, rule, value, choice, nodes, changed)
     if changed is not None:
         looked_at = np.append(changed, np.flatnonzero(value != before))
@@ -648,7 +633,7 @@ def solve(
     n, tried = graph.num_ids, Tried().with_room(graph.num_ids)
     tried.value[:] = max(float(rewards.min(initial=0.0)) / (1 - gamma), -1e300)
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
-    find_tried(graph, unread, gamma, 0.0, tried)
+    find_tried(graph, rule_of(unread, gamma, tried_only=True), tried)
     actions = tried.chosen.astype(np.int64)
     counts = np.where(actions < 0, 0, graph.arrays.pair_count[np.arange(n), actions])
     return tried.value, actions, counts
