@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from gbcore.first_tries import FirstTries, cell_contents
 from gbcore.frontier import UNLIMITED
 from gbcore.graph import TransitionGraph
-from gbcore.values import GraphValues, LeafTable, best_actions
+from gbcore.targets import greedy_actions
+from gbcore.values import GraphValues, LeafTable
 
 DOUBT = 0.15  # share of its value that an action loses where no first try of it gained anything
 
@@ -80,7 +81,7 @@ class EpisodeGraph:
         actions = self.values.actions(nodes)
         untried = actions < 0
         if untried.any():
-            actions[untried] = best_actions(self.values.leaves.values(nodes[untried]))
+            actions[untried] = greedy_actions(self.values.leaves.values(nodes[untried]))
         return actions
 
     def observe(

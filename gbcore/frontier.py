@@ -15,7 +15,7 @@ from gbcore.kernels.edges import FREED
 from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Plan
 from gbcore.targets import check_prior
-from gbcore.values import new_queue, queue_of, waiting_in
+from gbcore.values import new_queue, waiting_in
 
 UNLIMITED = 2**62  # edges
 MEMORY = 10_000  # steps over which a rate is taken
@@ -212,8 +212,8 @@ class FrontierPlanner:
         self._plan = self._plan._replace(
             steps=grown(saved["steps"].copy(), room),
             costs=costs.copy() if has_one_row else grown(costs.copy(), room),
-            falls=queue_of(saved["falls"], self.graph),
-            rises=queue_of(saved["rises"], self.graph),
+            falls=new_queue(room, saved["falls"]),
+            rises=new_queue(room, saved["rises"]),
         )
         self._followed = int(saved["followed"])
         if self.kinds_of is not None:
@@ -237,8 +237,8 @@ class FrontierPlanner:
             self._plan = plan._replace(
                 steps=grown(plan.steps, room),
                 costs=plan.costs if len(plan.costs) == 1 else grown(plan.costs, room),
-                falls=queue_of(waiting_in(plan.falls), self.graph),
-                rises=queue_of(waiting_in(plan.rises), self.graph),
+                falls=new_queue(room, waiting_in(plan.falls)),
+                rises=new_queue(room, waiting_in(plan.rises)),
             )
         return self._plan
 

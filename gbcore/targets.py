@@ -78,8 +78,7 @@ def pair_q_values(
     check_arguments(subgraphs, "leaf_q", leaf_q.shape, 2, gamma, rule, selector_q, policy, prior)
     best, probabilities = np.empty(0, np.int64), np.empty((0, 0), leaf_q.dtype)
     if needs_selector(rule, selector_q):
-        selector_q = np.asarray(selector_q)
-        best = np.argmax(np.where(np.isnan(selector_q), -np.inf, selector_q), axis=1)
+        best = greedy_actions(np.asarray(selector_q))
     if rule == "policy":
         probabilities = np.ascontiguousarray(policy, leaf_q.dtype)
         check_policy(probabilities)
@@ -165,6 +164,11 @@ def _follow_paths(sub, best_actions, prior, leaf_read):
     leaf_read[:] = is_met[:num_leaves]
     leaf_read[sub.vertex_row[is_left]] = True
     return np.concatenate(rows)
+
+
+def greedy_actions(q: NDArray[Any]) -> NDArray[np.int64]:
+    """argmax int64 [n] of values [n, A]; NaN is the least."""
+    return np.where(np.isnan(q), -np.inf, q).argmax(axis=1)
 
 
 def needs_selector(rule: str, selector_q: object) -> bool:

@@ -22,7 +22,7 @@ from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
 from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Queue, Rule
-from gbcore.targets import check_prior
+from gbcore.targets import check_prior, greedy_actions
 
 CHUNK = 32  # states per evaluation, unless the caller asks for another number
 EVALUATED_AT_ONCE = 128  # states per evaluation, at most
@@ -294,10 +294,8 @@ class GraphValues:
         """
         nodes, actions = self.graph._check_pairs(nodes, actions)
         self._require_followed(nodes, came=False)
-        targets = np.empty(len(nodes), np.float32)
-        rule = rule_of(self.leaves.q, self.gamma)
-        sweeps.back_up_pairs(self.graph.arrays, self._value, rule, nodes, actions, targets)
-        return targets
+        q = self._action_values(nodes, prior=0.0)
+        return q[np.arange(len(nodes)), actions].astype(np.float32)
 
     def actions(self, nodes: ArrayLike) -> Actions:
         """argmax_a Q(s, a) of ids that `graph.find` returned: int64 [n].
@@ -305,14 +303,20 @@ class GraphValues:
         -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
         transitions changed, since the last update.
         """
-        nodes = as_indices("nodes", nodes).copy()
-        known = np.flatnonzero(nodes != EMPTY)
+        nodes = as_indices("nodes", nodes)
+        actions, known = np.full(len(nodes), EMPTY, np.int64), np.flatnonzero(nodes != EMPTY)
         self.graph.require_nodes(nodes[known])
-        nodes[known[~self._follows(nodes[known], came=False)]] = EMPTY
-        actions = np.empty(len(nodes), np.int64)
-        rule = rule_of(self.leaves.q, self.gamma, self.prior)
-        sweeps.choose_actions(self.graph.arrays, self._value, rule, nodes, actions)
+        known = known[self._follows(nodes[known], came=False)]
+        known = known[self.graph.arrays.degree[nodes[known]] > 0]
+        actions[known] = greedy_actions(self._action_values(nodes[known], self.prior))
         return actions
+
+    def _action_values(self, nodes, prior):
+        """Q(s, a) of nodes int64 [n]: float64 [n, A]."""
+        rule = rule_of(self.leaves.q, self.gamma, prior)
+        q = np.empty((len(nodes), self.graph.num_actions))
+        sweeps.read_actions(self.graph.arrays, self._value, rule, nodes, q)
+        return q
 
     def act(
         self, obs: NDArray[Any], otherwise: Network, keys: NDArray[Any] | None = None
@@ -383,7 +387,7 @@ class GraphValues:
         """As `LeafTable.restore`."""
         self._make_room()
         copy_rows("value", saved["rows"], self._value, n := self.graph.num_ids)
-        self._queue = queue_of(saved["waiting"], self.graph)
+        self._queue = new_queue(self.graph.capacity, saved["waiting"])
         self._followed, self._smallest = int(saved["followed"]), float(saved["smallest"])
         self._renewed, self._tried = int(saved["renewed"]) % max(n, 1), Tried()
         self._forgotten = self.leaves.num_forgotten
@@ -438,7 +442,7 @@ class GraphValues:
     def _make_room(self):
         if len(self._value) < self.graph.capacity:
             self._value = grown(self._value, self.graph.capacity)
-            self._queue = queue_of(waiting_in(self._queue), self.graph)
+            self._queue = new_queue(self.graph.capacity, waiting_in(self._queue))
 
 
 def _complete(actions, obs, otherwise):
@@ -446,11 +450,6 @@ def _complete(actions, obs, otherwise):
     if unknown.any():
         actions[unknown] = otherwise(obs[unknown])
     return actions
-
-
-def best_actions(q: NDArray[np.float32]) -> Actions:
-    """argmax int64 [n] of values [n, A]; NaN is the least, as in `targets.py`."""
-    return np.where(np.isnan(q), -np.inf, q).argmax(axis=1)
 
 
 def without_inf(leaf_q: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -647,15 +646,11 @@ def rule_of(
     return Rule(leaf_q, gamma, prior, 1.0, tried_only, np.empty(num_actions), np.empty(num_actions))
 
 
-def new_queue(length: int) -> Queue:
-    """An empty queue of nodes below length."""
-    return Queue(np.empty(length, np.int32), np.zeros(length, np.bool_), np.zeros(2, np.int64))
-
-
-def queue_of(nodes: NDArray[np.int64], graph: TransitionGraph) -> Queue:
-    """A queue with room for all ids of a graph, in which int64 [n] nodes wait."""
-    queue = new_queue(graph.capacity)
-    sweeps.push_all(queue, nodes)
+def new_queue(length: int, waiting: NDArray[np.int64] | None = None) -> Queue:
+    """A queue of nodes below length, in which int64 [n] nodes wait."""
+    queue = Queue(np.empty(length, np.int32), np.zeros(length, np.bool_), np.zeros(2, np.int64))
+    if waiting is not None:
+        sweeps.push_all(queue, waiting)
     return queue
 
 

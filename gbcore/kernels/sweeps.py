@@ -1,9 +1,6 @@
-"""Values of all nodes of a graph that changes.
+"""Values of all nodes of a graph that changes: the equation of `GraphValues`.
 
-    Q(s, a) = (sum_T f(T) (r + gamma (1 - done) V(s')) + prior q(s, a)) / (c(s, a) + prior)
-    V(s)    = max_a Q(s, a)                                     of pairs never tried, Q = q
-
-One equation, solved in three ways, each for the nodes that a change reaches and no others:
+It is solved in three ways, each for the nodes that a change reaches and no others:
 
   `sweep`    to within a tolerance, a bounded number of edges at a time: training
   `improve`  in turn with linear equations, exactly: evaluations, offline data, another network
@@ -129,29 +126,13 @@ def back_up(graph, value, rule, node):
 
 
 @jit_in_place
-def back_up_pairs(graph, value, rule, nodes, actions, targets):
-    """Q(s, a) of pairs [B], into targets [B]."""
+def read_actions(graph, value, rule, nodes, q):
+    """Q(s, a) of nodes int64 [n], into q [n, A], by values as they are."""
     for i in range(nodes.shape[0]):
         back_up_actions(graph, value, rule, nodes[i])
-        a = actions[i]
-        own = rule.own[a]
-        targets[i] = rule.q[a] + own * value[nodes[i]] if own > 0.0 else rule.q[a]
-
-
-@jit_in_place
-def choose_actions(graph, value, rule, nodes, actions):
-    """argmax_a Q(s, a) of ids [n], into actions [n]; EMPTY for EMPTY or where nothing was tried."""
-    q, own = rule.q, rule.own
-    for i in range(nodes.shape[0]):
-        node = nodes[i]
-        actions[i] = EMPTY
-        if node != EMPTY and graph.degree[node] > 0:
-            back_up_actions(graph, value, rule, node)
-            best = 0
-            for a in range(q.shape[0]):
-                q[a] += own[a] * value[node] if own[a] > 0.0 else 0.0
-                best = a if is_more(q[a], q[best]) else best
-            actions[i] = best
+        for a in range(q.shape[1]):
+            own = rule.own[a]
+            q[i, a] = rule.q[a] + own * value[nodes[i]] if own > 0.0 else rule.q[a]
 
 
 # --- To within a tolerance ---
