@@ -1,7 +1,7 @@
 """Arrays that grow with their graph, marks of nodes, and checks of outside arrays."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from gbcore.graph import TransitionGraph
 
 UNKNOWN = -1  # a generation that no id has
-Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
 
 
 def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
@@ -25,12 +24,6 @@ def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
         bigger[len(array) :] = fill
     bigger[: len(array)] = array
     return bigger
-
-
-def all_grown(arrays: Arrays, fills: Mapping[str, float], length: int) -> Arrays:
-    """The named tuple with the arrays that `fills` names `grown`, each with its fill."""
-    longer = {name: grown(getattr(arrays, name), length, fill) for name, fill in fills.items()}
-    return arrays._replace(**longer)  # type: ignore[attr-defined]
 
 
 def check_array(name: str, array: object, dtype: DTypeLike, shape: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from gbcore.subgraph import Subgraphs
-from gbcore.targets import check_arguments, check_companion, check_policy, needs_selector
+from gbcore.targets import check_arguments, check_policy, needs_selector
 
 Levels = tuple[tuple[int, int, int], ...]  # see `level_bounds`
 
@@ -46,32 +46,22 @@ def categorical_targets(
     spaced and increasing, a policy as in `q_targets`, and targets that do not sum to 1, since rows
     of leaf_pmf that they read do not.
     """
-    check_arguments(subgraphs, "leaf_pmf", tuple(leaf_pmf.shape), 3, gamma, rule, prior)
-    num_leaves, num_actions, num_atoms = leaf_pmf.shape
+    shape = tuple(leaf_pmf.shape)
+    check_arguments(subgraphs, "leaf_pmf", shape, 3, gamma, rule, selector_q, policy, prior)
+    num_atoms = shape[2]
     if tuple(support.shape) != (num_atoms,) or num_atoms < 2:
         raise ValueError(f"Require support of shape ({num_atoms},), got {tuple(support.shape)}")
     if support.device.type == "cpu":  # elsewhere one would have to wait for it
         _check_support(support)
-    if needs_selector(rule, selector_q):
-        check_companion("selector_q", selector_q, (num_leaves, num_actions))
-    if rule == "policy":
-        check_companion("policy", policy, (num_leaves, num_actions))
-        if policy.device.type == "cpu":
-            check_policy(policy.detach().double().numpy())
+    if rule == "policy" and policy.device.type == "cpu":
+        check_policy(policy.detach().double().numpy())
     device, dtype = leaf_pmf.device, leaf_pmf.dtype
     integers, floats = (torch.from_numpy(part).to(device) for part in pack(subgraphs))
     levels = level_bounds(subgraphs)
-    targets = back_up(
-        unpack(levels, integers, floats.to(dtype)),
-        levels,
-        leaf_pmf,
-        support.to(device, dtype),
-        gamma,
-        rule,
-        None if selector_q is None else selector_q.to(device),
-        None if policy is None else policy.to(device, dtype),
-        prior,
-    )
+    sub, support = unpack(levels, integers, floats.to(dtype)), support.to(device, dtype)
+    selector_q = None if selector_q is None else selector_q.to(device)
+    policy = None if policy is None else policy.to(device, dtype)
+    targets = back_up(sub, levels, leaf_pmf, support, gamma, rule, selector_q, policy, prior)
     unseen = np.flatnonzero(subgraphs.root_row >= 0)
     if len(unseen):
         rows = torch.as_tensor(subgraphs.root_row[unseen], device=device)
@@ -99,9 +89,7 @@ def _check_support(support):
         raise ValueError(f"Require a support equally spaced and increasing, got {support}")
 
 
-# --------------------------------------------------------------------------------------------------
-# On a device: pack, unpack, back_up
-# --------------------------------------------------------------------------------------------------
+# --- On a device: pack, unpack, back_up ---
 
 
 class SubgraphTensors(NamedTuple):

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gbcore.first_tries import FirstTries, cell_contents, contexts_of, place_of
+from gbcore.first_tries import FirstTries, cell_contents
 from gbcore.frontier import UNLIMITED
 from gbcore.graph import TransitionGraph
-from gbcore.values import GraphValues, LeafTable, best_actions
+from gbcore.targets import greedy_actions
+from gbcore.values import GraphValues, LeafTable
 
 DOUBT = 0.15  # share of its value that an action loses where no first try of it gained anything
 
@@ -63,7 +64,7 @@ class EpisodeGraph:
         self.values: GraphValues | None = None  # made at the first observation, which has a shape
         self._rows: dict[int, list[tuple[int, int, float, int, bool]]] = {}  # of an episode
         self._node: dict[int, int] = {}  # where an episode is
-        self._cells: dict[int, tuple[Any, Any]] = {}  # contents of its first grid and of this one
+        self._first: dict[int, NDArray[np.uint64]] = {}  # contents of its first grid
 
     def act(self, obs: NDArray[Any], episodes: ArrayLike | None = None) -> NDArray[np.int64]:
         """Greedy actions int64 [n] for observations [n, *obs_shape] of n episodes.
@@ -74,13 +75,13 @@ class EpisodeGraph:
         nodes = self._nodes(obs, episodes)
         for episode, node, one in zip(episodes.tolist(), nodes.tolist(), obs, strict=True):
             if episode not in self._rows and self.first_tries is not None and one.ndim > 1:
-                self._cells[episode] = 2 * (cell_contents(one),)
+                self._first[episode] = cell_contents(one)
             self._node[episode] = node
         self.values.update(budget=UNLIMITED)
         actions = self.values.actions(nodes)
         untried = actions < 0
         if untried.any():
-            actions[untried] = best_actions(self.values.leaves.values(nodes[untried]))
+            actions[untried] = greedy_actions(self.values.leaves.values(nodes[untried]))
         return actions
 
     def observe(
@@ -91,28 +92,21 @@ class EpisodeGraph:
 
         over: bool [n], terminated or truncated; such an episode is forgotten.
         """
-        episodes, graph = self._numbers(next_obs, episodes).tolist(), self.values.graph
+        graph, leaves = self.values.graph, self.values.leaves
+        episodes = self._numbers(next_obs, episodes).tolist()
         next_nodes = self._nodes(next_obs, np.asarray(episodes)).tolist()
         rows = zip(episodes, actions, rewards, next_nodes, terminated, over, next_obs, strict=True)
         for episode, action, reward, next_node, is_end, is_over, one in rows:
-            if episode in self._cells and not is_over:
-                self._look(episode, next_node, one)
             row = self._node[episode], int(action), float(reward), next_node, bool(is_end)
+            if episode in self._first and not (is_over or leaves.knows(np.array([next_node]))[0]):
+                obs = graph.observations_of(row[0])
+                _, contexts = self.first_tries.contexts_after(self._first[episode], obs, one)
+                leaves.worths[next_node] = self.first_tries.worths(contexts)
             graph.add(*row)
             self._rows.setdefault(episode, []).append(row)
             if is_over:
                 graph.remove(*map(np.array, zip(*self._rows.pop(episode), strict=True)))
-                self._cells.pop(episode, None)
-
-    def _look(self, episode, node, obs):
-        """An episode came to a node. A new one's leaf values are told its worths."""
-        first, before = self._cells[episode]
-        cells, leaves = cell_contents(obs), self.values.leaves
-        self._cells[episode] = first, cells
-        if not leaves.knows(np.array([node]))[0]:
-            place = place_of(before, cells, self.first_tries.agent_in(obs))
-            contexts = contexts_of(cells, place, first)
-            leaves.worths[node] = self.first_tries.worths(contexts)
+                self._first.pop(episode, None)
 
     def _numbers(self, obs, episodes):
         return np.arange(len(obs)) if episodes is None else np.asarray(episodes, np.int64)

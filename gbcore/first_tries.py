@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 MOST = 100_000  # contexts
 LOCAL = 16  # cells that a step changes at most, for it to have a place
-NEIGHBOURS = (-1, 0), (1, 0), (0, -1), (0, 1)
-NUM_KINDS = 2 * len(NEIGHBOURS)
+SIDES = (0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)  # of a cell: itself, and those beside it
+NUM_KINDS = 2 * (len(SIDES) - 1)
 NONE = -1
 NO_OP_TRIES = 5  # that changed nothing, of an action that never does
 
@@ -153,8 +153,21 @@ class FirstTries(ContextGains):
 
     def agent_in(self, obs: NDArray[Any]) -> int | None:
         """The agent's cell in a grid or planes, row * W + column; None where it is not known."""
-        is_agent = self._agents_in(as_grids(obs)[None])
-        return int(is_agent.argmax()) if is_agent.any() else None
+        (cell,) = self._agents_in(obs[None]).tolist()
+        return None if cell == NONE else cell
+
+    def contexts_after(
+        self, first: NDArray[np.uint64] | None, obs: NDArray[Any], next_obs: NDArray[Any]
+    ) -> tuple[int, list[Context]]:
+        """Place and contexts of the state that a step led to; -1 and none where it has no place.
+
+        first: the contents in which the episode began; None of observations that are no grids.
+        """
+        if first is None:
+            return NONE, []
+        cells = cell_contents(next_obs)
+        place = place_of(cell_contents(obs), cells, self.agent_in(next_obs))
+        return place, contexts_of(cells, place, first)
 
     def without_no_ops(
         self, q: NDArray[np.floating[Any]], obs: NDArray[Any]
@@ -168,46 +181,31 @@ class FirstTries(ContextGains):
         in at least NO_OP_TRIES first tries, none of which changed the state or met a reward. So an
         action that always costs is none, nor is one where the state's key tells the last action.
         """
-        if not len(obs):
+        agents = self._agents_in(obs)
+        if (agents == NONE).all():
             return q
-        cells, has_agent = self._around_agent(obs)
-        if not has_agent.any():
-            return q
-        kinds, which = np.unique(cells, axis=0, return_inverse=True)
+        kinds, which = np.unique(contents_around(obs, agents), axis=0, return_inverse=True)
         contexts = [sides_of(kind) for kind in kinds.tolist()]
         are_no_ops = self._changes.gained_nothing(contexts, NO_OP_TRIES)
-        is_no_op = are_no_ops[which.reshape(-1)] & has_agent[:, None]
+        is_no_op = are_no_ops[which.reshape(-1)] & (agents != NONE)[:, None]
         return np.where(is_no_op, np.minimum(q, 0), q)
 
     def learn_change(self, obs: NDArray[Any], action: int, has_changed: bool) -> None:
         """A first try of an action in a grid or planes has changed something, or nothing."""
-        cells, has_agent = self._around_agent(obs[None])
-        if has_agent[0]:
-            rows = self._changes.rows_of(sides_of(cells[0].tolist()))
-            self._changes.learn(rows, action, float(has_changed))
+        agents = self._agents_in(obs[None])
+        if agents[0] != NONE:
+            (around,) = contents_around(obs[None], agents).tolist()
+            self._changes.learn(self._changes.rows_of(sides_of(around)), action, float(has_changed))
 
-    def _agents_in(self, grids):
-        """Is a cell of grids [n, H, W, ...] the agent's? bool [n, H * W]"""
-        n, height, width = grids.shape[:3]
+    def _agents_in(self, obs):
+        """The agent's cell in each of observations [n, ...]: int64 [n], -1 where none is known."""
         channel, code = self._agent
-        if channel < 0:
-            return np.zeros((n, height * width), np.bool_)
-        return grids.reshape(n, height * width, -1)[..., int(channel)] == code
-
-    def _around_agent(self, obs):
-        """Contents uint64 [n, 5] of the agent's cell and the four beside it; is there an agent?"""
-        if self._agent[0] < 0 or obs.ndim < 3:
-            return np.zeros((len(obs), 5), np.uint64), np.zeros(len(obs), np.bool_)
+        if channel < 0 or obs.ndim < 3 or not len(obs):
+            return np.full(len(obs), NONE)
         grids = as_grids(obs, 1)
-        is_agent, width = self._agents_in(grids), grids.shape[2]
-        row, column = np.divmod(is_agent.argmax(axis=1), width)
-        sides = np.array([(0, 0), *NEIGHBOURS])
-        rows, columns = row[:, None] + sides[:, 0], column[:, None] + sides[:, 1]  # [n, 5]
-        is_inside = (rows >= 0) & (columns >= 0) & (rows < grids.shape[1]) & (columns < width)
-        n = np.arange(len(grids))[:, None]
-        around = grids[n, np.where(is_inside, rows, 0), np.where(is_inside, columns, 0)]
-        around = np.where(is_inside, contents(around, 2), np.uint64(0))
-        return around, is_agent.any(axis=1)
+        codes = grids.reshape(*grids.shape[:3], -1)[..., int(channel)]
+        is_agent = (codes == code).reshape(len(obs), -1)
+        return np.where(is_agent.any(axis=1), is_agent.argmax(axis=1), NONE)
 
 
 class LevelFrontier:
@@ -249,11 +247,7 @@ class LevelFrontier:
             self.first_tries.learn_change(obs, action, changed)
         rows, gain = self._rows[node], float(reward > 0)
         if not (has_met[1] or terminated):
-            place, contexts = NONE, []
-            if is_grid:
-                cells, agent = cell_contents(next_obs), self.first_tries.agent_in(next_obs)
-                place = place_of(cell_contents(obs), cells, agent)
-                contexts = contexts_of(cells, place, self._first)
+            place, contexts = self.first_tries.contexts_after(self._first, obs, next_obs)
             if place != NONE:
                 self._found[place] = self._found.get(place, 0) + 1
             number = self._found.get(place, 1)
@@ -300,15 +294,25 @@ def contexts_of(cells: NDArray[np.uint64], place: int, first: NDArray[np.uint64]
     """
     if place == NONE:
         return []
-    content, (row, column) = int(cells.flat[place]), divmod(place, cells.shape[1])
+    row, column = divmod(place, cells.shape[1])
     has_changed = int(np.count_nonzero(cells != first) > 2)  # more than the agent's two cells
-    around = [content]
-    for down, right in NEIGHBOURS:
-        x, y = row + down, column + right
-        is_inside = 0 <= x < cells.shape[0] and 0 <= y < cells.shape[1]
-        around.append(int(cells[x, y]) if is_inside else 0)
-    alone = sides_of(around)
+    padded = np.zeros(np.add(cells.shape, 2), np.uint64)
+    padded[1:-1, 1:-1] = cells
+    around = [padded[row + 1 + down, column + 1 + right] for down, right in SIDES]
+    alone = sides_of([int(content) for content in around])
     return alone + [(len(alone) + side, *pair, has_changed) for side, *pair, _ in alone]
+
+
+def contents_around(obs: NDArray[Any], cells: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Contents of a cell of each of grids or planes [n, ...] and of the four beside it, [n, 5]."""
+    grids, sides = as_grids(obs, 1), np.array(SIDES)
+    row, column = np.divmod(cells, grids.shape[2])
+    rows, columns = row[:, None] + sides[:, 0], column[:, None] + sides[:, 1]
+    is_inside = (rows >= 0) & (columns >= 0)
+    is_inside &= (rows < grids.shape[1]) & (columns < grids.shape[2])
+    n = np.arange(len(grids))[:, None]
+    around = grids[n, np.where(is_inside, rows, 0), np.where(is_inside, columns, 0)]
+    return np.where(is_inside, contents(around, 2), np.uint64(0))
 
 
 def are_planes(shape: Sequence[int]) -> bool:

@@ -14,7 +14,8 @@ from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
 from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Plan
-from gbcore.values import new_queue, queue_of, waiting_in
+from gbcore.targets import check_prior
+from gbcore.values import new_queue, waiting_in
 
 UNLIMITED = 2**62  # edges
 MEMORY = 10_000  # steps over which a rate is taken
@@ -69,10 +70,8 @@ class FrontierPlanner:
     ) -> None:
         if not 0 < discount < 1:
             raise ValueError(f"Require 0 < discount < 1, got {discount}")
-        if not 0 <= prior < np.inf:
-            raise ValueError(f"Require a finite prior >= 0, got {prior}")
-        if tolerance is None:
-            tolerance = (1 - discount) / 50
+        check_prior(prior)
+        tolerance = (1 - discount) / 50 if tolerance is None else tolerance
         if not 0 < tolerance < 1 - discount:
             raise ValueError(f"Require 0 < tolerance < 1 - discount, got {tolerance}")
         self.graph: TransitionGraph = graph
@@ -94,9 +93,7 @@ class FrontierPlanner:
     def __repr__(self) -> str:
         return f"FrontierPlanner({self.graph.num_nodes:,} nodes, {self.num_waiting:,} waiting)"
 
-    # ----------------------------------------------------------------------------------------------
-    # Planning
-    # ----------------------------------------------------------------------------------------------
+    # --- Planning ---
 
     def plan(self, budget: SupportsIndex | None = None) -> int:
         """Bring values up to date, reading about so many edges; all that it takes if None.
@@ -189,9 +186,7 @@ class FrontierPlanner:
         was_in = (arrays.degree[:n] > 0) | (arrays.in_first[:n] != EMPTY)
         return int(np.count_nonzero(arrays.pair_count[:n][was_in] == 0))
 
-    # ----------------------------------------------------------------------------------------------
-    # Storage
-    # ----------------------------------------------------------------------------------------------
+    # --- Storage ---
 
     def check_valid(self) -> list[str]:
         """Faults, one sentence each; none where no state waits and all satisfy the equation."""
@@ -210,8 +205,8 @@ class FrontierPlanner:
             self._plan = plan._replace(
                 steps=grown(plan.steps, room),
                 costs=plan.costs if len(plan.costs) == 1 else grown(plan.costs, room),
-                falls=queue_of(waiting_in(plan.falls), self.graph),
-                rises=queue_of(waiting_in(plan.rises), self.graph),
+                falls=new_queue(room, waiting_in(plan.falls)),
+                rises=new_queue(room, waiting_in(plan.rises)),
             )
         return self._plan
 

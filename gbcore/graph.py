@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gbcore.arrays import all_grown, as_indices, copy_rows, grown, is_many
+from gbcore.arrays import as_indices, copy_rows, grown, is_many
 from gbcore.interner import Interner, slots_for
 from gbcore.invariants import problems_of
 from gbcore.kernels import edges, expand, hashing
@@ -113,33 +113,20 @@ class TransitionGraph:
             self.key_shape = tuple(map(operator.index, key_shape))
             self.key_dtype = np.dtype(key_dtype)
             self._keys = Interner(self.key_shape, self.key_dtype, capacity)
-            self._contents = np.zeros((self._keys.capacity, *content[0]), content[1])
-        room = self._keys.capacity
-        self._arrays = GraphArrays(
-            block_start=np.full(room, EMPTY, np.int32),
-            block_log2=np.full(room, EMPTY, np.int8),
-            degree=np.zeros(room, np.int32),
-            in_degree=np.full(room, FREED, np.int32),
-            in_first=np.full(room, EMPTY, np.int32),
-            pair_count=np.zeros((room, self.num_actions), np.int32),
-            edge_source=np.zeros(room, np.int32),
-            edge_action=np.zeros(room, np.int8 if self.num_actions < 128 else np.int32),
-            edge_next=np.zeros(room, np.int32),
-            edge_reward=np.zeros(room, np.float64),
-            edge_terminated=np.zeros(room, np.bool_),
-            edge_count=np.zeros(room, np.int32),
-            in_next=np.zeros(room, np.int32),
-            in_before=np.zeros(room, np.int32),
-            edge_slots=np.full(slots_for(room), EMPTY, np.int64),
-            log=np.zeros(slots_for(room) // 2, np.int32),
+            self._contents = np.zeros((0, *content[0]), content[1])
+        dtypes = {
+            "block_log2": np.int8, "edge_action": np.int8 if self.num_actions < 128 else np.int32,
+            "edge_reward": np.float64, "edge_terminated": np.bool_, "edge_slots": np.int64,
+        }  # fmt: skip
+        empty = {name: np.zeros(0, dtypes.get(name, np.int32)) for name in GraphArrays._fields}
+        self._arrays = GraphArrays(**empty)._replace(
+            pair_count=np.zeros((0, self.num_actions), np.int32),
             free_blocks=np.full(32, EMPTY, np.int32),
             totals=np.zeros(6, np.int64),
         )
         self._freed = np.empty(2, np.int64)
-        self._init_scratch()
-
-    def _init_scratch(self):  # of `expand`
-        self._row_of, self._room = np.zeros(self._keys.capacity, np.int32), np.full(1, 256)
+        self._make_room()
+        self._resize_edges(self._keys.capacity)
 
     def __repr__(self) -> str:
         return (
@@ -154,9 +141,7 @@ class TransitionGraph:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, lock=threading.RLock())
 
-    # ----------------------------------------------------------------------------------------------
-    # Size
-    # ----------------------------------------------------------------------------------------------
+    # --- Size ---
 
     @property
     def num_nodes(self) -> int:
@@ -207,9 +192,7 @@ class TransitionGraph:
         """The GraphArrays, as kernels read them; void after the next `node` or `add`."""
         return self._arrays
 
-    # ----------------------------------------------------------------------------------------------
-    # Nodes
-    # ----------------------------------------------------------------------------------------------
+    # --- Nodes ---
 
     def node(self, obs: ArrayLike, key: ArrayLike | None = None) -> int:
         """Id of an observation, inserted if new; with key_shape, of its key.
@@ -217,8 +200,7 @@ class TransitionGraph:
         Raises ValueError for another shape or dtype than the graph's, and for a key that is missing
         or not asked for.
         """
-        one = self._check_obs(obs, key)
-        return int(self._nodes_of(*(part[None] for part in one))[0])
+        return int(self._nodes_of(*self._check_obs(obs, key))[0])
 
     def nodes(self, obs: ArrayLike, keys: ArrayLike | None = None) -> NDArray[np.int64]:
         """As `node`, of many observations in order: int64 [n] of obs [n, *obs_shape].
@@ -236,17 +218,16 @@ class TransitionGraph:
             if len(rows):
                 if len(rows) > 1:
                     rows = rows[np.sort(np.unique(nodes[rows], return_index=True)[1])]
-                edges.enter_nodes(self._arrays, nodes[rows])
-                self._keep_contents(nodes[rows], obs[rows])
+                new, contents = nodes[rows], obs[rows]
+                edges.enter_nodes(self._arrays, new)
+                if self._contents is not None:
+                    if self._frames is not None:
+                        contents = self._frame_ids(self._frames.add, contents)
+                    self._contents[new] = contents
+                if self._frames is not None:
+                    self._frame_uses = grown(self._frame_uses, self._frames.capacity)
+                    np.add.at(self._frame_uses, self._contents_of(new), 1)
             return nodes
-
-    def _keep_contents(self, nodes, obs):
-        if self._contents is not None:
-            is_stack = self._frames is not None
-            self._contents[nodes] = self._frame_ids(self._frames.add, obs) if is_stack else obs
-        if self._frames is not None:
-            self._frame_uses = grown(self._frame_uses, self._frames.capacity)
-            np.add.at(self._frame_uses, self._contents_of(nodes), 1)
 
     def _frame_ids(self, ids_of, obs):
         ids = ids_of(obs.reshape(-1, *self.obs_shape[1:]))
@@ -254,8 +235,7 @@ class TransitionGraph:
 
     def find(self, obs: ArrayLike, key: ArrayLike | None = None) -> int:
         """Id of an observation, or with key_shape of its key; or -1. Raises as `node`."""
-        one = self._check_obs(obs, key)
-        return int(self._find(*(part[None] for part in one))[0])
+        return int(self._find(*self._check_obs(obs, key))[0])
 
     def find_all(self, obs: ArrayLike, keys: ArrayLike | None = None) -> NDArray[np.int64]:
         """As `find`, of many observations: int64 [n] of obs [n, *obs_shape]."""
@@ -329,7 +309,7 @@ class TransitionGraph:
         return self._contents.take(nodes, axis=0)  # never a view
 
     def _check_obs(self, obs, key, many=False):
-        """Observation and key as arrays; the observation itself where there are no keys."""
+        """Observations and keys, of one or many, as arrays [n, ...]; without keys both the same."""
         obs = _checked("observations", obs, self.obs_shape, self.obs_dtype, many)
         if self.key_shape is None:
             if key is not None:
@@ -338,7 +318,7 @@ class TransitionGraph:
         if key is None:
             raise ValueError(f"Require a key of shape {self.key_shape}, got none")
         key = _checked("keys", key, self.key_shape, self.key_dtype, many)
-        if many and len(key) != len(obs):
+        if len(key) != len(obs):
             raise ValueError(f"Require a key of each observation, got {len(key)} of {len(obs)}")
         return obs, key
 
@@ -359,9 +339,7 @@ class TransitionGraph:
         is_id = (ids >= 0) & (ids < len(in_degree))
         return is_id & (in_degree[np.where(is_id, ids, 0)] != FREED)
 
-    # ----------------------------------------------------------------------------------------------
-    # Edges
-    # ----------------------------------------------------------------------------------------------
+    # --- Edges ---
 
     def add(
         self,
@@ -469,23 +447,20 @@ class TransitionGraph:
             raise ValueError(f"Require terminated to be True or False, got {terminated}")
         return node, action, reward + 0.0, next_node, bool(terminated)  # -0.0 becomes 0.0
 
-    def _check_transitions(self, *columns: ArrayLike) -> tuple[NDArray[Any], ...]:
-        """The five arguments of `add` as arrays [n]. Raises as `add`."""
-        node, action, next_node = (
-            as_indices(name, columns[i])
-            for i, name in ((0, "node"), (1, "action"), (3, "next_node"))
-        )
-        reward = np.asarray(columns[2], np.float64) + 0.0
-        terminated = np.asarray(columns[4]).astype(np.bool_)
-        checked = node, action, reward, next_node, terminated
+    def _check_transitions(self, node, action, reward, next_node, terminated):
+        """The arguments of `add` as arrays [n]."""
+        node, action = as_indices("node", node), as_indices("action", action)
+        next_node = as_indices("next_node", next_node)
+        reward, ends = np.asarray(reward, np.float64) + 0.0, np.asarray(terminated).astype(np.bool_)
+        checked = node, action, reward, next_node, ends
         for name, column in zip(COLUMNS, checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
         wrong = ~(self._are_nodes(node) & self._are_nodes(next_node) & np.isfinite(reward))
-        wrong |= (action < 0) | (action >= self.num_actions) | (terminated != columns[4])
+        wrong |= (action < 0) | (action >= self.num_actions) | (ends != terminated)
         for row in np.flatnonzero(wrong)[:1]:
             try:
-                self._check_transition(*(column[row] for column in (*checked[:4], columns[4])))
+                self._check_transition(*(column[row] for column in (*checked[:4], terminated)))
             except (KeyError, ValueError) as error:
                 raise type(error)(f"Row {row}: {error.args[0]}") from None
         return checked
@@ -497,14 +472,9 @@ class TransitionGraph:
         """
         with self.lock:
             arrays, position = self._arrays, self._positions()
-            return {
-                "source": arrays.edge_source[position].astype(np.int64),
-                "action": arrays.edge_action[position].astype(np.int64),
-                "reward": arrays.edge_reward[position],
-                "terminated": arrays.edge_terminated[position],
-                "next": arrays.edge_next[position].astype(np.int64),
-                "count": arrays.edge_count[position].astype(np.int64),
-            }
+            names = ("source", "action", "reward", "terminated", "next", "count")
+            columns = {name: getattr(arrays, f"edge_{name}")[position] for name in names}
+            return {n: c.astype(np.int64) if c.dtype.kind == "i" else c for n, c in columns.items()}
 
     def _positions(self):
         """The places of all edges, node by node: int64 [num_edges]."""
@@ -512,9 +482,7 @@ class TransitionGraph:
         first = self._arrays.block_start[: self.num_ids] - (np.cumsum(degree) - degree)
         return np.arange(degree.sum()) + np.repeat(first, degree)
 
-    # ----------------------------------------------------------------------------------------------
-    # Expansion
-    # ----------------------------------------------------------------------------------------------
+    # --- Expansion ---
 
     def expand(
         self,
@@ -570,25 +538,29 @@ class TransitionGraph:
             raise ValueError(f"Require 0 <= action < {self.num_actions}, got {actions}")
         return nodes, actions
 
-    # ----------------------------------------------------------------------------------------------
-    # Storage
-    # ----------------------------------------------------------------------------------------------
+    # --- Storage ---
 
     # A method that makes arrays longer returns them: the old ones may be too short, and kernels do
     # not look at lengths.
 
     def _make_room(self):
         """The arrays, with room for every id."""
-        capacity, old = self._keys.capacity, self._arrays
-        if capacity > len(old.degree):
-            self._init_scratch()
+        capacity = self._keys.capacity
+        if capacity > len(self._arrays.degree):
+            self._row_of, self._room = np.zeros(capacity, np.int32), np.full(1, 256)  # of `expand`
             if self._contents is not None:
                 self._contents = grown(self._contents, capacity)
             entries = self._logged(self._first_logged())
             log = np.zeros(slots_for(capacity) // 2, np.int32)
-            self._arrays = all_grown(old, NODE_ARRAYS, capacity)._replace(log=log)
+            self._grow(NODE_ARRAYS, capacity)
+            self._arrays = self._arrays._replace(log=log)
             self._enter_log(entries)
         return self._arrays
+
+    def _grow(self, fills, length):
+        """Make arrays longer, and fill their new rows: by name the value."""
+        longer = {n: grown(getattr(self._arrays, n), length, fill) for n, fill in fills.items()}
+        self._arrays = self._arrays._replace(**longer)
 
     def _first_logged(self):
         """The place of the oldest entry of the log that is there."""
@@ -612,7 +584,7 @@ class TransitionGraph:
         cut = {name: getattr(self._arrays, name)[:used] for name in EDGE_ARRAYS}
         slots = np.full(slots_for(room), EMPTY, np.int64)
         self._arrays = self._arrays._replace(edge_slots=slots, **cut)
-        self._arrays = all_grown(self._arrays, EDGE_ARRAYS, room)
+        self._grow(EDGE_ARRAYS, room)
         edges.rebuild_edge_slots(self._arrays, self.num_ids)
 
     def save(self, path: str | os.PathLike[str], compress: bool = True) -> None:
@@ -713,7 +685,7 @@ class TransitionGraph:
             graph._frames.restore("frames_", saved)
             graph._frame_uses = grown(graph._frame_uses, graph._frames.capacity)
         room = int(saved["edge_room"])
-        graph._arrays = all_grown(graph._arrays, EDGE_ARRAYS, room)
+        graph._grow(EDGE_ARRAYS, room)
         for name, (array, rows) in graph._columns(len(saved["edge_next"])).items():
             copy_rows(name, saved, array, rows)
         graph._enter_log(saved["log"])
@@ -728,14 +700,14 @@ class TransitionGraph:
 
 def _checked(name, values, shape, dtype, many):
     values = np.asarray(values)
-    found = values.shape[many:]
-    if values.dtype != dtype or found != shape or values.ndim != len(shape) + many:
+    rows = values if many else values[None]
+    if rows.dtype != dtype or rows.ndim != 1 + len(shape) or rows.shape[1:] != shape:
         wanted = str(("n", *shape)).replace("'", "") if many else shape
         raise ValueError(
             f"Require {name} of shape {wanted} and dtype {dtype}, "
             f"got shape {values.shape} and dtype {values.dtype}"
         )
-    return values
+    return rows
 
 
 def _absent(transition):

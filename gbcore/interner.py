@@ -38,15 +38,15 @@ class Interner:
             raise ValueError(f"Require arrays of fixed size > 0, got {self.shape} of {self.dtype}")
         # A key is padded to whole 64-bit words: hashing and comparing go word by word.
         self._num_words = -(-self._num_bytes // 8)
-        capacity = max(int(capacity), 16)
         self.table: Table = Table(
-            slots=np.full(slots_for(capacity), EMPTY, np.int32),
-            hashes=np.empty(capacity, np.uint64),
-            rows=np.empty((capacity, self._num_words), np.uint64),
-            links=np.empty(capacity, np.int32),
-            generations=np.empty(capacity, np.int32),
+            slots=np.zeros(0, np.int32),
+            hashes=np.zeros(0, np.uint64),
+            rows=np.zeros((0, self._num_words), np.uint64),
+            links=np.zeros(0, np.int32),
+            generations=np.zeros(0, np.int32),
             totals=np.array([0, 0, EMPTY], np.int64),
         )
+        self._make_room(max(int(capacity), 16))
 
     def __len__(self) -> int:
         """Number of ids in use."""
@@ -95,7 +95,7 @@ class Interner:
         """Ids int64 [n] of arrays [n, *shape] of the dtype, in their order inserted where new."""
         keys, ids, done = self._keys_of(arrays), np.empty(len(arrays), np.int64), 0
         while (done := hashing.intern_keys(self.table, keys, done, ids)) < len(keys):
-            self._grow()
+            self._make_room(2 * self.capacity)
         return ids
 
     def find(self, arrays: NDArray[Any]) -> NDArray[np.int64]:
@@ -121,10 +121,10 @@ class Interner:
             return bits.view(np.bool_).reshape(-1, *self.shape)
         return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
 
-    def _grow(self):  # the old table is void
-        old, capacity = self.table, 2 * self.capacity
+    def _make_room(self, capacity):  # the old table is void
         slots = np.full(slots_for(capacity), EMPTY, np.int32)
-        self.table = Table(slots, *(grown(array, capacity) for array in old[1:-1]), old.totals)
+        arrays = (grown(array, capacity) for array in self.table[1:-1])
+        self.table = Table(slots, *arrays, self.table.totals)
         hashing.rebuild_slots(self.table)
 
     def state(self, prefix: str) -> dict[str, NDArray[Any]]:
@@ -137,7 +137,7 @@ class Interner:
         """Go on from arrays of `state`: same ids, of generation 0. Raises as `copy_rows`."""
         n = len(saved[f"{prefix}links"])
         while self.capacity < n:
-            self._grow()
+            self._make_room(2 * self.capacity)
         for name, rows in (("rows", n), ("links", n), ("totals", 3)):
             copy_rows(prefix + name, saved, getattr(self.table, name), rows)
         self.table.generations[:n] = 0

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from gbcore.arrays import as_indices, check_array, copy_rows
 from gbcore.graph import MAX_DEPTH, TransitionGraph
 from gbcore.kernels import expand, sums
-from gbcore.kernels.expand import Trajectory
 from gbcore.subgraph import Subgraphs
 
 
@@ -387,29 +386,29 @@ def trajectory_subgraphs(
     if depth < 1:
         raise ValueError(f"Require depth >= 1, got {depth}")
     starts = as_indices("starts", starts)
-    replay = Trajectory(
-        as_indices("node", node),
-        as_indices("action", action),
-        np.ascontiguousarray(reward, np.float64),
-        as_indices("next_node", next_node),
-        np.ascontiguousarray(terminated, np.bool_),
-        np.ascontiguousarray(cut, np.bool_),
-    )
-    length = len(replay.node)
-    for name, column in zip(Trajectory._fields, replay, strict=True):
+    replay = {
+        "node": as_indices("node", node),
+        "action": as_indices("action", action),
+        "reward": np.ascontiguousarray(reward, np.float64),
+        "next_node": as_indices("next_node", next_node),
+        "terminated": np.ascontiguousarray(terminated, np.bool_),
+        "cut": np.ascontiguousarray(cut, np.bool_),
+    }
+    length = len(replay["node"])
+    for name, column in replay.items():
         if column.shape != (length,):
             raise ValueError(f"Require {name} of shape ({length},), got {column.shape}")
     bad = np.flatnonzero((starts < 0) | (starts >= length))
     if len(bad):
         raise IndexError(f"Require 0 <= start < {length}, got {starts[bad[0]]}")
-    if depth > length and (replay.cut | replay.terminated).any():
+    if depth > length and (replay["cut"] | replay["terminated"]).any():
         depth = length  # no chain is longer than the ring
     if depth > max(length, MAX_DEPTH):
         raise ValueError(f"Require a row that is cut, as the newest is, for depth {depth}")
-    bad_row, subgraphs = expand.follow_trajectories(replay, starts, depth)
+    bad_row, subgraphs = expand.follow_trajectories(starts, depth, *replay.values())
     if bad_row >= 0:
         raise IndexError(
-            "Require ids and actions >= 0, "
-            f"got row {bad_row}: action {replay.action[bad_row]}, next {replay.next_node[bad_row]}"
+            f"Require ids and actions >= 0, got row {bad_row}: "
+            f"action {replay['action'][bad_row]}, next {replay['next_node'][bad_row]}"
         )
     return subgraphs

@@ -26,8 +26,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_n
 
 from gbcore.episode_graph import EpisodeGraph, is_held_out
 from gbcore.graph import MAX_DEPTH, TransitionGraph
-from gbcore.targets import q_targets
-from gbcore.values import GraphValues, LeafTable, best_actions, in_evaluation
+from gbcore.targets import greedy_actions, q_targets
+from gbcore.values import GraphValues, LeafTable, in_evaluation
 
 Key = Callable[[NDArray[Any]], NDArray[Any]]
 ROWS_AT_ONCE = 1_000  # rows that a graph is rebuilt from at a time
@@ -286,7 +286,7 @@ class GraphDQN(DQN):
         return self._values_of(self.q_net_target, obs)
 
     def _act_on_network(self, obs):
-        return best_actions(self._values_of(self.q_net, obs))
+        return greedy_actions(self._values_of(self.q_net, obs))
 
     def _act_as_saved(self, obs):
         """As the model that was loaded did, else as the network says."""

@@ -75,14 +75,11 @@ def pair_q_values(
     leaf_q = np.ascontiguousarray(leaf_q)
     if leaf_q.dtype not in (np.float32, np.float64):
         raise TypeError(f"Require leaf_q of float32 or float64, got {leaf_q.dtype}")
-    check_arguments(subgraphs, "leaf_q", leaf_q.shape, 2, gamma, rule, prior)
+    check_arguments(subgraphs, "leaf_q", leaf_q.shape, 2, gamma, rule, selector_q, policy, prior)
     best, probabilities = np.empty(0, np.int64), np.empty((0, 0), leaf_q.dtype)
     if needs_selector(rule, selector_q):
-        check_companion("selector_q", selector_q, leaf_q.shape)
-        selector_q = np.asarray(selector_q)
-        best = np.argmax(np.where(np.isnan(selector_q), -np.inf, selector_q), axis=1)
+        best = greedy_actions(np.asarray(selector_q))
     if rule == "policy":
-        check_companion("policy", policy, leaf_q.shape)
         probabilities = np.ascontiguousarray(policy, leaf_q.dtype)
         check_policy(probabilities)
     rule_number, gamma, prior = RULES[rule], float(gamma), float(prior)
@@ -169,6 +166,11 @@ def _follow_paths(sub, best_actions, prior, leaf_read):
     return np.concatenate(rows)
 
 
+def greedy_actions(q: NDArray[Any]) -> NDArray[np.int64]:
+    """argmax int64 [n] of values [n, A]; NaN is the least."""
+    return np.where(np.isnan(q), -np.inf, q).argmax(axis=1)
+
+
 def needs_selector(rule: str, selector_q: object) -> bool:
     return rule == "double" or (rule == "behaviour" and selector_q is not None)
 
@@ -180,6 +182,8 @@ def check_arguments(
     num_axes: int,
     gamma: float,
     rule: str,
+    selector_q: Any,
+    policy: Any,
     prior: float,
 ) -> None:
     if rule not in RULES:
@@ -187,7 +191,7 @@ def check_arguments(
     if len(shape) != num_axes or shape[0] != len(subgraphs.nodes):
         raise ValueError(
             f"Require {name} with {num_axes} axes and {len(subgraphs.nodes)} rows, one per node "
-            f"of the subgraphs; got shape {tuple(shape)}"
+            f"of the subgraphs; got shape {shape}"
         )
     if not 0 <= gamma <= 1:
         raise ValueError(f"Require 0 <= gamma <= 1, got {gamma}")
@@ -197,6 +201,13 @@ def check_arguments(
         raise ValueError(
             f"Require 0 <= action < {shape[1]}, got actions {actions.min()} to {actions.max()}"
         )
+    for name, values, is_needed in (
+        ("selector_q", selector_q, needs_selector(rule, selector_q)),
+        ("policy", policy, rule == "policy"),
+    ):
+        found = None if values is None else tuple(np.shape(values))
+        if is_needed and found != shape[:2]:
+            raise ValueError(f"Require {name} of shape {shape[:2]} for this rule, got {found}")
 
 
 def check_prior(prior: float) -> None:
@@ -212,10 +223,3 @@ def check_policy(policy: NDArray[Any]) -> None:
         raise ValueError(
             f"Require a policy >= 0 whose rows sum to 1, got {policy[row]} in row {row}"
         )
-
-
-def check_companion(name: str, values: Any, shape: tuple[int, ...]) -> None:
-    if values is None:
-        raise ValueError(f"Require {name} for this rule, got None")
-    if (found := tuple(np.shape(values))) != shape:
-        raise ValueError(f"Require {name} of shape {shape}, got {found}")

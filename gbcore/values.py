@@ -22,6 +22,7 @@ from gbcore.kernels import sweeps
 from gbcore.kernels.edges import FREED
 from gbcore.kernels.hashing import EMPTY
 from gbcore.kernels.sweeps import Queue, Rule
+from gbcore.targets import check_prior, greedy_actions
 
 CHUNK = 32  # states per evaluation, unless the caller asks for another number
 EVALUATED_AT_ONCE = 128  # states per evaluation, at most
@@ -207,8 +208,7 @@ class GraphValues:
     ) -> None:
         if not 0 <= gamma < 1:
             raise ValueError(f"Require 0 <= gamma < 1, got {gamma}")
-        if not 0 <= prior < np.inf:
-            raise ValueError(f"Require 0 <= prior < inf, got {prior}")
+        check_prior(prior)
         if leaves.graph is not graph:
             raise ValueError("Require the leaf table of this graph, got one of another")
         self.graph: TransitionGraph = graph
@@ -280,10 +280,8 @@ class GraphValues:
         """
         nodes, actions = self.graph._check_pairs(nodes, actions)
         self._require_followed(nodes, came=False)
-        targets = np.empty(len(nodes), np.float32)
-        rule = rule_of(self.leaves.q, self.gamma)
-        sweeps.back_up_pairs(self.graph.arrays, self._value, rule, nodes, actions, targets)
-        return targets
+        q = self._action_values(nodes, prior=0.0)
+        return q[np.arange(len(nodes)), actions].astype(np.float32)
 
     def actions(self, nodes: ArrayLike) -> Actions:
         """argmax_a Q(s, a) of ids that `graph.find` returned: int64 [n].
@@ -291,14 +289,20 @@ class GraphValues:
         -1 for -1, for nodes in which nothing was tried, and for those that came, or whose
         transitions changed, since the last update.
         """
-        nodes = as_indices("nodes", nodes).copy()
-        known = np.flatnonzero(nodes != EMPTY)
+        nodes = as_indices("nodes", nodes)
+        actions, known = np.full(len(nodes), EMPTY, np.int64), np.flatnonzero(nodes != EMPTY)
         self.graph.require_nodes(nodes[known])
-        nodes[known[~self._follows(nodes[known], came=False)]] = EMPTY
-        actions = np.empty(len(nodes), np.int64)
-        rule = rule_of(self.leaves.q, self.gamma, self.prior)
-        sweeps.choose_actions(self.graph.arrays, self._value, rule, nodes, actions)
+        known = known[self._follows(nodes[known], came=False)]
+        known = known[self.graph.arrays.degree[nodes[known]] > 0]
+        actions[known] = greedy_actions(self._action_values(nodes[known], self.prior))
         return actions
+
+    def _action_values(self, nodes, prior):
+        """Q(s, a) of nodes int64 [n]: float64 [n, A]."""
+        rule = rule_of(self.leaves.q, self.gamma, prior)
+        q = np.empty((len(nodes), self.graph.num_actions))
+        sweeps.read_actions(self.graph.arrays, self._value, rule, nodes, q)
+        return q
 
     def act(
         self, obs: NDArray[Any], otherwise: Network, keys: NDArray[Any] | None = None
@@ -320,22 +324,22 @@ class GraphValues:
         whether and when this is called. The policy stays the same when graph or network change.
         `otherwise` is asked where nothing was tried.
         """
-        nodes, n = self._nodes(), self.graph.num_ids
+        nodes, n = self.graph.changed(-1)[::-1], self.graph.num_ids
         unknown, q = nodes[~self.leaves.knows(nodes)], self.leaves.q
         if len(unknown):  # came since the last update
             q = q.copy()
             q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), EVALUATED_AT_ONCE))
-        q, tried, changed = without_inf(q), self._tried, nodes
-        is_number = not np.isnan(q[:n]).any()  # no choice of before may lead to NaN
-        if is_number and tried.forgotten == self.leaves.num_forgotten:
-            changed = self.graph.changed(tried.followed)
-        if len(changed) > len(nodes) // 4:
-            tried, changed = Tried() if not is_number else tried, None
-        tried = tried.with_room(n)
+        q = without_inf(q)
+        has_nan = np.isnan(q[:n]).any()  # to which no choice of before may lead
+        tried = (Tried() if has_nan else self._tried).with_room(n)
+        is_void = tried.forgotten != self.leaves.num_forgotten
+        changed = self.graph.changed(-1 if is_void else tried.followed)
+        changed = None if len(changed) > len(nodes) // 4 else changed
         ends = nodes if changed is None else changed
         ends = ends[self.graph.arrays.degree[ends] == 0]
         tried.value[ends] = np.fmax.reduce(q[ends], axis=1)
-        find_tried(self.graph, q, self.gamma, self.prior, tried, changed)
+        rule = rule_of(q, self.gamma, self.prior, tried_only=True)
+        find_tried(self.graph, rule, tried, changed)
         followed = min(self.graph.num_logged, self._followed)
         self._tried = tried._replace(followed=followed, forgotten=self.leaves.num_forgotten)
         chosen = tried.chosen.copy()
@@ -352,13 +356,7 @@ class GraphValues:
 
         return policy
 
-    # ----------------------------------------------------------------------------------------------
-    # Storage
-    # ----------------------------------------------------------------------------------------------
-
-    def _nodes(self):
-        """All nodes."""
-        return np.flatnonzero(self.graph.arrays.in_degree[: self.graph.num_ids] != FREED)
+    # --- Storage ---
 
     def _enter(self, nodes):
         """Nodes without a leaf value or a finite value get the network's."""
@@ -372,7 +370,7 @@ class GraphValues:
             self._value[new] = np.where(is_read, 0.0, value)  # one that leads to itself forgets 0
 
     def _settle(self):
-        self._enter(nodes := self._nodes())
+        self._enter(nodes := self.graph.changed(-1)[::-1])
         self._forgotten = self.leaves.num_forgotten
         q = without_inf(self.leaves.q)
         arrays, rule = self.graph.arrays, rule_of(q, self.gamma, self.prior)
@@ -410,7 +408,7 @@ class GraphValues:
     def _make_room(self):
         if len(self._value) < self.graph.capacity:
             self._value = grown(self._value, self.graph.capacity)
-            self._queue = queue_of(waiting_in(self._queue), self.graph)
+            self._queue = new_queue(self.graph.capacity, waiting_in(self._queue))
 
 
 def _complete(actions, obs, otherwise):
@@ -418,11 +416,6 @@ def _complete(actions, obs, otherwise):
     if unknown.any():
         actions[unknown] = otherwise(obs[unknown])
     return actions
-
-
-def best_actions(q: NDArray[np.float32]) -> Actions:
-    """argmax int64 [n] of values [n, A]; NaN is the least, as in `targets.py`."""
-    return np.where(np.isnan(q), -np.inf, q).argmax(axis=1)
 
 
 def without_inf(leaf_q: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -541,19 +534,14 @@ def solve_equations(weights: sparse.csr_array, b: NDArray[np.float64]) -> NDArra
 
 
 def find_tried(
-    graph: TransitionGraph,
-    leaf_q: NDArray[np.float32],
-    gamma: float,
-    prior: float,
-    tried: Tried,
-    changed: NDArray[np.int64] | None = None,
+    graph: TransitionGraph, rule: Rule, tried: Tried, changed: NDArray[np.int64] | None = None
 ) -> None:
     """The best action of each node where only tried ones count, -1 where there are none.
 
     Of equal actions it is the one that was tried most often.
 
     Args:
-        leaf_q: float32 [num_ids or more, A], read only with a prior.
+        rule: of tried actions alone; its leaf values are read only with a prior.
         tried: arrays [num_ids]. In: values of states in which nothing was tried, choices of an
             earlier call or -1. Out: all of it.
         changed: int64 [n], nodes that changed since the earlier call. None: all is solved anew.
@@ -566,7 +554,6 @@ def find_tried(
     is_known = has_tried[looked_at] & (choice[looked_at] >= 0)
     is_known &= arrays.pair_count[looked_at, choice[looked_at]] > 0
     choice[looked_at[~is_known]] = chosen[looked_at] = EMPTY
-    rule = rule_of(leaf_q, gamma, prior, tried_only=True)
     settle(graph, rule, value, choice, nodes, changed)
     if changed is not None:
         looked_at = np.append(changed, np.flatnonzero(value != before))
@@ -611,7 +598,7 @@ def solve(
     n, tried = graph.num_ids, Tried().with_room(graph.num_ids)
     tried.value[:] = max(float(rewards.min(initial=0.0)) / (1 - gamma), -1e300)
     unread = np.zeros((n, graph.num_actions), np.float32)  # a network's guesses
-    find_tried(graph, unread, gamma, 0.0, tried)
+    find_tried(graph, rule_of(unread, gamma, tried_only=True), tried)
     actions = tried.chosen.astype(np.int64)
     counts = np.where(actions < 0, 0, graph.arrays.pair_count[np.arange(n), actions])
     return tried.value, actions, counts
@@ -625,15 +612,11 @@ def rule_of(
     return Rule(leaf_q, gamma, prior, 1.0, tried_only, np.empty(num_actions), np.empty(num_actions))
 
 
-def new_queue(length: int) -> Queue:
-    """An empty queue of nodes below length."""
-    return Queue(np.zeros(length, np.int32), np.zeros(length, np.bool_), np.zeros(2, np.int64))
-
-
-def queue_of(nodes: NDArray[np.int64], graph: TransitionGraph) -> Queue:
-    """A queue with room for all ids of a graph, in which int64 [n] nodes wait."""
-    queue = new_queue(graph.capacity)
-    sweeps.push_all(queue, nodes)
+def new_queue(length: int, waiting: NDArray[np.int64] | None = None) -> Queue:
+    """A queue of nodes below length, in which int64 [n] nodes wait."""
+    queue = Queue(np.zeros(length, np.int32), np.zeros(length, np.bool_), np.zeros(2, np.int64))
+    if waiting is not None:
+        sweeps.push_all(queue, waiting)
     return queue
 
 

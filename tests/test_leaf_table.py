@@ -5,35 +5,29 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import scaled
+from conftest import graph_of, scaled
 
-from gbcore import LeafTable, Replay, TransitionGraph
+from gbcore import LeafTable, Replay
 from gbcore.values import CHUNK
 
 
 def value_of(obs):
-    """Two numbers that no other observation has. [n, 2] -> float32 [n, 2]"""
+    """Two numbers that no other observation has. [n, 1] -> float32 [n, 2]"""
     assert len(obs) == CHUNK
-    number = obs[:, 0].astype(np.float32)
-    return np.stack([number, -number], axis=1)
-
-
-def observation(number):
-    return np.array([number, 0], np.int64)
+    return (obs * [1, -1]).astype(np.float32)
 
 
 @pytest.mark.parametrize("ahead", [0, 1_500])  # also where the table has to grow
 def test_a_reused_id_never_has_the_value_of_its_former_state(ahead):
     """Nobody tells the table what was freed: a value is kept with the generation of its id."""
     rng = np.random.default_rng(0)
-    graph = TransitionGraph(2, (2,), np.int64)
+    graph = graph_of(0)
     table = LeafTable(graph, value_of)
-    for number in range(ahead):
-        graph.node(observation(-1 - number))
+    graph.nodes(-1 - np.arange(ahead)[:, None])
     replay, states_of_id = Replay(graph, 20), {}
     for number in range(scaled(4_000, 800)):
-        replay.record(observation(number), 0, 0.0, observation(number + 1), False)
-        states_of_id.setdefault(graph.find(observation(number + 1)), set()).add(number + 1)
+        replay.record(np.array([number]), 0, 0.0, after := np.array([number + 1]), False)
+        states_of_id.setdefault(graph.find(after), set()).add(number + 1)
         if rng.random() < 0.5:
             nodes = np.unique(replay.next_node[: replay.size])
             some = nodes[rng.random(len(nodes)) < 0.7]
@@ -44,9 +38,8 @@ def test_a_reused_id_never_has_the_value_of_its_former_state(ahead):
 
 
 def test_what_is_no_node_or_no_value_is_refused():
-    graph = TransitionGraph(2, (2,), np.int64)
+    graph, nodes = graph_of(2), np.arange(2)
     table = LeafTable(graph, value_of)
-    nodes = np.array([graph.node(observation(k)) for k in range(2)])
     for bad in (-1, 2):
         for ask in (table.values, table.renew, table.evaluated):
             with pytest.raises(KeyError, match="Require ids of nodes"):
@@ -56,11 +49,10 @@ def test_what_is_no_node_or_no_value_is_refused():
     graph.add(0, 0, 0.0, 1, False)
     table.values(nodes)
     graph.remove(0, 0, 0.0, 1, False)
-    graph.node(observation(2))  # 0 or 1 again, the other one stays free
+    again = np.array([graph.node(np.array([2]))])  # 0 or 1 again, the other one stays free
     for ask in (table.values, table.renew, table.evaluated):
         with pytest.raises(KeyError, match="which was freed"):
             ask(nodes)
-    again = np.array([graph.find(observation(2))])
     narrow = LeafTable(graph, lambda obs: value_of(obs)[:, :1])
     for ask in (narrow.values, narrow.evaluated):
         with pytest.raises(ValueError, match=r"Require values of shape \(32, 2\), got \(32, 1\)"):
@@ -73,7 +65,7 @@ class Noisy(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
+        self.layer = torch.nn.Linear(1, 2)
         self.drop = torch.nn.Dropout(0.5)
         self.register_buffer("shift", torch.zeros(2))
 
@@ -82,7 +74,7 @@ class Noisy(torch.nn.Module):
 
 
 def adam(network):
-    network.layer(torch.ones(1, 2)).sum().backward()  # none is dropped
+    network.layer(torch.ones(1, 1)).sum().backward()  # none is dropped
     torch.optim.Adam(network.parameters(), 0.1, fused=True).step()
 
 
@@ -99,8 +91,7 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_table_notices_that_its_network_changed(write):
-    graph, network = TransitionGraph(2, (2,), np.int64), Noisy()
-    nodes = np.array([graph.node(observation(k)) for k in range(5)])
+    graph, nodes, network = graph_of(5), np.arange(5), Noisy()
 
     def evaluate(obs):
         return network(torch.as_tensor(obs)).detach().numpy()
@@ -121,8 +112,7 @@ def test_a_table_notices_that_its_network_changed(write):
 
 
 def test_a_copied_table_watches_the_network_that_it_asks():
-    graph, network = TransitionGraph(2, (2,), np.int64), Noisy()
-    node = np.array([graph.node(observation(1))])
+    graph, node, network = graph_of(2), np.array([1]), Noisy()
     table = LeafTable(graph, lambda obs: network(torch.as_tensor(obs)).detach().numpy(), network)
     other = copy.deepcopy(table)
     table.values(node), other.values(node)

@@ -4,62 +4,60 @@ import copy
 
 import numpy as np
 import pytest
+from conftest import graph_of
 
 from gbcore import PrioritizedReplay, Replay, TransitionGraph
 
 
-def replay_of(capacity, kind=Replay, *arguments, num_states=5):
-    """An empty replay, and nodes for it."""
-    graph = TransitionGraph(3, (1,), np.int64)
-    return kind(graph, capacity, *arguments), [graph.node(np.array([i])) for i in range(num_states)]
+def replay_of(capacity, kind=Replay, *arguments, ways=0):
+    """A replay of the nodes 0 to 4, and of steps from one to the next."""
+    replay = kind(graph_of(5, num_actions=3), capacity, *arguments)
+    for node in range(ways):
+        replay.add(node, 0, 0.0, node + 1, False)
+    return replay
 
 
 def test_rows_are_cut_where_the_next_one_does_not_go_on():
-    replay, nodes = replay_of(4)
-    for i in range(4):
-        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
-        if i == 1:
-            replay.end_episode()
-    assert replay.cut.tolist() == [False, True, False, True]
-    replay.add(nodes[4], 0, 0.0, nodes[0], False)  # in place of the oldest row
-    assert replay.cut.tolist() == [True, True, False, False]
-    replay.add(nodes[2], 0, 0.0, nodes[3], False)  # nobody said that an episode ended
-    assert replay.cut.tolist() == [True, True, False, False]
-    assert (replay.position, replay.size, replay.graph.num_transitions) == (2, 4, 4)
-    replay.add(nodes[3], 0, 0.0, nodes[4], False)
-    assert replay.cut.tolist() == [True, False, True, False]
-    alone, (node, *_) = replay_of(1)
+    replay = replay_of(4, ways=2)
+    replay.end_episode()
+    for node, next_node, cut in (
+        (2, 3, [False, True, True, True]), (3, 4, [False, True, False, True]),
+        (4, 0, [True, True, False, False]),  # in place of the oldest row
+        (2, 3, [True, True, False, False]),  # nobody said that an episode ended
+        (3, 4, [True, False, True, False]),
+    ):  # fmt: skip
+        replay.add(node, 0, 0.0, next_node, False)
+        assert replay.cut.tolist() == cut
+    assert (replay.position, replay.size, replay.graph.num_transitions) == (3, 4, 4)
+    alone = replay_of(1)
     for _ in range(3):
-        alone.add(node, 0, 1.0, node, False)
+        alone.add(0, 0, 1.0, 0, False)
         assert alone.cut.all()
 
 
 def test_rows_after_a_state_have_no_priority_once_it_is_restored():
-    replay, nodes = replay_of(6, PrioritizedReplay, 0.5)
-    replay.add(nodes[0], 0, 0.0, nodes[1], False)
+    replay = replay_of(6, PrioritizedReplay, 0.5, ways=1)
     before = copy.deepcopy((replay.graph.state(), replay.state()))
-    for i in range(1, 4):
-        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
+    for node in range(1, 4):
+        replay.add(node, 0, 0.0, node + 1, False)
     replay.graph.restore(before[0])
     replay.restore(before[1])
     assert not replay.sample(64, np.random.default_rng(0), 0.5).rows.any()
 
 
 def test_rows_that_are_there_are_equally_likely():
-    replay, nodes = replay_of(9)
-    for i in range(4):
-        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
+    replay = replay_of(9, ways=4)
     rows = replay.sample(4_000, np.random.default_rng(0)).rows
     shares = np.bincount(rows, minlength=9) / 4_000
     np.testing.assert_allclose(shares, [0.25] * 4 + [0] * 5, atol=0.03)
 
 
 def test_what_the_graph_refuses_is_no_row():
-    replay, nodes = replay_of(4)
+    replay = replay_of(4)
     with pytest.raises(ValueError, match="action"):
-        replay.add(nodes[0], 7, 0.0, nodes[1], False)
+        replay.add(0, 7, 0.0, 1, False)
     with pytest.raises(TypeError, match="integer"):  # several at once, as the graph takes them
-        replay.add(np.array(nodes[:2]), [0, 0], [0, 0], np.array(nodes[1:3]), [False, False])
+        replay.add(np.arange(2), [0, 0], [0, 0], np.arange(1, 3), [False, False])
     assert (replay.size, replay.position, replay.graph.num_transitions) == (0, 0, 0)
     with pytest.raises(ValueError, match="capacity"):
         Replay(replay.graph, 0)
@@ -91,9 +89,9 @@ def test_a_row_can_be_recorded_without_ids():
 
 
 def test_rows_of_another_graph_change_nothing():
-    replay, nodes = replay_of(4)
+    replay = replay_of(4)
     saved = copy.deepcopy(replay.state())
-    replay.add(nodes[0], 2, 0.0, nodes[1], False)
+    replay.add(0, 2, 0.0, 1, False)
     with pytest.raises(ValueError, match="Require the graph's"):
         replay.restore(saved)
     assert replay.action[0] == 2
@@ -103,18 +101,18 @@ def test_rows_of_another_graph_change_nothing():
 def test_a_restored_replay_goes_on_the_same(num_rows):
     """Also in a ring with more room, where there was still room."""
     rng = np.random.default_rng(0)
-    replay, nodes = replay_of(4, PrioritizedReplay, 0.5)
+    replay = replay_of(4, PrioritizedReplay, 0.5)
 
     def walk(replay, steps):
         for _ in range(steps):
-            node, next_node = nodes[rng.integers(5)], nodes[rng.integers(5)]
+            node, next_node = rng.integers(5, size=2)
             for _ in range(2):  # it comes twice: the first removal frees no node
                 replay.end_episode()
                 replay.add(node, int(rng.integers(3)), 1.0, next_node, False)
             replay.update_priorities(np.arange(replay.size), rng.random(replay.size) * 9)
 
     walk(replay, num_rows // 2)
-    other, _ = replay_of(9 if num_rows < 4 else 4, PrioritizedReplay, 0.5)
+    other = replay_of(9 if num_rows < 4 else 4, PrioritizedReplay, 0.5)
     other.graph.restore(replay.graph.state())
     other.restore(replay.state())
     for of in (replay, other):
@@ -129,9 +127,7 @@ def test_a_restored_replay_goes_on_the_same(num_rows):
 
 def test_priorities_are_errors_to_the_exponent_and_weights_undo_them():
     """Schaul et al. 2016: P(i) of p_i ** alpha, weights (N P(i)) ** -beta over their largest."""
-    replay, nodes = replay_of(5, PrioritizedReplay, 0.5)
-    for i in range(4):
-        replay.add(nodes[i], 0, 0.0, nodes[i + 1], False)
+    replay = replay_of(5, PrioritizedReplay, 0.5, ways=4)
     replay.update_priorities(np.arange(4), np.array([-1.0, 4.0, -9.0, 16.0], np.float32))
     np.testing.assert_allclose(replay.priorities.get(np.arange(4)), [1, 2, 3, 4])
     batch = replay.sample(4000, np.random.default_rng(0), importance_exponent=0.7)
@@ -139,5 +135,5 @@ def test_priorities_are_errors_to_the_exponent_and_weights_undo_them():
     np.testing.assert_allclose(share, [0.1, 0.2, 0.3, 0.4], atol=1e-3)  # drawn in slices
     weights = (np.array([1, 2, 3, 4]) / 10 * 4) ** -0.7
     np.testing.assert_allclose(batch.weights, (weights / weights[0])[batch.rows], rtol=1e-5)
-    replay.add(nodes[4], 0, 0.0, nodes[0], False)
+    replay.add(4, 0, 0.0, 0, False)
     assert replay.priorities.get([4]) == 4, "a new transition gets the largest priority so far"

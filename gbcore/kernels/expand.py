@@ -12,9 +12,7 @@ from gbcore.subgraph import Subgraphs
 SQRT_2, LN_2 = 1.4142135623730951, 0.6931471805599453
 
 
-# --------------------------------------------------------------------------------------------------
-# Sampling
-# --------------------------------------------------------------------------------------------------
+# --- Sampling ---
 
 
 @jit(error_model="numpy")
@@ -85,9 +83,7 @@ def sample_level(graph, level_nodes, starts, breadth, state, kept):
         first += size
 
 
-# --------------------------------------------------------------------------------------------------
-# From the graph
-# --------------------------------------------------------------------------------------------------
+# --- From the graph ---
 
 
 class Lists(NamedTuple):
@@ -204,7 +200,7 @@ def expand_level(
         begin, starts[group + 1] = end, lists.sizes[VERTICES] - next_level
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def write_pairs(graph, lists, node, vertex, kept, place):
     """Write the pairs of a vertex: actions with a transition that is kept, by kept[place ..]."""
     pair_of, pair = lists.pair_of, lists.sizes[PAIRS]
@@ -220,7 +216,7 @@ def write_pairs(graph, lists, node, vertex, kept, place):
     lists.sizes[PAIRS] = pair
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def write_outcomes(graph, lists, node, kept, place, first, is_inner):
     """The outcomes of the pairs of a node. Those kept lead to a vertex, where is_inner; of the
     vertices of the next level the group has those from `first` on.
@@ -246,7 +242,7 @@ def write_outcomes(graph, lists, node, kept, place, first, is_inner):
     lists.sizes[OUTCOMES] = outcome
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def row_for(lists, node):
     """The row of a node in nodes, a new one if it has none."""
     row, size = np.int64(lists.row_of[node]), lists.sizes[ROWS]
@@ -258,7 +254,7 @@ def row_for(lists, node):
     return row
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def vertex_for(lists, row, first):
     """The vertex from `first` on of a row, a new one if it has none."""
     vertex = lists.row_vertex[row]
@@ -307,24 +303,11 @@ def finished(lists, root_nodes, root_row, levels):
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# From a trajectory
-# --------------------------------------------------------------------------------------------------
-
-
-class Trajectory(NamedTuple):
-    """A replay ring of N transitions in time order."""
-
-    node: NDArray[np.int64]  # [N]
-    action: NDArray[np.int64]  # [N]
-    reward: NDArray[np.float64]  # [N]
-    next_node: NDArray[np.int64]  # [N]
-    terminated: NDArray[np.bool_]  # [N]
-    cut: NDArray[np.bool_]  # [N], row t + 1 does not continue row t
+# --- From a trajectory ---
 
 
 @jit
-def follow_trajectories(replay, starts, depth):
+def follow_trajectories(starts, depth, node, action, reward, next_node, terminated, cut):
     """Subgraphs that are chains: at most depth rows of the ring from each start.
 
     Returns the last row met that holds a negative action or next node, or else -1, and the
@@ -341,28 +324,28 @@ def follow_trajectories(replay, starts, depth):
         levels[0, level + 1], pair = sizes[VERTICES], sizes[PAIRS]
         num_left = 0
         for t in current[:num_chains]:
-            if replay.action[t] < 0 or replay.next_node[t] < 0:
+            if action[t] < 0 or next_node[t] < 0:
                 bad_row = t
                 continue
             if level > 0:
                 lists.vertex_pairs[pair - num_roots] = pair
-            lists.pair_action[pair], lists.pair_count[pair] = replay.action[t], 1
-            lists.outcome_reward[pair], lists.outcome_weight[pair] = replay.reward[t], 1.0
+            lists.pair_action[pair], lists.pair_count[pair] = action[t], 1
+            lists.outcome_reward[pair], lists.outcome_weight[pair] = reward[t], 1.0
             lists.outcome_pair[pair], to = pair, END
-            if not replay.terminated[t]:
-                to = row_by_hash(lists, replay.next_node[t])
-                if level + 1 < depth and not replay.cut[t]:
+            if not terminated[t]:
+                to = row_by_hash(lists, next_node[t])
+                if level + 1 < depth and not cut[t]:
                     lists.vertex_row[sizes[VERTICES]] = to
                     to = -2 - sizes[VERTICES]
                     sizes[VERTICES] += 1
-                    current[num_left] = (t + 1) % replay.node.shape[0]
+                    current[num_left] = (t + 1) % node.shape[0]
                     num_left += 1
             lists.outcome_vertex[pair] = to
             pair += 1
         num_chains, sizes[PAIRS], sizes[OUTCOMES] = num_left, pair, pair
         levels[1:, level + 1] = pair
     root_row = np.full(num_roots, -1, np.int64)
-    return bad_row, finished(lists, replay.node[starts], root_row, levels)
+    return bad_row, finished(lists, node[starts], root_row, levels)
 
 
 @jit_in_place

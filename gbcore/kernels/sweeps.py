@@ -1,9 +1,6 @@
-"""Values of all nodes of a graph that changes.
+"""Values of all nodes of a graph that changes: the equation of `GraphValues`.
 
-    Q(s, a) = (sum_T f(T) (r + gamma (1 - done) V(s')) + prior q(s, a)) / (c(s, a) + prior)
-    V(s)    = max_a Q(s, a)                                     of pairs never tried, Q = q
-
-One equation, solved in three ways, each for the nodes that a change reaches and no others:
+It is solved in three ways, each for the nodes that a change reaches and no others:
 
   `sweep`    to within a tolerance, a bounded number of edges at a time: training
   `improve`  in turn with linear equations, exactly: evaluations, offline data, another network
@@ -25,9 +22,7 @@ EXACT = 1e-12  # share of a value's terms that is rounding
 UNKNOWN = -np.inf  # a value, before one is known
 
 
-# --------------------------------------------------------------------------------------------------
-# Nodes that wait
-# --------------------------------------------------------------------------------------------------
+# --- Nodes that wait ---
 
 
 class Queue(NamedTuple):
@@ -38,7 +33,7 @@ class Queue(NamedTuple):
     ends: NDArray[np.int64]  # [2], where the first one is | how many there are
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def push(queue, node):
     """Have a node wait."""
     if not queue.waits[node]:
@@ -56,7 +51,7 @@ def push_all(queue, nodes):
         push(queue, node)
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def pop(queue):
     """The node that waited longest."""
     i = queue.ends[0]
@@ -67,9 +62,7 @@ def pop(queue):
     return node
 
 
-# --------------------------------------------------------------------------------------------------
-# One backup
-# --------------------------------------------------------------------------------------------------
+# --- One backup ---
 
 
 class Rule(NamedTuple):
@@ -84,7 +77,7 @@ class Rule(NamedTuple):
     own: NDArray[np.float64]  # [A], scratch
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def back_up_actions(graph, value, rule, node):
     """Q(s, a) of a node without its transitions to itself, into rule.q [A], and the weights that
     these give V(s), into rule.own [A].
@@ -112,13 +105,13 @@ def back_up_actions(graph, value, rule, node):
             q[a] += prior / (count + prior) * scale * rule.leaf_q[node, a]
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def is_more(new, old):
     """Is a value greater than another? NaN is the least of all, see `targets.py`."""
     return new > old or (old != old and new == new)
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def back_up(graph, value, rule, node):
     """The first best action of a node, or EMPTY, and V(s)."""
     back_up_actions(graph, value, rule, node)
@@ -133,34 +126,16 @@ def back_up(graph, value, rule, node):
 
 
 @jit_in_place
-def back_up_pairs(graph, value, rule, nodes, actions, targets):
-    """Q(s, a) of pairs [B], into targets [B]."""
+def read_actions(graph, value, rule, nodes, q):
+    """Q(s, a) of nodes int64 [n], into q [n, A], by values as they are."""
     for i in range(nodes.shape[0]):
         back_up_actions(graph, value, rule, nodes[i])
-        a = actions[i]
-        own = rule.own[a]
-        targets[i] = rule.q[a] + own * value[nodes[i]] if own > 0.0 else rule.q[a]
+        for a in range(q.shape[1]):
+            own = rule.own[a]
+            q[i, a] = rule.q[a] + own * value[nodes[i]] if own > 0.0 else rule.q[a]
 
 
-@jit_in_place
-def choose_actions(graph, value, rule, nodes, actions):
-    """argmax_a Q(s, a) of ids [n], into actions [n]; EMPTY for EMPTY or where nothing was tried."""
-    q, own = rule.q, rule.own
-    for i in range(nodes.shape[0]):
-        node = nodes[i]
-        actions[i] = EMPTY
-        if node != EMPTY and graph.degree[node] > 0:
-            back_up_actions(graph, value, rule, node)
-            best = 0
-            for a in range(q.shape[0]):
-                q[a] += own[a] * value[node] if own[a] > 0.0 else 0.0
-                best = a if is_more(q[a], q[best]) else best
-            actions[i] = best
-
-
-# --------------------------------------------------------------------------------------------------
-# To within a tolerance
-# --------------------------------------------------------------------------------------------------
+# --- To within a tolerance ---
 
 
 @jit_in_place
@@ -203,9 +178,7 @@ def sweep(graph, value, rule, queue, first, tolerance, smallest, budget):
     return work
 
 
-# --------------------------------------------------------------------------------------------------
-# Exactly: policy iteration over tried actions
-# --------------------------------------------------------------------------------------------------
+# --- Exactly: policy iteration over tried actions ---
 #
 #   choice [N] is a policy: a tried action of each node whose value is sought, EMPTY for those whose
 #   value is given. `values.evaluate` finds the value of the policy: along ways by backups, round
@@ -218,9 +191,10 @@ TURNS = 4
 
 @jit_in_place
 def choose_greedily(graph, value, rule, choice, nodes):
-    """Choose the best action of int64 [n] nodes by values as they are."""
+    """Choose the best action by values as they are, of those int64 [n] nodes without a choice."""
     for node in nodes:
-        choice[node], _ = back_up(graph, value, rule, node)
+        if choice[node] == EMPTY:
+            choice[node], _ = back_up(graph, value, rule, node)
 
 
 @jit_in_place
@@ -242,9 +216,7 @@ def choose_first(graph, value, rule, choice, nodes, queue):
                 if value[graph.edge_source[e]] == UNKNOWN:
                     push(queue, graph.edge_source[e])
                 e = graph.in_next[e]
-    for node in nodes:
-        if choice[node] == EMPTY:  # of those that lead round and round
-            choice[node], _ = back_up(graph, value, rule, node)
+    choose_greedily(graph, value, rule, choice, nodes)  # those that lead round and round
 
 
 @jit_in_place
@@ -416,9 +388,7 @@ def write_equations(graph, value, rule, choice, nodes, row_of):
     return b, row[:size], column[:size], weight[:size]
 
 
-# --------------------------------------------------------------------------------------------------
-# In steps: the frontier
-# --------------------------------------------------------------------------------------------------
+# --- In steps: the frontier ---
 
 
 class Plan(NamedTuple):
@@ -435,7 +405,7 @@ class Plan(NamedTuple):
     own: NDArray[np.float64]  # [A], scratch
 
 
-@jit_in_place(inline=True)
+@jit_in_place(forceinline=True)
 def back_up_steps(graph, plan, node, solved):
     """log Q(s, a) / log discount of a node, into plan.q; V(s) is solved for, or as it is."""
     steps, costs, log_discount, prior = plan.steps, plan.costs, plan.log_discount, plan.prior
