@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import would_it_help
-from conftest import command, is_one_line, jitted, only_run
+from conftest import ROOT, command, is_one_line, jitted, only_run, result_of
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
@@ -29,7 +29,6 @@ from gbcore.first_tries import as_grids
 from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 SHORT = (
     "--total-timesteps", "300", "--learning-starts", "100", "--eval-episodes", "2",
@@ -399,7 +398,7 @@ def test_frozen_lake_is_learned_and_evaluated_elsewhere_and_beside_chance(tmp_pa
     run = run_example(
         tmp_path, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000"
     )
-    result = json.loads((run / "result.json").read_text())
+    result = result_of(run)
     assert (result["score"], result["random_actions"]) == (1, 0)
     assert "score 1, random actions 0 after 2000 steps" in capsys.readouterr().out
     for more, mean in (((), "mean return 1,"), (("--env-kwargs", "{}"), "mean return 0")):

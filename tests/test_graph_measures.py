@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tyro
 import would_it_help
-from conftest import command, is_one_line, jitted
+from conftest import ROOT, command, is_one_line, jitted
 from gbtools import measures, play, recorded
 
 import gb_dqn_minatar
@@ -29,7 +29,6 @@ from gbcore import Replay, TransitionGraph
 from gbcore.run import load_checkpoint, save_checkpoint
 from gbcore.run.flags import check_flags
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 

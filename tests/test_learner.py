@@ -126,12 +126,17 @@ def use_many(learner, loss):
     learner.slots.value = learner.slots.value * 0.5 + loss
     learner.counts[round(loss) % 3] += 1
     learner.view += loss  # of learner.whole
+    learner.single = learner.single / np.float32(3) + np.float32(loss)
+    learner.signs.add(round(loss))
+    learner.both[1] += (loss,)
     learner.mean = 0.5 * learner.mean + loss  # an integer at first
     learner.helper.learner.mean_of = learner.means["loss"].add(learner.helper.rng.random())
     learner.seen = (
         learner.draw(), learner.late.random(), learner.points[-1], learner.slots.value,
         sorted(learner.counts.items()), learner.whole.tolist(), float(learner.mean),
         torch.rand(1, generator=learner.generator).item(), learner.mean_of, learner.online.training,
+        learner.chance[0].random(), torch.rand(1, generator=learner.chance[1]).item(),
+        learner.single, learner.signs.copy(), learner.both[0].rng.random(), learner.both[1],
     )  # fmt: skip
     learner.online.eval()
 
@@ -142,6 +147,8 @@ def make_many(learner):
     learner.whole = torch.zeros(4)
     learner.view, learner.mean = learner.whole[1:3], torch.tensor(0)
     learner.helper, learner.me = Helper(learner), learner
+    learner.both, learner.signs, learner.single = [learner.helper, ()], {0}, np.float32(0)
+    learner.chance = np.random.default_rng(1), torch.Generator()
     learner.means = collections.defaultdict(Mean)
     learner.draw = np.random.default_rng(5).random  # a bound method
     learner.generator, learner.late = torch.Generator(), None
@@ -212,11 +219,8 @@ def test_what_cannot_be_saved_is_told_once_and_the_rest_is_saved(capsys):
     for _ in range(2):
         tree = learner.state()
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1].rpartition(".")[2] for line in lines] == [
-        "closure",
-        "file",
-        "sparse",
-    ]
+    told = [line.split(": ")[1].rpartition(".")[2] for line in lines]
+    assert told == ["closure", "file", "sparse"]
     other.restore(tree)
     assert other.number == 1
     assert torch.equal(other.online.weight.grad, learner.online.weight.grad)

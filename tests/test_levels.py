@@ -3,7 +3,6 @@
 import copy
 import csv
 import itertools
-import json
 from collections import Counter
 
 import evaluate
@@ -12,7 +11,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from conftest import command, interpreted, jitted, only_run
+from conftest import command, interpreted, jitted, only_run, result_of
 from levels_best import fewest_steps
 from minigrid.core.constants import OBJECT_TO_IDX
 from minigrid.envs import EmptyEnv
@@ -644,7 +643,7 @@ def test_a_run_of_n_levels_scores_both_kinds(tmp_path):
     rows = list(csv.DictReader((run / "evaluations.csv").open()))
     assert len(rows) == 4
     assert all(row["train_return"] for row in rows)
-    result = json.loads((run / "result.json").read_text())
+    result = result_of(run)
     assert "train_score" in result
     assert 0 <= result["starts_met"] <= 1
 

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import io
-import json
 import os
 import pty
 import shlex
@@ -16,8 +15,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import interpreted, is_one_line, only_run
-from folders import ROOT
+from conftest import ROOT, interpreted, is_one_line, only_run, result_of
 
 import gb_dqn_minigrid
 from gbcore.run import StopSignal, fail, load_checkpoint, one_line_errors, warn
@@ -47,7 +45,7 @@ def test_a_run_outlives_its_output(line, tmp_path):
     assert (tmp_path / "status").read_text() == "0\n", done
     assert "Error" not in done.stderr
     run = only_run(tmp_path / "runs")
-    assert json.loads((run / "result.json").read_text())["steps"] == 300
+    assert result_of(run)["steps"] == 300
     assert load_checkpoint(run)["logger"]["step"] == 300
 
 
@@ -66,7 +64,7 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
     time.sleep(0.5)
     os.close(master)  # sends SIGHUP
     assert process.wait(timeout=300) == 130
-    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    result = result_of(only_run(tmp_path))
     assert result["interrupted"]
     assert load_checkpoint(only_run(tmp_path))["logger"]["step"] == result["steps"]
 

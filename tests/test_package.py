@@ -7,14 +7,12 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from pathlib import Path
 
 import pytest
-from conftest import jitted
+from conftest import ROOT, jitted
 
 import gbcore
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = jitted
 
 GRAPH_ALONE = """

@@ -2,12 +2,10 @@
 
 import importlib
 import re
-from pathlib import Path
 
 import pytest
-from conftest import command, jitted
+from conftest import ROOT, command, jitted
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 FRONTIER = (ROOT / "docs" / "frontier.md").read_text()
 

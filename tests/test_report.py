@@ -12,8 +12,8 @@ import report
 import report_figures
 import suites
 import tables
-from conftest import command, is_one_line, jitted
-from folders import RESULTS, ROOT
+from conftest import ROOT, command, jitted
+from folders import RESULTS
 from gbtools import runs
 
 pytestmark = jitted
@@ -304,8 +304,3 @@ def test_the_committed_pages_are_of_the_committed_rows(monkeypatch):
     assert report.summary(protocols, whole) in text
     assert report.summary(protocols, whole) in readme
     assert report.soon_table(whole) in text
-
-
-def test_no_rows_are_one_line_and_status_2(tmp_path, capsys):
-    assert command(report, "--results-dir", tmp_path) == 2
-    assert is_one_line(capsys, str(tmp_path / suites.TABLE))

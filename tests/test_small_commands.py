@@ -8,8 +8,7 @@ import sys
 import plot_runs
 import pytest
 import tyro
-from conftest import command, jitted, spy
-from folders import ROOT
+from conftest import ROOT, command, jitted, spy
 from gbtools.play import script_of
 from gbtools.runs import read_returns, words_of
 from test_sweep import make_run

@@ -1,15 +1,12 @@
 """tools/speed.py: scripts take turns by their command line, and ratios are those within turns."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import speed
-from conftest import command, is_one_line, jitted
+from conftest import ROOT, command, jitted
 
 from benchmark import timings
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @jitted
@@ -60,19 +57,6 @@ def test_ratios_are_those_within_turns():
     text = speed.tables(rows)
     assert "| one-step | **50** (10 to 100) | 1.00 (1.00 to 1.00) |" in text
     assert "| graph | **40** (9 to 50) | 0.80 (0.50 to 0.90) |" in text
-
-
-@jitted
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("--scripts", "gb_dqn_minigrad"), "no script gb_dqn_minigrad"),
-        (("--scripts", "gb_dqn_minigrid", "--env-ids", "Emty-5x5"), "unknown task 'Emty-5x5'"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(words, named, capsys):
-    assert command(speed, *words) == 2
-    assert is_one_line(capsys, named)
 
 
 @jitted

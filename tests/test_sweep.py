@@ -14,8 +14,7 @@ import pytest
 import suites
 import sweep
 import tyro
-from conftest import command, is_one_line, jitted, only_run
-from folders import ROOT
+from conftest import ROOT, command, jitted, only_run
 from gbtools.runs import read_rows
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
@@ -121,19 +120,6 @@ def test_every_suite_is_printed_with_its_own_flags(capsys):
         assert {line[1] for line in commands} == {
             f"{suites.SUITES[suite].script.replace('.', '/')}.py"
         }
-
-
-BAD_INPUT = {
-    (): "--suites must name one or more",
-    ("--suites", "minigrid", "--tasks", "Emty"): "--tasks 'Emty' is none of Empty-8x8",
-    ("--suites", "minigrid", "--overrides", "gamma=1", "--backups", "whole-graph"): "--gamma must",
-}
-
-
-@pytest.mark.parametrize(("words", "named"), BAD_INPUT.items())
-def test_bad_input_is_one_line_and_status_2(words, named, capsys):
-    assert command(sweep, *words, "--dry-run") == 2
-    assert is_one_line(capsys, named)
 
 
 SMALL = (

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import jitted
+from conftest import ROOT, jitted
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = jitted
 
 
