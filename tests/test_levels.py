@@ -1,7 +1,6 @@
 """Levels that change: EpisodeGraph, FirstTries, held-out levels, and runs on them."""
 
 import copy
-import csv
 import itertools
 from collections import Counter
 
@@ -11,7 +10,8 @@ import naive
 import numpy as np
 import pytest
 import torch
-from conftest import command, interpreted, jitted, only_run, result_of
+from conftest import command, interpreted, jitted, refuses, result_of, short_run
+from gbtools.runs import read_rows
 from levels_best import fewest_steps
 from minigrid.core.constants import OBJECT_TO_IDX
 from minigrid.envs import EmptyEnv
@@ -27,13 +27,7 @@ from gbcore import (
     TransitionGraph,
     is_held_out,
 )
-from gbcore.first_tries import (
-    NO_OP_TRIES,
-    LevelFrontier,
-    cell_contents,
-    contexts_of,
-    place_of,
-)
+from gbcore.first_tries import NO_OP_TRIES, LevelFrontier, cell_contents, contexts_of, place_of
 
 ROBOT = OBJECT_TO_IDX["agent"]
 GAMMA = 0.9
@@ -56,9 +50,12 @@ class Corridor:
         return np.array([self.cell], np.int64), float(is_end), is_end, self.time >= self.limit
 
 
-def stuck(obs):
-    """A network that would rather stay than go, and go rather than turn back. float32 [n, 3]"""
-    return np.tile(np.float32([0.5, 0.7, 0.8]), (len(obs), 1))
+def network_of(*values):
+    """A network that gives every state these values."""
+    return lambda obs: np.tile(np.float32(values), (len(obs), 1))
+
+
+stuck = network_of(0.5, 0.7, 0.8)  # would rather stay than go, and go rather than turn back
 
 
 def test_an_episode_leaves_a_place_where_the_network_stays_for_ever():
@@ -301,14 +298,9 @@ def test_no_ops_of_planes_are_those_of_the_grid():
 def test_an_evaluation_does_not_choose_a_no_op():
     first_tries, obs = FirstTries(2, agent=(0, AGENT)), room((1, 1))
     for number in range(NO_OP_TRIES + 1):
-        episode = EpisodeGraph(stuck_in_two, 2, GAMMA, first_tries=first_tries)
+        episode = EpisodeGraph(network_of(0.5, 0.7), 2, GAMMA, first_tries=first_tries)
         assert episode.act(obs[None]) == [1 if number < NO_OP_TRIES else 0]
         first_tries.learn_change(obs, 1, False)
-
-
-def stuck_in_two(obs):
-    """A network that would rather stay than go: float32 [n, 2]"""
-    return np.tile(np.float32([0.5, 0.7]), (len(obs), 1))
 
 
 def test_an_evaluation_doubts_what_was_never_worth_a_try():
@@ -321,12 +313,9 @@ def test_an_evaluation_doubts_what_was_never_worth_a_try():
         step(graph, tries, beside, 1, room((2, 1), lava), terminated=True)
     known = copy.deepcopy(tries.first_tries.state())
 
-    def values(obs):
-        return np.tile(np.float32([0.5, 0.52]), (len(obs), 1))
-
     def actions(first_tries):
-        episode, lava = EpisodeGraph(values, 2, GAMMA, first_tries=first_tries), [(2, 1), (0, 3)]
-        start, beside = room((0, 0), lava)[None], room((1, 1), lava)[None]
+        episode = EpisodeGraph(network_of(0.5, 0.52), 2, GAMMA, first_tries=first_tries)
+        start, beside = (room(at, [(2, 1), (0, 3)])[None] for at in ((0, 0), (1, 1)))
         found = [int(episode.act(start)[0])]
         episode.observe(found, [0.0], beside, [False], [False])
         return [*found, int(episode.act(beside)[0])], episode.values.leaves
@@ -346,11 +335,7 @@ def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
     rows = first_tries.rows_of(contexts_of(cells[1], place_of(*cells), cells[0]))
     for _ in range(9):
         first_tries.learn(rows, 1, 0.0)  # in vain
-
-    def evaluate(obs):
-        return np.tile(np.float32(values), (len(obs), 1))
-
-    episode = EpisodeGraph(evaluate, 2, 0.95, first_tries=first_tries)
+    episode = EpisodeGraph(network_of(*values), 2, 0.95, first_tries=first_tries)
     reward = min(values[0], 0) / 10
     episode.act(start[None])
     episode.observe([0], [reward], inside[None], [False], [False])
@@ -372,19 +357,13 @@ def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
     ],
 )
 def test_of_a_known_agent_the_place_is_near(before, after, place):
-    guard = 7
-
-    def with_guard(agent, at):
-        grid = room(agent)
-        grid[at] = guard
-        return grid
-
-    first_tries = FirstTries(2, agent=(0, AGENT))
-    grids = with_guard(*before), with_guard(*after)
+    first_tries, other, grids = FirstTries(2, agent=(0, AGENT)), FirstTries(2), []
+    for agent, guard in (before, after):
+        grids.append(room(agent))
+        grids[-1][guard] = 7
     cells = [*map(cell_contents, grids)]
     assert first_tries.agent_in(grids[1]) == np.ravel_multi_index(after[0], (4, 4))
     assert place_of(*cells, first_tries.agent_in(grids[1])) == place
-    other = FirstTries(2)
     other.restore(first_tries.state())
     assert place_of(*cells, other.agent_in(grids[1])) == place
     assert first_tries.agent_in(np.zeros_like(grids[1])) is None
@@ -392,7 +371,7 @@ def test_of_a_known_agent_the_place_is_near(before, after, place):
 
 @pytest.mark.parametrize("values", [(0.5, np.nan), (np.nan, 0.5), (-1.0, np.nan)])
 def test_an_evaluation_takes_no_nan_for_the_best_value(values):
-    episode = EpisodeGraph(lambda obs: np.tile(np.float32(values), (len(obs), 1)), 2, 0.95)
+    episode = EpisodeGraph(network_of(*values), 2, 0.95)
     assert episode.act(np.zeros((1, 2), np.float32)) == np.nanargmax(values)
 
 
@@ -440,14 +419,18 @@ def test_the_share_follows_the_rewards_of_both_kinds_of_episode(who_succeeds, la
 # --- Levels of MiniGrid ---
 
 
-def worlds(task, seed, num, held_out, **flags):
-    args = gb_dqn_minigrid.Args(seed=seed, **flags)
-    rng = np.random.default_rng(seed)
-    env = gb_dqn_minigrid.make_env(args, f"MiniGrid-{task}-v0", rng, held_out=held_out)
-    found = set()
+def make_env(task, rng=0, held_out=False, **flags):
+    args = gb_dqn_minigrid.Args(**{"num_levels": 0} | flags)
+    name = gb_dqn_minigrid.task_of(task)
+    return gb_dqn_minigrid.make_env(args, name, np.random.default_rng(rng), held_out=held_out)
+
+
+def worlds(task, seed, num, held_out=False, **flags):
+    """First grids without the agent, of so many episodes."""
+    env, found = make_env(task, seed, held_out, seed=seed, **flags), set()
     for _ in range(num):
         world = env.reset().copy()
-        world[world[..., 0] == 10] = 1, 0, 0
+        world[world[..., 0] == ROBOT] = 1, 0, 0
         found.add(world.tobytes())
     return found
 
@@ -455,20 +438,21 @@ def worlds(task, seed, num, held_out, **flags):
 @interpreted
 @pytest.mark.parametrize("task", ["DoorKey-6x6", "LavaCrossingS9N2"])
 def test_held_out_worlds_are_never_trained_on(task):
-    training = worlds(task, 1, 150, held_out=False, num_levels=0)
-    held_out = worlds(task, 1, 150, held_out=True, num_levels=0)
+    training, held_out, of_other_seed = (
+        worlds(task, seed, 150, is_held_out)
+        for seed, is_held_out in ((1, False), (1, True), (2, True))
+    )
     assert len(training) > 20
     assert len(held_out) > 3
     assert not training & held_out
-    of_other_seed = worlds(task, 2, 150, held_out=True, num_levels=0)
     assert not training & of_other_seed  # which worlds are held out is no matter of the run's seed
 
 
 @interpreted
 def test_n_levels_are_n_and_those_of_the_seed():
-    assert len(worlds("LavaCrossingS9N2", 1, 200, held_out=False, num_levels=5)) == 5
-    one, other = (worlds("FourRooms", seed, 60, False, num_levels=5) for seed in (1, 2))
-    assert one == worlds("FourRooms", 1, 60, False, num_levels=5)
+    assert len(worlds("LavaCrossingS9N2", 1, 200, num_levels=5)) == 5
+    one, other, again = (worlds("FourRooms", seed, 60, num_levels=5) for seed in (1, 2, 1))
+    assert one == again
     assert not one & other
     assert len(worlds("DoorKey-6x6", 3, 20, held_out=True, num_levels=1)) == 1
 
@@ -518,11 +502,9 @@ def test_levels_that_differ_in_the_middle_of_a_large_array_are_not_one():
 
 
 def test_where_all_worlds_are_alike_seeds_are_held_out():
-    args = gb_dqn_minigrid.Args(num_levels=0)
     seeds = {}
     for held_out in (False, True):
-        rng = np.random.default_rng(0)
-        env = gb_dqn_minigrid.make_env(args, "MiniGrid-Empty-5x5-v0", rng, held_out=held_out)
+        env = make_env("Empty-5x5", held_out=held_out)
         assert not env.by_world
         seeds[held_out] = {env.reset() is not None and env.seed for _ in range(100)}
     assert len(seeds[True]) > 50
@@ -535,15 +517,14 @@ def test_a_task_that_lacks_a_package_is_one_line(monkeypatch, capsys):
         raise gymnasium.error.DependencyNotInstalled("networkx is missing")
 
     monkeypatch.setattr(EmptyEnv, "reset", reset)
-    assert command(gb_dqn_minigrid, "--env-id", "Empty-5x5", "--num-levels", "0") == 2
-    assert "cannot make MiniGrid-Empty-5x5-v0: networkx is missing" in capsys.readouterr().err
+    message = "cannot make MiniGrid-Empty-5x5-v0: networkx is missing"
+    words = ["--env-id", "Empty-5x5", "--num-levels", "0"]
+    assert refuses(capsys, gb_dqn_minigrid, words, message)
 
 
 def test_the_share_of_starts_that_training_met_is_counted():
-    args = gb_dqn_minigrid.Args(env_id="Empty-Random-6x6", num_levels=0)
-
-    task, rng = "MiniGrid-Empty-Random-6x6-v0", np.random.default_rng(args.seed)
-    env = gb_dqn_minigrid.make_env(args, task, rng, held_out=True)
+    args, task = gb_dqn_minigrid.Args(num_levels=0), "MiniGrid-Empty-Random-6x6-v0"
+    env = make_env(task, args.seed, held_out=True)
     starts = [env.reset() for _ in range(100)]
     graph = TransitionGraph(env.num_actions, env.obs.shape, env.obs.dtype)
     graph.nodes(np.array(starts[:5]))
@@ -556,10 +537,8 @@ def test_the_share_of_starts_that_training_met_is_counted():
 
 
 def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():
-    args = gb_dqn_minigrid.Args(num_levels=0, view="partial")
-    env = gb_dqn_minigrid.make_env(args, "MiniGrid-DoorKey-6x6-v0", np.random.default_rng(0))
-    obs = env.reset()
-    view = env.see()["image"]
+    env = make_env("DoorKey-6x6", view="partial")
+    obs, view = env.reset(), env.see()["image"]
     assert obs.shape == (7, 7, 12)
     assert np.array_equal(obs[..., 9:], view)
     assert not obs[..., :9].any()
@@ -568,11 +547,8 @@ def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():
     assert np.array_equal(env.key, env.grid.reshape(-1))
 
 
-SMALL = [
-    "--env-id", "DoorKey-5x5", "--backup", "whole-graph", "--exploration", "frontier",
-    "--total-timesteps", "200", "--eval-frequency", "100", "--eval-episodes", "2",
-    "--batch-size", "4", "--log-frequency", "100", "--target-network-frequency", "70",
-]  # fmt: skip
+LEVELS = "--env-id DoorKey-5x5 --backup whole-graph --exploration frontier --total-timesteps 200"
+LEVELS = f"{LEVELS} --eval-frequency 100 --eval-episodes 2 --target-network-frequency 70".split()
 
 
 def naive_view(grid):
@@ -591,14 +567,12 @@ def naive_view(grid):
 
 @pytest.mark.parametrize("task", ["DoorKey-6x6", "KeyCorridorS3R1"])  # a square, and none
 def test_where_levels_change_the_network_sees_the_grid_from_the_agent(task):
-    args = gb_dqn_minigrid.Args(env_id=task, num_levels=0)
-    rng = np.random.default_rng(0)
-    env = gb_dqn_minigrid.make_env(args, gb_dqn_minigrid.task_of(task), rng)
+    env, rng = make_env(task), np.random.default_rng(0)
     grids, directions = [env.reset()], set()
     for action in rng.integers(3, size=60):
         grids.append(env.step(action)[0])
         directions.add(env.env.unwrapped.agent_dir)
-    network = gb_dqn_minigrid.make_network(args, env.obs.shape, env.num_actions)
+    network = gb_dqn_minigrid.make_network(env.args, env.obs.shape, env.num_actions)
     moved = network.move_to_agent(torch.from_numpy(np.array(grids)))
     assert directions == {0, 1, 2, 3}
     np.testing.assert_array_equal(moved, [naive_view(grid) for grid in grids])
@@ -606,8 +580,7 @@ def test_where_levels_change_the_network_sees_the_grid_from_the_agent(task):
 
 
 def test_a_level_that_is_turned_has_the_same_values():
-    args, rng = gb_dqn_minigrid.Args(num_levels=0), np.random.default_rng(0)
-    grid = gb_dqn_minigrid.make_env(args, "MiniGrid-DoorKey-6x6-v0", rng).reset()
+    grid = make_env("DoorKey-6x6").reset()
     turned = np.rot90(grid).copy()  # x, y -> W - 1 - y, x: right becomes down
     x, y = np.argwhere(turned[..., 0] == ROBOT)[0]
     turned[x, y, 2] = (turned[x, y, 2] + 1) % 4
@@ -638,25 +611,28 @@ def test_the_best_return_is_that_of_a_search_over_copies(task, least):
 
 @jitted
 def test_a_run_of_n_levels_scores_both_kinds(tmp_path):
-    assert command(gb_dqn_minigrid, *SMALL, "--num-levels", "3", "--run-dir", tmp_path) == 0
-    run = only_run(tmp_path)
-    rows = list(csv.DictReader((run / "evaluations.csv").open()))
+    run = short_run(gb_dqn_minigrid, tmp_path, *LEVELS, "--num-levels", "3")
+    rows = read_rows(run / "evaluations.csv")
     assert len(rows) == 4
     assert all(row["train_return"] for row in rows)
-    result = result_of(run)
-    assert "train_score" in result
-    assert 0 <= result["starts_met"] <= 1
+    assert "train_score" in result_of(run)
+    assert 0 <= result_of(run)["starts_met"] <= 1
 
 
 @jitted
 def test_the_network_alone_and_its_own_graph_are_two_scores(tmp_path, capsys):
-    for how in ("graph", "network"):
-        flags = [*SMALL, "--num-levels", "0", "--eval-act-on", how, "--run-dir", tmp_path / how]
-        assert command(gb_dqn_minigrid, *flags) == 0
-    rows = [(only_run(tmp_path / h) / "metrics.csv").read_text() for h in ("graph", "network")]
-    drop = [[line.split(",")[4:] for line in text.splitlines()] for text in rows]
+    graph, network = (
+        short_run(
+            gb_dqn_minigrid, tmp_path / how, *LEVELS, "--num-levels", "0", "--eval-act-on", how
+        )
+        for how in ("graph", "network")
+    )
+    drop = [
+        [line.split(",")[4:] for line in (run / "metrics.csv").read_text().splitlines()]
+        for run in (graph, network)
+    ]
     assert drop[0] == drop[1]  # training is the same
-    assert command(evaluate, only_run(tmp_path / "graph"), "--episodes", "2") == 0
+    assert command(evaluate, graph, "--episodes", "2") == 0
     assert " on a graph of its own episode, " in capsys.readouterr().out.splitlines()[-1]
 
 

@@ -47,14 +47,20 @@ def test_pictures_need_no_backend_of_a_notebook_and_nothing_warns_of_flushed_den
     assert done.returncode == 0
 
 
+def figure_of(monkeypatch, folder):
+    """What plot_runs draws of the runs in a folder."""
+    figures = []
+    spy(monkeypatch, plot_runs, "write_figure", lambda figure, path: figures.append(figure))
+    assert command(plot_runs, folder, "--out", folder / "curves.svg") == 0
+    (figure,) = figures
+    return figure
+
+
 @pytest.mark.parametrize("number", [1, 5, 12])
 def test_a_legend_leaves_the_curves_their_room(number, monkeypatch, tmp_path):
     for i in range(number):
         make_run(tmp_path / f"run_{i}", env_id="DoorKey-6x6", learning_rate=0.001 * (1 + i))
-    figures = []
-    spy(monkeypatch, plot_runs, "write_figure", lambda figure, path: figures.append(figure))
-    assert command(plot_runs, tmp_path, "--out", tmp_path / "curves.png") == 0
-    (figure,) = figures
+    figure = figure_of(monkeypatch, tmp_path)
     (part,) = figure.subfigs
     parts = (part.axes[0], part.legends[0], figure)
     axes, of_legend, whole = (part.get_window_extent() for part in parts)
@@ -122,13 +128,9 @@ ODD = "_a:#@$$ x_1 $y$"  # of it, matplotlib would leave out _, and read $ as ma
 
 
 def test_every_task_has_a_panel_and_every_text_is_shown_as_it_was_typed(monkeypatch, tmp_path):
-    env_ids = ("DoorKey-6x6", "DoorKey-6x6", "Empty-8x8", ODD)
-    for i, env_id in enumerate(env_ids):
+    for i, env_id in enumerate(("DoorKey-6x6", "DoorKey-6x6", "Empty-8x8", ODD)):
         make_run(tmp_path / f"run_{i}", env_id=env_id, learning_rate=0.001 * (1 + i))
-    figures = []
-    spy(monkeypatch, plot_runs, "write_figure", lambda figure, path: figures.append(figure))
-    assert command(plot_runs, tmp_path, "--out", tmp_path / "curves.svg") == 0
-    (figure,) = figures
+    figure = figure_of(monkeypatch, tmp_path)
     axes = [part.axes[0] for part in figure.subfigs]
     assert [axis.get_title() for axis in axes] == ["DoorKey-6x6", "Empty-8x8", ODD]
     assert [len(axis.lines) for axis in axes] == [2, 1, 1]
@@ -136,7 +138,6 @@ def test_every_task_has_a_panel_and_every_text_is_shown_as_it_was_typed(monkeypa
     shown = [text.get_text() for text in texts]
     assert shown == [ODD, f"{ODD}, graph (1 seed: error over episodes)"]
     for text in texts:
-        boxes = [text.get_window_extent()]
+        width = text.get_window_extent().width
         text.set_parse_math(False)
-        boxes.append(text.get_window_extent())
-        assert boxes[0].width == boxes[1].width, "shown letter by letter"
+        assert text.get_window_extent().width == width, "shown letter by letter"
