@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import JIT, jitted, play, read_metrics, refuses, result_of, scaled
+from gymnasium.envs.registration import EnvSpec
 from minigrid.envs import EmptyEnv
 from minigrid.wrappers import FullyObsWrapper
 
@@ -263,8 +264,6 @@ def test_a_grid_with_other_actions_is_one_line(capsys, monkeypatch):
             super().__init__(**options)
             self.action_space = gymnasium.spaces.Box(-1, 1, (1,))
 
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
-    gymnasium.register("MiniGrid-Wheel-v0", WheelEnv)
-    assert refuses(
-        capsys, minigrid_script, ["--env-id", "MiniGrid-Wheel-v0"], "Box", "not discrete"
-    )
+    name = "MiniGrid-Wheel-v0"
+    monkeypatch.setitem(gymnasium.registry, name, EnvSpec(name, WheelEnv))
+    assert refuses(capsys, minigrid_script, ["--env-id", name], "Box", "not discrete")

@@ -76,35 +76,34 @@ def test_an_episode_leaves_a_place_where_the_network_stays_for_ever():
     assert is_end
 
 
-def play(num, lengths, together):
-    """Actions of each episode: all at once, or one after the other."""
-    played = {i: [] for i in range(num)}
-    groups = [range(num)] if together else [[i] for i in range(num)]
-    episode = EpisodeGraph(stuck, num_actions=3, gamma=GAMMA)
-    for group in groups:
-        envs = {i: Corridor(lengths[i], limit=25) for i in group}
-        obs, running = {i: env.reset() for i, env in envs.items()}, list(group)
-        while running:
-            actions = episode.act(np.stack([obs[i] for i in running]), running)
-            steps = [envs[i].step(int(a)) for i, a in zip(running, actions, strict=True)]
-            after, rewards, ends, cuts = map(list, zip(*steps, strict=True))
-            over = np.logical_or(ends, cuts)
-            episode.observe(actions, rewards, np.stack(after), ends, over, running)
-            for i, action, one in zip(running, actions, after, strict=True):
-                played[i].append(int(action))
-                obs[i] = one
-            running = [i for i, is_over in zip(running, over, strict=True) if not is_over]
-    return played, episode
+def play(episode, lengths):
+    """Actions of episodes that are played at once, in corridors of these lengths: by their ids."""
+    envs = {i: Corridor(length, limit=25) for i, length in lengths.items()}
+    obs, played = {i: env.reset() for i, env in envs.items()}, {i: [] for i in envs}
+    while running := list(obs):
+        actions = episode.act(np.stack([*obs.values()]), running)
+        steps = [envs[i].step(int(a)) for i, a in zip(running, actions, strict=True)]
+        after, rewards, ends, cuts = map(list, zip(*steps, strict=True))
+        over = np.logical_or(ends, cuts)
+        episode.observe(actions, rewards, np.stack(after), ends, over, running)
+        for i, action, one, is_over in zip(running, actions, after, over, strict=True):
+            played[i].append(int(action))
+            obs[i] = one
+            if is_over:
+                del obs[i]
+    return played
 
 
 def test_episodes_share_nothing_and_leave_nothing():
-    lengths = [3, 5, 4, 5]
-    together, episode = play(4, lengths, together=True)
-    alone, _ = play(4, lengths, together=False)
+    at_once, in_turn = (EpisodeGraph(stuck, num_actions=3, gamma=GAMMA) for _ in range(2))
+    lengths, alone = {0: 3, 1: 5, 2: 4, 3: 5}, {}
+    together = play(at_once, lengths)
+    for i, length in lengths.items():
+        alone |= play(in_turn, {i: length})
     assert together == alone
     assert together[1] == together[3]  # the second of two alike learns nothing from the first
-    assert episode.values.graph.num_transitions == 0
-    assert episode.values.graph.num_nodes == 0
+    assert at_once.values.graph.num_transitions == 0
+    assert at_once.values.graph.num_nodes == 0
 
 
 # --- First tries ---
@@ -476,8 +475,8 @@ def test_a_level_comes_again_until_an_episode_meets_a_reward(task, left_out, lea
         env.reset()
         over, met = False, False
         while not over:
-            _, reward, terminated, truncated = env.step(int(acts.integers(min(env.num_actions, 4))))
-            over, met = terminated or truncated, met or reward > 0
+            _, reward, *ends = env.step(int(acts.integers(min(env.num_actions, 4))))
+            over, met = any(ends), met or reward > 0
             if episode % 7 == 0 and len(env.actions) % 5 == 0:  # a run goes on here
                 saved, env = env.state(), script.make_env(args, task, rng)
                 env.restore(saved)

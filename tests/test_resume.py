@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import json
 import os
 import shutil
 import signal
@@ -26,6 +25,7 @@ from conftest import (
     refuses,
     result_of,
 )
+from gbtools.runs import read_config
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
@@ -229,15 +229,13 @@ def test_a_killed_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_path):
     for _ in range(KILLS):
         folder = tmp_path / "runs"
         words = [*flags, "--checkpoint-frequency", "20", "--run-dir", str(folder)]
-        number = 0
-        while number < 2:  # killed twice in a run
+        for _ in range(2):  # killed twice in a run
             process = subprocess.Popen([sys.executable, script.__file__, *words])
             while process.poll() is None and not list(folder.glob("*/new.checkpoint.zip")):
                 time.sleep(0.0005)
             time.sleep(rng.uniform(0, 0.01))
             process.kill()
             process.wait()
-            number += 1
             if list(folder.glob("*/checkpoint.zip")):
                 words = ["--resume", str(only_run(folder))]
             else:
@@ -326,11 +324,13 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, c
 
 @pytest.fixture
 def finished(undisturbed, tmp_path):
-    """Function of a case: script and a copy of its finished run."""
+    """Function of a case: script and a copy of its finished run, or of one killed at its end."""
 
-    def get(case):
-        run, _ = undisturbed(case)
-        return CASES[case][0], shutil.copytree(run, tmp_path / "copy")
+    def get(case, killed=False):
+        run = shutil.copytree(undisturbed(case)[0], tmp_path / "copy")
+        if killed:
+            (run / "result.json").unlink()
+        return CASES[case][0], run
 
     return get
 
@@ -362,18 +362,15 @@ def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
 def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     script, run = finished("minigrid")
-    words = ("--resume", run, "--total-timesteps", "260", "--cuda")
-    assert command(script, *words) == 0
+    assert command(script, "--resume", run, "--total-timesteps", "260", "--cuda") == 0
     assert "no CUDA device" in capsys.readouterr().err
-    assert json.loads((run / "config.json").read_text())["cuda"] is True  # where there is one again
+    assert read_config(run)["cuda"] is True  # where there is one again
 
 
 def test_two_processes_cannot_go_on_with_one_run(finished, capsys):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
+    script, run = finished("minigrid", killed=True)
     lock = logger._lock(run)
-    assert command(script, "--resume", run) == 2
-    assert "another process goes on" in capsys.readouterr().err
+    assert refuses(capsys, script, ["--resume", run], "another process goes on")
     os.close(lock)
     assert command(script, "--resume", run) == 0
 
@@ -407,8 +404,7 @@ def test_a_folder_of_another_script_or_of_no_run_is_refused(finished, tmp_path, 
 
 def test_a_run_killed_in_its_last_moment_repeats_its_last_evaluation(finished, undisturbed):
     """And cuts what came into its tables after the checkpoint."""
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
+    script, run = finished("minigrid", killed=True)
     (run / "model.pt").unlink()
     for table in ("metrics.csv", "evaluations.csv"):
         with (run / table).open("a") as file:
@@ -418,8 +414,7 @@ def test_a_run_killed_in_its_last_moment_repeats_its_last_evaluation(finished, u
 
 
 def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
+    script, run = finished("minigrid", killed=True)
     tree = checkpoint.load_checkpoint(run)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT_VERSION", 2)
@@ -427,32 +422,30 @@ def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch
     is_refused(script, run, capsys, f"format {checkpoint.FORMAT_VERSION}, got 2")
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "changed", "words"),
-    [
-        (gb, "Checkpoint", functools.partial(gb.Checkpoint, mine=gb.LearnerState()), ["mine: Key"]),
-        (
-            gb_dqn_minigrid, "make_network",
-            lambda _, *sizes: gb_dqn_minigrid.QNetwork(*sizes, levels_change=True),
-            ["learner: ValueError: Require online.layers.7.weight of shape"],
-        ),
-        (gb.flags, "fields", lambda _: [], ["a script without ['act_on', "]),
-    ],
-    ids=["a further part", "another network", "a flag that went"],
-)  # fmt: skip
-def test_a_script_that_cannot_take_what_was_saved_is_told_why(
-    place, name, changed, words, finished, capsys, monkeypatch
-):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-    monkeypatch.setattr(place, name, changed)
-    is_refused(script, run, capsys, *words)
+OTHER_SCRIPTS = {  # what of them is another: owner, name, value; and words of the message
+    "a further part": (
+        gb, "Checkpoint", functools.partial(gb.Checkpoint, mine=gb.LearnerState()), "mine: Key",
+    ),
+    "another network": (
+        gb_dqn_minigrid, "make_network",
+        lambda _, *sizes: gb_dqn_minigrid.QNetwork(*sizes, levels_change=True),
+        "learner: ValueError: Require online.layers.7.weight of shape",
+    ),
+    "a flag that went": (gb.flags, "fields", lambda _: [], "a script without ['act_on', "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHER_SCRIPTS)
+def test_a_script_that_cannot_take_what_was_saved_is_told_why(other, finished, capsys, monkeypatch):
+    script, run = finished("minigrid", killed=True)
+    *changed, message = OTHER_SCRIPTS[other]
+    monkeypatch.setattr(*changed)
+    is_refused(script, run, capsys, message)
 
 
 def test_a_damaged_checkpoint_is_refused(finished, capsys):
     """Cut short, or with one bit changed in a number, a name or a header of the archive."""
-    script, run = finished("minigrid, frontier")
-    (run / "result.json").unlink()
+    script, run = finished("minigrid, frontier", killed=True)
     path, tree = run / checkpoint.NAME, as_bytes(checkpoint.load_checkpoint(run))
     whole = path.read_bytes()
     with zipfile.ZipFile(path) as file:
@@ -488,7 +481,9 @@ WRITES = {
 
 
 @pytest.mark.parametrize("place", WRITES)
-def test_a_disk_that_fills_up_ends_a_run_with_one_line(place, undisturbed, tmp_path, capsys):
+def test_a_disk_that_fills_up_ends_a_run_with_one_line(
+    place, undisturbed, tmp_path, capsys, monkeypatch
+):
     script, flags = CASES["minigrid"]
     owner, name = WRITES[place]
     write, saves, save = getattr(owner, name), [], checkpoint.save_checkpoint
@@ -498,10 +493,8 @@ def test_a_disk_that_fills_up_ends_a_run_with_one_line(place, undisturbed, tmp_p
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(*args, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            checkpoint, "save_checkpoint", lambda *args: (save(*args), saves.append(True))
-        )
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_checkpoint", lambda *args: saves.append(save(*args)))
         patch.setattr(owner, name, full)
         words = [*flags, "--checkpoint-frequency", "60", "--run-dir", tmp_path]
         assert command(script, *words) == 2
