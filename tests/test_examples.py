@@ -17,17 +17,7 @@ import numpy as np
 import pytest
 import torch
 import would_it_help
-from conftest import (
-    ROOT,
-    command,
-    is_one_line,
-    jitted,
-    only_run,
-    refuses,
-    result_of,
-    short_run,
-    spy,
-)
+from conftest import ROOT, command, is_one_line, jitted, refuses, result_of, short_run, spy
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
@@ -398,7 +388,7 @@ def test_a_replay_with_keys_refuses_what_is_no_observation_and_has_then_not_chan
 def test_frozen_lake_is_learned_and_evaluated_elsewhere_and_beside_chance(tmp_path, capsys):
     words = (*FLAGS, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000")
     assert command(example, *words, "--run-dir", tmp_path) == 0
-    run = only_run(tmp_path)
+    (run,) = tmp_path.iterdir()
     assert (result_of(run)["score"], result_of(run)["random_actions"]) == (1, 0)
     assert "score 1, random actions 0 after 2000 steps" in capsys.readouterr().out
     for more, mean in (((), "mean return 1,"), (("--env-kwargs", "{}"), "mean return 0")):
