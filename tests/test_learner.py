@@ -119,8 +119,8 @@ def use_many(learner, loss):
     learner.single = learner.single / np.float32(3) + np.float32(loss)
     learner.signs.add(round(loss))
     learner.both[1] += (loss,)
-    learner.a = dataclasses.replace(learner.a, value=loss)  # which was b
-    learner.b = dataclasses.replace(learner.b, value=-loss)
+    learner.a = dataclasses.replace(learner.a, value=0.5 * learner.a.value + loss)  # which was b
+    learner.b = dataclasses.replace(learner.b, value=0.5 * learner.b.value - loss)
     learner.mean = 0.5 * learner.mean + loss  # an integer at first
     learner.helper.learner.mean_of = learner.means["loss"].add(learner.helper.rng.random())
     learner.seen = (
