@@ -15,9 +15,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also from another folder
-sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tools"))
-sys.path.insert(2, str(Path(__file__).resolve().parent.parent / "reproduce"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also from another folder
+sys.path.insert(1, f"{sys.path[0]}/tools")
+sys.path.insert(2, f"{sys.path[0]}/reproduce")
 
 from gbtools import recorded
 from gbtools.runs import read_rows, words_of
@@ -26,6 +26,8 @@ from naive import Categoricals, NaiveGraph, Oracle, Scalars
 from gbcore import Replay, TransitionGraph
 from gbcore.arrays import KnownNodes
 from gbcore.run import LearnerState, load_checkpoint
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # The same examples in every run: a failure in CI is a failure at the desk.
 hypothesis.settings.register_profile(
@@ -260,6 +262,13 @@ def is_one_line(capsys, *words):
     return True
 
 
+def refuses(capsys, script, flags, *words):
+    """A command ends with status 2 and one line, which has all these words."""
+    capsys.readouterr()
+    assert command(script, *flags) == 2
+    return is_one_line(capsys, "error: ", *words)
+
+
 def play(script, folder, evaluate=lambda *_: ([0.0], [1]), **flags):
     """The learner of a run in this process, of random steps if nothing else is asked; its folder.
 
@@ -280,6 +289,18 @@ def play(script, folder, evaluate=lambda *_: ([0.0], [1]), **flags):
     return learners[0], only_run(folder)
 
 
+SHORT = (  # flags of a run that takes a moment, for every script; a flag given again counts
+    "--total-timesteps 60 --learning-starts 30 --batch-size 4 --breadth 5 --log-frequency 10 "
+    "--eval-frequency 0 --eval-episodes 1 --eval-epsilon 1"
+).split()
+
+
+def short_run(script, folder, *flags):
+    """The folder of a run with these flags, otherwise SHORT."""
+    assert command(script, *SHORT, "--run-dir", folder, *flags) == 0
+    return only_run(folder)
+
+
 def spy(monkeypatch, owner, name, note):
     """Have note(*arguments) called before owner.name."""
     call = getattr(owner, name)
@@ -294,6 +315,10 @@ def spy(monkeypatch, owner, name, note):
 def only_run(folder):
     (run,) = folder.iterdir()
     return run
+
+
+def result_of(run):
+    return json.loads((run / "result.json").read_text())
 
 
 def read_metrics(folder):
@@ -348,7 +373,7 @@ def left_behind(run):
         del tree["logger"][name]
     tree["learner"] = learned(run)
     tree["flags"] = {k: v for k, v in tree["flags"].items() if k not in HOW}
-    result = json.loads((run / "result.json").read_text())
+    result = result_of(run)
     for name in ("sps", "training_seconds", "wall_seconds", "versions"):  # of an edited tree
         del result[name]
     return {

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import would_it_help
-from conftest import command, is_one_line, jitted, only_run
+from conftest import ROOT, command, is_one_line, jitted, refuses, result_of, short_run, spy
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
@@ -29,13 +29,11 @@ from gbcore.first_tries import as_grids
 from gbcore.run import load_checkpoint, write_video
 from gbcore.run.environment import GymnasiumTask
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
-SHORT = (
-    "--total-timesteps", "300", "--learning-starts", "100", "--eval-episodes", "2",
-    "--eval-frequency", "150", "--log-frequency", "100", "--exploration-steps", "200",
-    "--time-limit", "50",
-)  # fmt: skip
+FLAGS = (
+    "--total-timesteps 300 --learning-starts 100 --eval-episodes 2 --eval-frequency 150 "
+    "--log-frequency 100 --exploration-steps 200 --time-limit 50"
+).split()
 
 SPACES = {
     "number": spaces.Discrete(5),
@@ -80,9 +78,7 @@ gymnasium.register("Sampled-v0", Sampled)
 
 
 def run_example(folder, *flags):
-    """The folder of a short run."""
-    assert command(example, *SHORT, "--run-dir", folder, *flags) == 0
-    return only_run(folder)
+    return short_run(example, folder, *FLAGS, *flags)
 
 
 def sampled(**kwargs):
@@ -174,13 +170,6 @@ HALF = spaces.Discrete(2)
 HALF.n = 0
 
 
-def raises(error):
-    def call(*_, **__):
-        raise error
-
-    return call
-
-
 @pytest.mark.parametrize(
     ("otherwise", "named"),
     [
@@ -199,9 +188,13 @@ def test_an_environment_that_no_graph_takes_is_one_line(otherwise, named, capsys
 
 @pytest.mark.parametrize("method", ["reset", "step", "render"])
 def test_what_an_environment_raises_is_shown_as_it_is(method, capsys):
-    task = make_task(
-        **{method: raises(ValueError("the door is stuck")), "close": raises(OSError())}
-    )
+    def fails(*_, **__):
+        raise ValueError("the door is stuck")
+
+    def fails_again():
+        raise OSError
+
+    task = make_task(**{method: fails, "close": fails_again})
     with pytest.raises(SystemExit, match="1"):
         task.reset(), task.step(0), task.render()
     err = capsys.readouterr().err
@@ -333,21 +326,18 @@ def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
 
 
 def test_a_run_goes_on_in_the_folder_of_its_own_module(tmp_path, monkeypatch, capsys):
+    own = (OWN_WORLD % "world_of_mine").replace("Sokoban-v0", "Mine-v0")
     for folder in ("mine", "other"):
         (tmp_path / folder).mkdir()
-        own = (OWN_WORLD % "world_of_mine").replace("Sokoban-v0", "Mine-v0")
         (tmp_path / folder / "world_of_mine.py").write_text(own)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path / "mine")
-    words = ("--env-id", "world_of_mine:Mine-v0", "--run-dir", "../runs")
-    assert command(example, *words, "--total-timesteps", 40, "--learning-starts", 32) == 0
-    run = only_run(tmp_path / "runs")
+    run = short_run(example, tmp_path / "runs", "--env-id", "world_of_mine:Mine-v0")
     monkeypatch.delitem(sys.modules, "world_of_mine")
     monkeypatch.chdir(tmp_path / "other")
-    for main, flags in ((example, ("--resume", run, "--total-timesteps", 50)), (evaluate, (run,))):
-        capsys.readouterr()
-        assert command(main, *flags) == 2
-        assert is_one_line(capsys, f"Require {tmp_path}/mine/world_of_mine.py", "go to its folder")
+    for main, flags in ((example, ("--resume", run, "--total-timesteps", 70)), (evaluate, (run,))):
+        file = f"Require {tmp_path}/mine/world_of_mine.py"
+        assert refuses(capsys, main, flags, file, "go to its folder")
     (tmp_path / "mine").rename(tmp_path / "moved")  # the file is gone: this is it, for all we know
     assert command(evaluate, run, "--episodes", 1) == 0
 
@@ -396,11 +386,10 @@ def test_a_replay_with_keys_refuses_what_is_no_observation_and_has_then_not_chan
 
 
 def test_frozen_lake_is_learned_and_evaluated_elsewhere_and_beside_chance(tmp_path, capsys):
-    run = run_example(
-        tmp_path, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000"
-    )
-    result = json.loads((run / "result.json").read_text())
-    assert (result["score"], result["random_actions"]) == (1, 0)
+    words = (*FLAGS, "--env-kwargs", '{"is_slippery": false}', "--total-timesteps", "2000")
+    assert command(example, *words, "--run-dir", tmp_path) == 0
+    (run,) = tmp_path.iterdir()
+    assert (result_of(run)["score"], result_of(run)["random_actions"]) == (1, 0)
     assert "score 1, random actions 0 after 2000 steps" in capsys.readouterr().out
     for more, mean in (((), "mean return 1,"), (("--env-kwargs", "{}"), "mean return 0")):
         assert command(evaluate, run, "--episodes", 20, "--epsilon", 0, *more) == 0
@@ -465,10 +454,7 @@ BAD = {
 def test_bad_input_is_one_line(flags, message, tmp_path, capsys, monkeypatch):
     for name in [name for name in gymnasium.registry if name.startswith("ALE/")]:
         monkeypatch.delitem(gymnasium.registry, name)  # which another test's ale_py registered
-    assert command(example, *SHORT, "--run-dir", tmp_path, *flags) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ")
-    assert message in line
+    assert refuses(capsys, example, [*FLAGS, "--run-dir", tmp_path, *flags], message)
 
 
 # How a maze may show its cells -> its codes [8, 8], and channel and code of the player.
@@ -593,33 +579,26 @@ def test_targets_that_lead_to_no_reward_weigh_less(monkeypatch):
     graph, weights = TransitionGraph(2, (1,), np.float32), []
     replay = Replay(graph, 10)
     learner = example.Learner(args, graph, replay, torch.device("cpu"))
-    leads = {(0, 1): True, (1, 0): True, (1, 1): False, (3, 0): False, (4, 1): False}
-    for state, action, reward, after, is_end in (
-        (0, 1, 0, 1, False), (1, 0, 1, 2, True), (1, 1, 0, 3, False), (3, 0, 0, 4, False),
-        (4, 1, -1, 5, True),
+    weight_of = {}
+    for state, action, reward, after, is_end, weight in (
+        (0, 1, 0, 1, False, 1), (1, 0, 1, 2, True, 1), (1, 1, 0, 3, False, 0.3),
+        (3, 0, 0, 4, False, 0.3), (4, 1, -1, 5, True, 0.3),
     ):  # fmt: skip
         ends = graph.nodes(np.float32([[state], [after]]))
         replay.add(ends[0], action, reward, ends[1], is_end)
-    loss = torch.nn.functional.mse_loss
-
-    def weighted_loss(q, targets, weight):
-        weights.append(weight)
-        return loss(q, targets, weight=weight)
-
-    monkeypatch.setattr(example.F, "mse_loss", weighted_loss)
+        weight_of[ends[0], action] = weight
+    spy(monkeypatch, example.F, "mse_loss", lambda q, targets, weight: weights.append(weight))
     batch = replay.sample(64, rng := np.random.default_rng(0))
     learner.update(batch, rng)
-    states = graph.observations_of(batch.nodes)[:, 0].astype(int).tolist()
-    pairs = zip(states, batch.actions.tolist(), strict=True)
-    np.testing.assert_allclose(weights[0], [1 if leads[pair] else 0.3 for pair in pairs])
+    expected = [weight_of[pair] for pair in zip(batch.nodes, batch.actions, strict=True)]
+    np.testing.assert_allclose(weights[0], expected)
 
 
 def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp_path, capsys):
     run = run_example(tmp_path, *sampled(space="vector"))
     monkeypatch.setattr(Sampled, "observation", lambda self: np.zeros(3, np.float32))
-    capsys.readouterr()
-    assert command(example, "--resume", run, "--total-timesteps", 400) == 2
-    assert "the episode under way plays otherwise" in capsys.readouterr().err
+    words = "--resume", run, "--total-timesteps", 400
+    assert refuses(capsys, example, words, "the episode under way plays otherwise")
 
 
 # --- tabular.py ---
@@ -671,7 +650,7 @@ def test_each_step_of_the_page_is_typed_and_the_advice_is_its_next_command(
     monkeypatch.chdir(tmp_path)
     short = {
         "tools/would_it_help.py": ("--steps", 2000, "--sampled", 50),
-        "examples/gb_dqn_gymnasium.py": SHORT,
+        "examples/gb_dqn_gymnasium.py": FLAGS,
     }
     typed, printed = "".join(re.findall(r"```bash\n(.*?)```", OWN, re.DOTALL)).splitlines(), []
     for line in typed:
@@ -768,14 +747,12 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
     torch.manual_seed(0)
     args = types.SimpleNamespace(buffer_size=500, seed=0, batch_size=16, gamma=0.9)
     lake = gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=20)
-    envs = gymnasium.vector.SyncVectorEnv(
-        [lambda: gymnasium.wrappers.FlattenObservation(lake)],
-        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+    one_hot = gymnasium.wrappers.DtypeObservation(
+        gymnasium.wrappers.FlattenObservation(lake), np.float32
     )
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    envs = gymnasium.vector.SyncVectorEnv([lambda: one_hot], autoreset_mode=mode)
     q_network, target_network = torch.nn.Linear(16, 4), torch.nn.Linear(16, 4)
-    for network in (q_network, target_network):
-        forward = network.forward
-        network.forward = lambda x, forward=forward: forward(x.float())
     optimizer = torch.optim.Adam(q_network.parameters(), lr=0.01)
     obs, _ = envs.reset(seed=0)
     namespace = names(
@@ -804,12 +781,11 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
             assert not namespace["leaves"].known.any()
     start = q_network(torch.eye(16)[0]).max().item()
     assert start == pytest.approx(0.9**5, abs=0.05)
-    exec(WHOLE, namespace | {"obs": np.eye(16)[:1].astype(obs.dtype)})
+    exec(WHOLE, namespace | {"obs": np.eye(16, dtype=np.float32)[:1]})
     edges, states = namespace["graph"].edges(), namespace["graph"].observations.argmax(axis=1)
     assert num_truncated > 5
-    for source, action, after, over in zip(
-        *(edges[name] for name in ("source", "action", "next", "terminated")), strict=True
-    ):
+    columns = (edges[name] for name in ("source", "action", "next", "terminated"))
+    for source, action, after, over in zip(*columns, strict=True):
         ((_, expected, _, ends),) = lake.unwrapped.P[states[source]][action]
         assert over == ends
         assert over or states[after] == expected, "a reset is no transition"

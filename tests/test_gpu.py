@@ -4,25 +4,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import jitted
+from test_rainbow_atari import make_learner, on_gpu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gb_rainbow_atari as script
-from gbcore import PrioritizedReplay, TransitionGraph
 from gbcore.run import updates
-from gbcore.run.updates import OnGPU
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
-def make_learner(device, **flags):
+def filled_learner(device, **flags):
     """A learner that updates as on a GPU, and a batch of a replay of few states with crossovers."""
-    args = script.Args(cuda=False, batch_size=8, breadth=5, **flags)
-    graph, rng = TransitionGraph(3, (4, 84, 84), frame_stack=True), np.random.default_rng(0)
-    replay = PrioritizedReplay(graph, 60, args.priority_exponent)
-    learner = script.Learner(args, graph, replay, torch.device(device))
-    if device == "cpu":
-        learner.updates = OnGPU(graph, torch.device("cpu"), 0, False)
+    learner = make_learner(capacity=60, device=device, batch_size=8, breadth=5, **flags)
+    learner = on_gpu(learner) if device == "cpu" else learner
+    graph, replay, rng = learner.graph, learner.replay, np.random.default_rng(0)
     node = graph.node(np.zeros((4, 84, 84), np.uint8))
     for _ in range(60):
         next_node = graph.node(np.full((4, 84, 84), rng.integers(9), np.uint8))
@@ -69,7 +65,7 @@ def test_the_padded_update_waits_for_no_device_and_mixes_none(backup, flags, mon
     Covers transfers, frames, both networks, heads, acting, targets, loss, gradients and clipping,
     of every backup. Not covered: Adam's fused kernel, replays, bfloat16 and arithmetic.
     """
-    learner, batch, rng = make_learner("meta", backup=backup, **flags)
+    learner, batch, rng = filled_learner("meta", backup=backup, **flags)
     monkeypatch.setattr(learner.optimizer, "step", lambda: None)
     monkeypatch.setattr(updates.CapturedCalls, "__call__", watched)
     for _ in range(2):
@@ -107,7 +103,7 @@ class Counted(TorchDispatchMode):
 )
 def test_operations_of_an_update(backup, most, monkeypatch):
     """Forward, backward and clipping, without Adam, which is one: a GPU's time goes by these."""
-    learner, batch, rng = make_learner("meta", backup=backup)
+    learner, batch, rng = filled_learner("meta", backup=backup)
     monkeypatch.setattr(learner.optimizer, "step", lambda: None)
     numbers = []
 
@@ -128,7 +124,7 @@ def test_where_capture_fails_the_same_operations_go_on_one_by_one(monkeypatch, c
     results = []
     for use_graphs in (False, True):  # on a CPU every capture fails
         torch.manual_seed(0)
-        learner, batch, _ = make_learner("cpu")
+        learner, batch, _ = filled_learner("cpu")
         learner.updates.captured.use_graphs = use_graphs
         rng = np.random.default_rng(1)
         results.append([learner.update(batch, rng).numpy() for _ in range(4)])

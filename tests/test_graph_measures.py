@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tyro
 import would_it_help
-from conftest import command, is_one_line, jitted
+from conftest import ROOT, command, is_one_line, jitted, refuses, short_run
 from gbtools import measures, play, recorded
 
 import gb_dqn_minatar
@@ -29,7 +29,6 @@ from gbcore import Replay, TransitionGraph
 from gbcore.run import load_checkpoint, save_checkpoint
 from gbcore.run.flags import check_flags
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
@@ -73,16 +72,13 @@ def test_targets_differ_from_tree_backup_only_through_crossovers():
     assert same["read"] == same["value"] == same["zero"] == 0
     assert same["max_size"] == 3
     # Rows 0, 1 and 2 meet or leave state 2; only row 0 and 1 hear of the other episode's reward.
-    run = recorded_rows(CROSSING)
-    rows = {}
+    run, rows = recorded_rows(CROSSING), []
+    first = Mock(standard_normal=rng.standard_normal)
+    first.integers = lambda n, size: np.zeros(size, np.int64)
     for i in range(len(CROSSING)):
         replay = {name: column[i:] for name, column in run.replay.items()}
-        first = Mock(
-            integers=lambda n, size: np.zeros(size, np.int64),
-            standard_normal=np.random.default_rng(1).standard_normal,
-        )
-        rows[i] = measures.target_changes(run.graph, replay, 3, 0, 0.9, first, num_rows=1)
-    assert [i for i, row in rows.items() if row["zero"]] == [0, 1]
+        rows.append(measures.target_changes(run.graph, replay, 3, 0, 0.9, first, num_rows=1))
+    assert [i for i, row in enumerate(rows) if row["zero"]] == [0, 1]
     assert rows[6]["read"] == 0  # the end of an episode
     assert rows[5]["read"] == 1
 
@@ -94,8 +90,7 @@ def chain_with_memory(remember, steps=3_000):
     for step in range(steps):
         odd = (before if remember else rng.integers(2)) % 2
         following = (state + 1 + int(odd)) % 6 if rng.random() < 0.9 else int(rng.integers(6))
-        if following == state:
-            following = (state + 1) % 6
+        following = (state + 1) % 6 if following == state else following
         rows.append((state, 0, 0.0, following, False, step == steps - 1))
         before, state = state, following
     return recorded_rows(rows)
@@ -117,13 +112,23 @@ def test_markov_is_found_where_there_is_some():
 
 
 @pytest.mark.parametrize(
-    ("task", "verdict"), [("CartPole-v1", "No:"), ("FrozenLake-v1", "Worth trying:")]
+    ("task", "verdict", "changes"),
+    [
+        ("CartPole-v1", "No:", False),
+        ("FrozenLake-v1", "Worth trying:", False),
+        ("examples.mazes:Maze-v0", "", True),
+    ],
 )
-def test_any_gymnasium_environment_gets_a_verdict(task, verdict):
-    run, rng = played(task, 400), np.random.default_rng(0)
-    assert run.graph.num_transitions == len(run.replay["node"]) == 400
+def test_any_gymnasium_environment_gets_a_verdict_and_levels_that_change_are_told(
+    task, verdict, changes
+):
+    run = played(task, 1_500)
+    assert run.graph.num_transitions == len(run.replay["node"]) == 1_500
     assert run.replay["cut"][-1]
-    measured = would_it_help.measure(run, 3, 10, 20, rng)
+    measured = would_it_help.measure(run, 3, 10, 20, np.random.default_rng(0))
+    assert would_it_help.levels_change(measured) == changes
+    advised = would_it_help.command(measured, "gymnasium", "Maze-v0", {})
+    assert ("--num-levels 0" in advised) == changes
     failing, text = would_it_help.judge(measured)
     assert text.startswith(verdict)
     assert (measured["novel_state_ratio"] > 0.99) == (task == "CartPole-v1")
@@ -143,10 +148,10 @@ CROSSES |= {"levels_episodes": 50, "levels_starts": 0.0, "levels_within": 0.6, "
 @pytest.mark.parametrize("suite", play.SUITES)
 @pytest.mark.parametrize("changed", [0.9, 0.2, 0.0])
 def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
-    flag = "--round=-1" if suite == "gymnasium" else ""
-    more = {"env_kwargs": '{"size": 7}'} if suite == "gymnasium" else {}
+    is_own = suite == "gymnasium"
+    more = {"env_kwargs": '{"size": 7}'} if is_own else {}
     measured = CROSSES | {"targets_read": changed}
-    typed = would_it_help.command(measured, suite, "Task v0", more, flag)
+    typed = would_it_help.command(measured, suite, "Task v0", more, "--round=-1" if is_own else "")
     python, script, *words = shlex.split(typed)
     args = tyro.cli(play.script_of(suite).Args, args=words)
     check_flags(args)
@@ -156,7 +161,7 @@ def test_the_advised_command_is_one_that_its_script_takes(suite, changed):
     assert args.backup == ("whole-graph" if whole else "graph" if changed else "tree")
     explores = args.exploration == "frontier"
     assert explores == (suite in ("minigrid", "gymnasium") and changed == 0.9)
-    if suite == "gymnasium":
+    if is_own:
         assert args.env_kwargs == '{"size": 7}'
         assert args.round == (-1 if changed else None)  # of no use to tree
 
@@ -177,18 +182,6 @@ def test_states_of_an_episode_and_of_others_come_again():
         "within": pytest.approx(2 / 6),  # back to 0, back to 3
         "across": pytest.approx(1 / 7),  # (0, 1, 2), (3, 4), (0, 5): 0 comes again
     }
-
-
-def test_levels_that_change_are_told_from_one_level_and_from_states_that_never_recur():
-    mazes, lake, pole = (
-        would_it_help.measure(played(task, 1_500), 3, 10, 20, np.random.default_rng(0))
-        for task in ("examples.mazes:Maze-v0", "FrozenLake-v1", "CartPole-v1")
-    )
-    assert would_it_help.levels_change(mazes)
-    assert not would_it_help.levels_change(lake)
-    assert not would_it_help.levels_change(pole)
-    assert "--num-levels 0" in would_it_help.command(mazes, "gymnasium", "Maze-v0", {})
-    assert "own (docs/levels.md)" in would_it_help.judge(mazes)[1]
 
 
 def test_the_suite_of_a_task_is_told_by_its_name():
@@ -279,20 +272,20 @@ def test_an_environment_may_write_into_the_observation_that_it_gave():
 
 def test_what_never_changes_gets_no_advice_to_try(capsys):
     gymnasium.register("Hidden-v0", Clock, kwargs={"is_hidden": True})
-    for task, first, last in (
-        ("Hidden-v0", "verdict: No: where all observations are alike", "--backup tree"),
-        ("CartPole", "verdict: No: at this depth", "--backup tree"),
+    for task, verdict in (
+        ("Hidden-v0", "verdict: No: where all observations are alike"),
+        ("CartPole", "verdict: No: at this depth"),
     ):
         assert command(would_it_help, task, "--steps", "300", "--sampled", "20") == 0
         text = capsys.readouterr().out
-        assert first in text
-        assert text.endswith(f"{last}\n")
+        assert verdict in text
+        assert text.endswith("--backup tree\n")
         assert ("\nkey: " in text) == (task == "CartPole")
         assert "Worth trying" not in text
     assert command(would_it_help, "CartPole", "--steps", "3") == 0
     assert capsys.readouterr().out.endswith("verdict: No verdict: require 200 steps, got 3.\n")
-    assert command(would_it_help, "MinAtar/freeway", "--env-kwargs", "{}") == 2
-    assert is_one_line(capsys, "--env-kwargs is for")
+    words = "MinAtar/freeway", "--env-kwargs", "{}"
+    assert refuses(capsys, would_it_help, words, "--env-kwargs is for")
 
 
 def test_streams_of_the_scripts_tasks():
@@ -316,11 +309,8 @@ def draw_graph():
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """A finished run of 300 steps."""
-    folder = tmp_path_factory.mktemp("runs")
-    words = "--env-id Empty-5x5 --total-timesteps 300 --learning-starts 200 --train-frequency 20 "
-    words += "--eval-frequency 0 --eval-episodes 1 --run-dir"
-    assert command(gb_dqn_minigrid, *words.split(), folder) == 0
-    return next(folder.iterdir())
+    words = "--env-id Empty-5x5 --total-timesteps 300 --learning-starts 200 --train-frequency 20"
+    return short_run(gb_dqn_minigrid, tmp_path_factory.mktemp("runs"), *words.split())
 
 
 def test_a_run_is_read_from_its_checkpoint(run_folder):
@@ -343,17 +333,15 @@ def test_tools_load_the_script_that_made_a_run(run_folder, tmp_path, capsys):
     run, own = recorded.read(copy), recorded.read(run_folder)
     assert (run.action_names()[2], run.module.__file__) == ("forward", str(script))
     assert (run.q_values(np.arange(3)) == own.q_values(np.arange(3))).all()
+    (copy / "checkpoint.zip").write_bytes(b"PK nothing")
     for tool in (evaluate, would_it_help, draw_subgraph):
-        (copy / "checkpoint.zip").write_bytes(b"PK nothing")
-        assert command(tool, copy) == 2
-        assert is_one_line(capsys, "Require a whole checkpoint")
-        assert command(tool, "runs/none") == 2
-        assert is_one_line(capsys, "Require a checkpoint in runs/none, found none")
+        assert refuses(capsys, tool, [copy], "Require a whole checkpoint")
+        missing = "Require a checkpoint in runs/none, found none"
+        assert refuses(capsys, tool, ["runs/none"], missing)
 
 
 def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     run = recorded.read(run_folder)
-    video = tmp_path / "episode.mp4"
     args = evaluate.Args(run_folder, episodes=3, epsilon=0, seed=5)
     returns, lengths = evaluate.play(run, args, run.policy())
     task = gb_dqn_minigrid.Task(run.task, run.args, None)
@@ -369,16 +357,17 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
     ways = [evaluate.Args(run_folder, 2, epsilon=1, seed=seed) for seed in (5, 5, 6)]
     random = [evaluate.play(run, args, run.policy())[1] for args in ways]
     assert random[0] == random[1] != random[2]
+    video = tmp_path / "episode.mp4"
     assert command(evaluate, run_folder, "--episodes", "2", "--video", video) == 0
     assert video.stat().st_size > 0
     assert f"{run.task} graph seed 1: mean return" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    assert command(evaluate, run_folder, "--video", video) == 2
-    assert is_one_line(capsys, "pip install imageio-ffmpeg")
-    assert command(evaluate, run_folder, "--env-kwargs", "{}") == 2
-    assert is_one_line(capsys, "--env-kwargs is no flag of")
-    assert command(evaluate, run_folder, "--video", "none/e.mp4") == 2
-    assert is_one_line(capsys, "--video", "none/e.mp4")
+    for words, named in (
+        (["--video", video], ["pip install imageio-ffmpeg"]),
+        (["--env-kwargs", "{}"], ["--env-kwargs is no flag of"]),
+        (["--video", "none/e.mp4"], ["--video", "none/e.mp4"]),
+    ):
+        assert refuses(capsys, evaluate, [run_folder, *words], *named)
 
 
 def test_what_acts_on_its_graph_plays_on_so_and_is_looked_at_at_its_depth(tmp_path, capsys):
@@ -449,10 +438,9 @@ def test_a_subgraph_is_drawn_from_the_first_state_or_another(run_folder, tmp_pat
     assert picture.stat().st_size > 5_000
     assert command(draw_subgraph, run_folder, "--state", start, "--action", "toggle") == 0
     assert f"({start}, toggle)" in capsys.readouterr().out
-    assert command(draw_subgraph, run_folder, "--action", "jump") == 2
-    assert is_one_line(capsys, "no action 'jump'", "forward")
-    assert command(draw_subgraph, run_folder, "--state", "999") == 2
-    assert is_one_line(capsys, "no state 999")
+    words = run_folder, "--action", "jump"
+    assert refuses(capsys, draw_subgraph, words, "no action 'jump'", "forward")
+    assert refuses(capsys, draw_subgraph, [run_folder, "--state", "999"], "no state 999")
 
 
 def test_the_layouts_and_their_pictures(draw_graph, run_folder, tmp_path, capsys):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import jitted
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from gbcore.run import LearnerState
 from gbcore.run.learner import dump, load
@@ -73,25 +74,21 @@ def step(learner):
     learner.optimizer.zero_grad()
 
 
-def keep_best(learner, loss):
-    step(learner)
-    if learner.number == 2:
-        learner.best = copy.deepcopy(learner.online)
-    if learner.best is not None:
-        learner.seen = learner.best(torch.ones(2)).item()
+def make_networks(learner):
+    learner.best, learner.past = None, []
+    learner.heads = nn.ModuleList(nn.Linear(2, 1) for _ in range(3))
+    learner.active = learner.heads[0]
 
 
-def grow(learner, loss):
+def use_networks(learner, loss):
+    """Keeps a copy of the second, all those before, and trains one of several heads."""
     step(learner)
+    learner.best = copy.deepcopy(learner.online) if learner.number == 2 else learner.best
     learner.past.append(copy.deepcopy(learner.online))
-    learner.seen = sum(one(torch.ones(2)).item() for one in learner.past)
-
-
-def switch_heads(learner, loss):
-    step(learner)
     learner.active.weight.data += loss
     learner.active = learner.heads[learner.number % 3]
-    learner.seen = [head.weight.tolist() for head in learner.heads]
+    known = [one for one in (learner.best, *learner.past, *learner.heads) if one is not None]
+    learner.seen = [[p.tolist() for p in one.parameters()] for one in known]
 
 
 def swap_optimizer(learner, loss):
@@ -111,13 +108,6 @@ def schedule(learner, loss):
     learner.seen = learner.schedule.get_last_lr()
 
 
-def part_ways(learner, loss):
-    step(learner)
-    learner.a = dataclasses.replace(learner.a, value=loss)
-    learner.b = dataclasses.replace(learner.b, value=-loss)
-    learner.seen = learner.a.value, learner.b.value
-
-
 def use_many(learner, loss):
     step(learner)
     learner.phase = Phase.SECOND
@@ -126,12 +116,20 @@ def use_many(learner, loss):
     learner.slots.value = learner.slots.value * 0.5 + loss
     learner.counts[round(loss) % 3] += 1
     learner.view += loss  # of learner.whole
+    learner.single = learner.single / np.float32(3) + np.float32(loss)
+    learner.signs.add(round(loss))
+    learner.both[1] += (loss,)
+    learner.a = dataclasses.replace(learner.a, value=0.5 * learner.a.value + loss)  # which was b
+    learner.b = dataclasses.replace(learner.b, value=0.5 * learner.b.value - loss)
     learner.mean = 0.5 * learner.mean + loss  # an integer at first
     learner.helper.learner.mean_of = learner.means["loss"].add(learner.helper.rng.random())
     learner.seen = (
         learner.draw(), learner.late.random(), learner.points[-1], learner.slots.value,
         sorted(learner.counts.items()), learner.whole.tolist(), float(learner.mean),
         torch.rand(1, generator=learner.generator).item(), learner.mean_of, learner.online.training,
+        learner.chance[0].random(), torch.rand(1, generator=learner.chance[1]).item(),
+        learner.single, learner.signs.copy(), learner.both[0].rng.random(), learner.both[1],
+        learner.a.value, learner.b.value,
     )  # fmt: skip
     learner.online.eval()
 
@@ -142,14 +140,12 @@ def make_many(learner):
     learner.whole = torch.zeros(4)
     learner.view, learner.mean = learner.whole[1:3], torch.tensor(0)
     learner.helper, learner.me = Helper(learner), learner
+    learner.a = learner.b = Mean()
+    learner.both, learner.signs, learner.single = [learner.helper, ()], {0}, np.float32(0)
+    learner.chance = np.random.default_rng(1), torch.Generator()
     learner.means = collections.defaultdict(Mean)
     learner.draw = np.random.default_rng(5).random  # a bound method
     learner.generator, learner.late = torch.Generator(), None
-
-
-def make_heads(learner):
-    learner.heads = nn.ModuleList(nn.Linear(2, 1) for _ in range(3))
-    learner.active = learner.heads[0]
 
 
 def make_counter(learner):
@@ -180,34 +176,27 @@ def fill_room(learner, loss):
     learner.seen = [(one.sum(), one.shape, one[:9].tobytes()) for one in learner.room]
 
 
-def make_alike(learner):
-    learner.a = learner.b = Mean()
+def keep(name, make):
+    """Function that gives a learner an attribute made from it."""
+    return lambda learner: setattr(learner, name, make(learner))
 
 
 CASES = {
-    "a copy of the best network": (lambda learner: setattr(learner, "best", None), keep_best),
-    "networks that grow in number": (lambda learner: setattr(learner, "past", []), grow),
-    "one of its heads": (make_heads, switch_heads),
+    "networks": (make_networks, use_networks),
     "another optimizer": (lambda learner: None, swap_optimizer),
     "gradients that wait": (lambda learner: None, accumulate),
     "a schedule with a lambda": (
-        lambda learner: setattr(
-            learner, "schedule",
-            torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda n: 0.9**n),
-        ),
+        keep("schedule", lambda learner: LambdaLR(learner.optimizer, lambda n: 0.9**n)),
         schedule,
     ),
     "a closure that counts, a sparse tensor": (make_counter, count),
     "large arrays with room": (make_room, fill_room),
-    "two that began as one": (make_alike, part_ways),
     "an optimizer of one's own": (
-        lambda learner: setattr(
-            learner, "optimizer", OwnOptimizer(learner.online.parameters(), lr=0.1)
-        ),
+        keep("optimizer", lambda learner: OwnOptimizer(learner.online.parameters(), lr=0.1)),
         lambda learner, loss: step(learner),
     ),
-    "all at once": (make_many, use_many),
-}  # fmt: skip
+    "many objects": (make_many, use_many),
+}
 
 
 @pytest.mark.parametrize(("make", "change"), CASES.values(), ids=CASES)

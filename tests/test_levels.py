@@ -1,9 +1,7 @@
 """Levels that change: EpisodeGraph, FirstTries, held-out levels, and runs on them."""
 
 import copy
-import csv
 import itertools
-import json
 from collections import Counter
 
 import evaluate
@@ -12,7 +10,8 @@ import naive
 import numpy as np
 import pytest
 import torch
-from conftest import as_bytes, command, interpreted, jitted, only_run
+from conftest import as_bytes, command, interpreted, jitted, refuses, result_of, short_run
+from gbtools.runs import read_rows
 from levels_best import fewest_steps
 from minigrid.core.constants import OBJECT_TO_IDX
 from minigrid.envs import EmptyEnv
@@ -28,13 +27,7 @@ from gbcore import (
     TransitionGraph,
     is_held_out,
 )
-from gbcore.first_tries import (
-    NO_OP_TRIES,
-    LevelFrontier,
-    cell_contents,
-    contexts_of,
-    place_of,
-)
+from gbcore.first_tries import NO_OP_TRIES, LevelFrontier, cell_contents, contexts_of, place_of
 
 ROBOT = OBJECT_TO_IDX["agent"]
 GAMMA = 0.9
@@ -57,9 +50,12 @@ class Corridor:
         return np.array([self.cell], np.int64), float(is_end), is_end, self.time >= self.limit
 
 
-def stuck(obs):
-    """A network that would rather stay than go, and go rather than turn back. float32 [n, 3]"""
-    return np.tile(np.float32([0.5, 0.7, 0.8]), (len(obs), 1))
+def network_of(*values):
+    """A network that gives every state these values."""
+    return lambda obs: np.tile(np.float32(values), (len(obs), 1))
+
+
+stuck = network_of(0.5, 0.7, 0.8)  # would rather stay than go, and go rather than turn back
 
 
 def test_an_episode_leaves_a_place_where_the_network_stays_for_ever():
@@ -80,35 +76,34 @@ def test_an_episode_leaves_a_place_where_the_network_stays_for_ever():
     assert is_end
 
 
-def play(num, lengths, together):
-    """Actions of each episode: all at once, or one after the other."""
-    played = {i: [] for i in range(num)}
-    groups = [range(num)] if together else [[i] for i in range(num)]
-    episode = EpisodeGraph(stuck, num_actions=3, gamma=GAMMA)
-    for group in groups:
-        envs = {i: Corridor(lengths[i], limit=25) for i in group}
-        obs, running = {i: env.reset() for i, env in envs.items()}, list(group)
-        while running:
-            actions = episode.act(np.stack([obs[i] for i in running]), running)
-            steps = [envs[i].step(int(a)) for i, a in zip(running, actions, strict=True)]
-            after, rewards, ends, cuts = map(list, zip(*steps, strict=True))
-            over = np.logical_or(ends, cuts)
-            episode.observe(actions, rewards, np.stack(after), ends, over, running)
-            for i, action, one in zip(running, actions, after, strict=True):
-                played[i].append(int(action))
-                obs[i] = one
-            running = [i for i, is_over in zip(running, over, strict=True) if not is_over]
-    return played, episode
+def play(episode, lengths):
+    """Actions of episodes that are played at once, in corridors of these lengths: by their ids."""
+    envs = {i: Corridor(length, limit=25) for i, length in lengths.items()}
+    obs, played = {i: env.reset() for i, env in envs.items()}, {i: [] for i in envs}
+    while running := list(obs):
+        actions = episode.act(np.stack([*obs.values()]), running)
+        steps = [envs[i].step(int(a)) for i, a in zip(running, actions, strict=True)]
+        after, rewards, ends, cuts = map(list, zip(*steps, strict=True))
+        over = np.logical_or(ends, cuts)
+        episode.observe(actions, rewards, np.stack(after), ends, over, running)
+        for i, action, one, is_over in zip(running, actions, after, over, strict=True):
+            played[i].append(int(action))
+            obs[i] = one
+            if is_over:
+                del obs[i]
+    return played
 
 
 def test_episodes_share_nothing_and_leave_nothing():
-    lengths = [3, 5, 4, 5]
-    together, episode = play(4, lengths, together=True)
-    alone, _ = play(4, lengths, together=False)
+    at_once, in_turn = (EpisodeGraph(stuck, num_actions=3, gamma=GAMMA) for _ in range(2))
+    lengths, alone = {0: 3, 1: 5, 2: 4, 3: 5}, {}
+    together = play(at_once, lengths)
+    for i, length in lengths.items():
+        alone |= play(in_turn, {i: length})
     assert together == alone
     assert together[1] == together[3]  # the second of two alike learns nothing from the first
-    assert episode.values.graph.num_transitions == 0
-    assert episode.values.graph.num_nodes == 0
+    assert at_once.values.graph.num_transitions == 0
+    assert at_once.values.graph.num_nodes == 0
 
 
 # --- First tries ---
@@ -298,14 +293,9 @@ def test_no_ops_of_planes_are_those_of_the_grid():
 def test_an_evaluation_does_not_choose_a_no_op():
     first_tries, obs = FirstTries(2, agent=(0, AGENT)), room((1, 1))
     for number in range(NO_OP_TRIES + 1):
-        episode = EpisodeGraph(stuck_in_two, 2, GAMMA, first_tries=first_tries)
+        episode = EpisodeGraph(network_of(0.5, 0.7), 2, GAMMA, first_tries=first_tries)
         assert episode.act(obs[None]) == [1 if number < NO_OP_TRIES else 0]
         first_tries.learn_change(obs, 1, False)
-
-
-def stuck_in_two(obs):
-    """A network that would rather stay than go: float32 [n, 2]"""
-    return np.tile(np.float32([0.5, 0.7]), (len(obs), 1))
 
 
 def test_an_evaluation_doubts_what_was_never_worth_a_try():
@@ -318,12 +308,9 @@ def test_an_evaluation_doubts_what_was_never_worth_a_try():
         step(graph, tries, beside, 1, room((2, 1), lava), terminated=True)
     known = as_bytes(tries.first_tries)
 
-    def values(obs):
-        return np.tile(np.float32([0.5, 0.52]), (len(obs), 1))
-
     def actions(first_tries):
-        episode, lava = EpisodeGraph(values, 2, GAMMA, first_tries=first_tries), [(2, 1), (0, 3)]
-        start, beside = room((0, 0), lava)[None], room((1, 1), lava)[None]
+        episode = EpisodeGraph(network_of(0.5, 0.52), 2, GAMMA, first_tries=first_tries)
+        start, beside = (room(at, [(2, 1), (0, 3)])[None] for at in ((0, 0), (1, 1)))
         found = [int(episode.act(start)[0])]
         episode.observe(found, [0.0], beside, [False], [False])
         return [*found, int(episode.act(beside)[0])], episode.values.leaves
@@ -343,11 +330,7 @@ def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
     rows = first_tries.rows_of(contexts_of(cells[1], place_of(*cells), cells[0]))
     for _ in range(9):
         first_tries.learn(rows, 1, 0.0)  # in vain
-
-    def evaluate(obs):
-        return np.tile(np.float32(values), (len(obs), 1))
-
-    episode = EpisodeGraph(evaluate, 2, 0.95, first_tries=first_tries)
+    episode = EpisodeGraph(network_of(*values), 2, 0.95, first_tries=first_tries)
     reward = min(values[0], 0) / 10
     episode.act(start[None])
     episode.observe([0], [reward], inside[None], [False], [False])
@@ -369,15 +352,10 @@ def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
     ],
 )
 def test_of_a_known_agent_the_place_is_near(before, after, place):
-    guard = 7
-
-    def with_guard(agent, at):
-        grid = room(agent)
-        grid[at] = guard
-        return grid
-
-    first_tries = FirstTries(2, agent=(0, AGENT))
-    grids = with_guard(*before), with_guard(*after)
+    first_tries, grids = FirstTries(2, agent=(0, AGENT)), []
+    for agent, guard in (before, after):
+        grids.append(room(agent))
+        grids[-1][guard] = 7
     cells = [*map(cell_contents, grids)]
     assert first_tries.agent_in(grids[1]) == np.ravel_multi_index(after[0], (4, 4))
     assert place_of(*cells, first_tries.agent_in(grids[1])) == place
@@ -386,7 +364,7 @@ def test_of_a_known_agent_the_place_is_near(before, after, place):
 
 @pytest.mark.parametrize("values", [(0.5, np.nan), (np.nan, 0.5), (-1.0, np.nan)])
 def test_an_evaluation_takes_no_nan_for_the_best_value(values):
-    episode = EpisodeGraph(lambda obs: np.tile(np.float32(values), (len(obs), 1)), 2, 0.95)
+    episode = EpisodeGraph(network_of(*values), 2, 0.95)
     assert episode.act(np.zeros((1, 2), np.float32)) == np.nanargmax(values)
 
 
@@ -434,14 +412,18 @@ def test_the_share_follows_the_rewards_of_both_kinds_of_episode(who_succeeds, la
 # --- Levels of MiniGrid ---
 
 
-def worlds(task, seed, num, held_out, **flags):
-    args = gb_dqn_minigrid.Args(seed=seed, **flags)
-    rng = np.random.default_rng(seed)
-    env = gb_dqn_minigrid.make_env(args, f"MiniGrid-{task}-v0", rng, held_out=held_out)
-    found = set()
+def make_env(task, rng=0, held_out=False, **flags):
+    args = gb_dqn_minigrid.Args(**{"num_levels": 0} | flags)
+    name = gb_dqn_minigrid.task_of(task)
+    return gb_dqn_minigrid.make_env(args, name, np.random.default_rng(rng), held_out=held_out)
+
+
+def worlds(task, seed, num, held_out=False, **flags):
+    """First grids without the agent, of so many episodes."""
+    env, found = make_env(task, seed, held_out, seed=seed, **flags), set()
     for _ in range(num):
         world = env.reset().copy()
-        world[world[..., 0] == 10] = 1, 0, 0
+        world[world[..., 0] == ROBOT] = 1, 0, 0
         found.add(world.tobytes())
     return found
 
@@ -449,20 +431,21 @@ def worlds(task, seed, num, held_out, **flags):
 @interpreted
 @pytest.mark.parametrize("task", ["DoorKey-6x6", "LavaCrossingS9N2"])
 def test_held_out_worlds_are_never_trained_on(task):
-    training = worlds(task, 1, 150, held_out=False, num_levels=0)
-    held_out = worlds(task, 1, 150, held_out=True, num_levels=0)
+    training, held_out, of_other_seed = (
+        worlds(task, seed, 150, is_held_out)
+        for seed, is_held_out in ((1, False), (1, True), (2, True))
+    )
     assert len(training) > 20
     assert len(held_out) > 3
     assert not training & held_out
-    of_other_seed = worlds(task, 2, 150, held_out=True, num_levels=0)
     assert not training & of_other_seed  # which worlds are held out is no matter of the run's seed
 
 
 @interpreted
 def test_n_levels_are_n_and_those_of_the_seed():
-    assert len(worlds("LavaCrossingS9N2", 1, 200, held_out=False, num_levels=5)) == 5
-    one, other = (worlds("FourRooms", seed, 60, False, num_levels=5) for seed in (1, 2))
-    assert one == worlds("FourRooms", 1, 60, False, num_levels=5)
+    assert len(worlds("LavaCrossingS9N2", 1, 200, num_levels=5)) == 5
+    one, other, again = (worlds("FourRooms", seed, 60, num_levels=5) for seed in (1, 2, 1))
+    assert one == again
     assert not one & other
     assert len(worlds("DoorKey-6x6", 3, 20, held_out=True, num_levels=1)) == 1
 
@@ -486,8 +469,8 @@ def test_a_level_comes_again_until_an_episode_meets_a_reward(task, left_out, lea
         env.reset()
         over, met = False, False
         while not over:
-            _, reward, terminated, truncated = env.step(int(acts.integers(min(env.num_actions, 4))))
-            over, met = terminated or truncated, met or reward > 0
+            _, reward, *ends = env.step(int(acts.integers(min(env.num_actions, 4))))
+            over, met = any(ends), met or reward > 0
             if episode % 7 == 0 and len(env.actions) % 5 == 0:  # a run goes on here
                 saved, env = env.state(), script.make_env(args, task, rng)
                 env.restore(saved)
@@ -512,11 +495,9 @@ def test_levels_that_differ_in_the_middle_of_a_large_array_are_not_one():
 
 
 def test_where_all_worlds_are_alike_seeds_are_held_out():
-    args = gb_dqn_minigrid.Args(num_levels=0)
     seeds = {}
     for held_out in (False, True):
-        rng = np.random.default_rng(0)
-        env = gb_dqn_minigrid.make_env(args, "MiniGrid-Empty-5x5-v0", rng, held_out=held_out)
+        env = make_env("Empty-5x5", held_out=held_out)
         assert not env.by_world
         seeds[held_out] = {env.reset() is not None and env.seed for _ in range(100)}
     assert len(seeds[True]) > 50
@@ -529,15 +510,14 @@ def test_a_task_that_lacks_a_package_is_one_line(monkeypatch, capsys):
         raise gymnasium.error.DependencyNotInstalled("networkx is missing")
 
     monkeypatch.setattr(EmptyEnv, "reset", reset)
-    assert command(gb_dqn_minigrid, "--env-id", "Empty-5x5", "--num-levels", "0") == 2
-    assert "cannot make MiniGrid-Empty-5x5-v0: networkx is missing" in capsys.readouterr().err
+    message = "cannot make MiniGrid-Empty-5x5-v0: networkx is missing"
+    words = ["--env-id", "Empty-5x5", "--num-levels", "0"]
+    assert refuses(capsys, gb_dqn_minigrid, words, message)
 
 
 def test_the_share_of_starts_that_training_met_is_counted():
-    args = gb_dqn_minigrid.Args(env_id="Empty-Random-6x6", num_levels=0)
-
-    task, rng = "MiniGrid-Empty-Random-6x6-v0", np.random.default_rng(args.seed)
-    env = gb_dqn_minigrid.make_env(args, task, rng, held_out=True)
+    args, task = gb_dqn_minigrid.Args(num_levels=0), "MiniGrid-Empty-Random-6x6-v0"
+    env = make_env(task, args.seed, held_out=True)
     starts = [env.reset() for _ in range(100)]
     graph = TransitionGraph(env.num_actions, env.obs.shape, env.obs.dtype)
     graph.nodes(np.array(starts[:5]))
@@ -550,10 +530,8 @@ def test_the_share_of_starts_that_training_met_is_counted():
 
 
 def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():
-    args = gb_dqn_minigrid.Args(num_levels=0, view="partial")
-    env = gb_dqn_minigrid.make_env(args, "MiniGrid-DoorKey-6x6-v0", np.random.default_rng(0))
-    obs = env.reset()
-    view = env.see()["image"]
+    env = make_env("DoorKey-6x6", view="partial")
+    obs, view = env.reset(), env.see()["image"]
     assert obs.shape == (7, 7, 12)
     assert np.array_equal(obs[..., 9:], view)
     assert not obs[..., :9].any()
@@ -562,11 +540,8 @@ def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():
     assert np.array_equal(env.key, env.grid.reshape(-1))
 
 
-SMALL = [
-    "--env-id", "DoorKey-5x5", "--backup", "whole-graph", "--exploration", "frontier",
-    "--total-timesteps", "200", "--eval-frequency", "100", "--eval-episodes", "2",
-    "--batch-size", "4", "--log-frequency", "100", "--target-network-frequency", "70",
-]  # fmt: skip
+LEVELS = "--env-id DoorKey-5x5 --backup whole-graph --exploration frontier --total-timesteps 200"
+LEVELS = f"{LEVELS} --eval-frequency 100 --eval-episodes 2 --target-network-frequency 70".split()
 
 
 def naive_view(grid):
@@ -585,14 +560,12 @@ def naive_view(grid):
 
 @pytest.mark.parametrize("task", ["DoorKey-6x6", "KeyCorridorS3R1"])  # a square, and none
 def test_where_levels_change_the_network_sees_the_grid_from_the_agent(task):
-    args = gb_dqn_minigrid.Args(env_id=task, num_levels=0)
-    rng = np.random.default_rng(0)
-    env = gb_dqn_minigrid.make_env(args, gb_dqn_minigrid.task_of(task), rng)
+    env, rng = make_env(task), np.random.default_rng(0)
     grids, directions = [env.reset()], set()
     for action in rng.integers(3, size=60):
         grids.append(env.step(action)[0])
         directions.add(env.env.unwrapped.agent_dir)
-    network = gb_dqn_minigrid.make_network(args, env.obs.shape, env.num_actions)
+    network = gb_dqn_minigrid.make_network(env.args, env.obs.shape, env.num_actions)
     moved = network.move_to_agent(torch.from_numpy(np.array(grids)))
     assert directions == {0, 1, 2, 3}
     np.testing.assert_array_equal(moved, [naive_view(grid) for grid in grids])
@@ -600,8 +573,7 @@ def test_where_levels_change_the_network_sees_the_grid_from_the_agent(task):
 
 
 def test_a_level_that_is_turned_has_the_same_values():
-    args, rng = gb_dqn_minigrid.Args(num_levels=0), np.random.default_rng(0)
-    grid = gb_dqn_minigrid.make_env(args, "MiniGrid-DoorKey-6x6-v0", rng).reset()
+    grid = make_env("DoorKey-6x6").reset()
     turned = np.rot90(grid).copy()  # x, y -> W - 1 - y, x: right becomes down
     x, y = np.argwhere(turned[..., 0] == ROBOT)[0]
     turned[x, y, 2] = (turned[x, y, 2] + 1) % 4
@@ -632,25 +604,28 @@ def test_the_best_return_is_that_of_a_search_over_copies(task, least):
 
 @jitted
 def test_a_run_of_n_levels_scores_both_kinds(tmp_path):
-    assert command(gb_dqn_minigrid, *SMALL, "--num-levels", "3", "--run-dir", tmp_path) == 0
-    run = only_run(tmp_path)
-    rows = list(csv.DictReader((run / "evaluations.csv").open()))
+    run = short_run(gb_dqn_minigrid, tmp_path, *LEVELS, "--num-levels", "3")
+    rows = read_rows(run / "evaluations.csv")
     assert len(rows) == 4
     assert all(row["train_return"] for row in rows)
-    result = json.loads((run / "result.json").read_text())
-    assert "train_score" in result
-    assert 0 <= result["starts_met"] <= 1
+    assert "train_score" in result_of(run)
+    assert 0 <= result_of(run)["starts_met"] <= 1
 
 
 @jitted
 def test_the_network_alone_and_its_own_graph_are_two_scores(tmp_path, capsys):
-    for how in ("graph", "network"):
-        flags = [*SMALL, "--num-levels", "0", "--eval-act-on", how, "--run-dir", tmp_path / how]
-        assert command(gb_dqn_minigrid, *flags) == 0
-    rows = [(only_run(tmp_path / h) / "metrics.csv").read_text() for h in ("graph", "network")]
-    drop = [[line.split(",")[4:] for line in text.splitlines()] for text in rows]
+    graph, network = (
+        short_run(
+            gb_dqn_minigrid, tmp_path / how, *LEVELS, "--num-levels", "0", "--eval-act-on", how
+        )
+        for how in ("graph", "network")
+    )
+    drop = [
+        [line.split(",")[4:] for line in (run / "metrics.csv").read_text().splitlines()]
+        for run in (graph, network)
+    ]
     assert drop[0] == drop[1]  # training is the same
-    assert command(evaluate, only_run(tmp_path / "graph"), "--episodes", "2") == 0
+    assert command(evaluate, graph, "--episodes", "2") == 0
     assert " on a graph of its own episode, " in capsys.readouterr().out.splitlines()[-1]
 
 

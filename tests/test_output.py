@@ -1,9 +1,7 @@
 """Output that is gone, terminals that are closed, signals: how a command ends."""
 
-import errno
 import fcntl
 import io
-import json
 import os
 import pty
 import shlex
@@ -16,17 +14,14 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import interpreted, is_one_line, only_run
-from folders import ROOT
+from conftest import ROOT, SHORT, interpreted, is_one_line, only_run, result_of
 
 import gb_dqn_minigrid
 from gbcore.run import StopSignal, fail, load_checkpoint, one_line_errors, warn
 
-WORDS = [  # a run that never learns, which it says on stderr
-    sys.executable, gb_dqn_minigrid.__file__, "--env-id", "Empty-5x5", "--eval-frequency", "0",
-    "--eval-episodes", "1", "--log-frequency", "10", "--eval-epsilon", "1", "--learning-starts",
-    "9999", "--total-timesteps",
-]  # fmt: skip
+# A run that never learns, which it says on stderr.
+WORDS = [sys.executable, gb_dqn_minigrid.__file__, *SHORT, "--env-id", "Empty-5x5"]
+WORDS += ["--learning-starts", "9999", "--total-timesteps"]
 
 
 @interpreted
@@ -40,15 +35,27 @@ WORDS = [  # a run that never learns, which it says on stderr
     ids=["head", "none from the start", "a full disk"],
 )
 def test_a_run_outlives_its_output(line, tmp_path):
-    line = line.format(
-        shlex.join([*WORDS, "300", "--run-dir", str(tmp_path / "runs")]), tmp_path / "status"
-    )
+    words = shlex.join([*WORDS, "300", "--run-dir", str(tmp_path / "runs")])
+    line = line.format(words, tmp_path / "status")
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert (tmp_path / "status").read_text() == "0\n", done
     assert "Error" not in done.stderr
     run = only_run(tmp_path / "runs")
-    assert json.loads((run / "result.json").read_text())["steps"] == 300
-    assert load_checkpoint(run)["logger"]["step"] == 300
+    assert result_of(run)["steps"] == load_checkpoint(run)["logger"]["step"] == 300
+
+
+def test_what_cannot_be_printed_is_dropped(monkeypatch):
+    @one_line_errors
+    def main():
+        print("nobody reads this", flush=True)
+        warn("nor this")
+        fail("nor this", 3)
+
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, stream := io.StringIO())
+        stream.close()
+    with pytest.raises(SystemExit, match="3"):
+        main()
 
 
 @interpreted
@@ -66,7 +73,7 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
     time.sleep(0.5)
     os.close(master)  # sends SIGHUP
     assert process.wait(timeout=300) == 130
-    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    result = result_of(only_run(tmp_path))
     assert result["interrupted"]
     assert load_checkpoint(only_run(tmp_path))["logger"]["step"] == result["steps"]
 
@@ -79,41 +86,17 @@ def test_every_command_outlives_its_output_and_ends_in_one_line():
                 assert "\n@one_line_errors\ndef main():\n" in text, path
 
 
-def test_what_cannot_be_printed_is_dropped(monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, *_):
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-        flush = write
-
-    @one_line_errors
-    def main():
-        print("nobody reads this", flush=True)
-        warn("nor this")
-        fail("nor this", 3)
-
-    monkeypatch.setattr(sys, "stdout", Gone())
-    monkeypatch.setattr(sys, "stderr", Gone())
-    with pytest.raises(SystemExit, match="3"):
-        main()
-
-
-@pytest.mark.parametrize("allocate", [np.empty, torch.empty])
+@pytest.mark.parametrize(
+    "allocate", [lambda: np.empty(10**17, np.uint8), lambda: torch.empty(10**17, dtype=torch.uint8)]
+)
 def test_too_little_memory_is_one_line(allocate, capsys):
-    @one_line_errors
-    def main():
-        allocate(10**17, dtype={np.empty: np.uint8, torch.empty: torch.uint8}[allocate])
-
     with pytest.raises(SystemExit, match="1"):
-        main()
+        one_line_errors(allocate)()
     assert is_one_line(capsys, "allocate", "--buffer-size")
 
 
-def test_signals_end_a_run_and_nohup_is_kept():
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        with StopSignal() as stop:
-            signal.raise_signal(number)
-            assert stop.asked
+def test_nohup_is_kept():
+    """That signals end a run is in test_resume.py."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopSignal() as stop:
         signal.raise_signal(signal.SIGHUP)
@@ -122,19 +105,9 @@ def test_signals_end_a_run_and_nohup_is_kept():
 
 
 def test_a_tilde_is_the_user_s_folder_in_every_word_of_every_command(monkeypatch):
-    typed = [
-        "tool",
-        "~/my runs",
-        "~",
-        "--out=~/a.png",
-        "--out=~",
-        "a~/b",
-        "--out=a~/b",
-        "~x",
-        "--~/",
-    ]
+    typed = ["~/my runs", "~", "--out=~/a.png", "--out=~", "a~/b", "--out=a~/b", "~x", "--~/"]
     monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setattr(sys, "argv", typed.copy())
+    monkeypatch.setattr(sys, "argv", ["tool", *typed])
     one_line_errors(lambda: None)()
-    meant = ["/home/me/my runs", "/home/me", "--out=/home/me/a.png", "--out=/home/me", *typed[5:]]
+    meant = ["/home/me/my runs", "/home/me", "--out=/home/me/a.png", "--out=/home/me", *typed[4:]]
     assert sys.argv == ["tool", *meant]

@@ -7,14 +7,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from pathlib import Path
 
 import pytest
-from conftest import jitted
+from conftest import ROOT, jitted
+from packaging.requirements import Requirement
 
 import gbcore
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = jitted
 
 GRAPH_ALONE = """
@@ -41,52 +40,39 @@ print(__import__("gbcore").__file__)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built offline, in a folder of its own."""
+    """The zip file, built offline, in a folder of its own."""
     pytest.importorskip("setuptools", minversion="77")
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(
-        ROOT / "gbcore", source / "gbcore", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "gbcore", source / "gbcore", ignore=ignored)
     words = "-m pip wheel -q --no-deps --no-build-isolation --no-index -w".split()
     subprocess.run([sys.executable, *words, built, source], check=True, timeout=300)
     (path,) = built.iterdir()
-    return path
+    with zipfile.ZipFile(path) as file:
+        yield file
 
 
-@pytest.fixture
-def metadata(wheel):
-    """The wheel's metadata."""
-    with zipfile.ZipFile(wheel) as file:
-        (metadata,) = [name for name in file.namelist() if name.endswith("METADATA")]
-        return email.message_from_bytes(file.read(metadata))
-
-
-def test_the_wheel_holds_the_package_its_version_and_py_typed(wheel, metadata):
-    names = zipfile.ZipFile(wheel).namelist()
+def test_the_wheel_holds_the_package_and_py_typed_and_its_bounds_hold_the_pins(wheel):
+    names = wheel.namelist()
     source = {str(path.relative_to(ROOT)) for path in (ROOT / "gbcore").rglob("*.py")}
     assert {name for name in names if name.startswith("gbcore/")} == source | {"gbcore/py.typed"}
-    assert metadata["Name"] == "graph-backup"
-    assert metadata["Version"] == gbcore.__version__
-    needed = [line for line in metadata.get_all("Requires-Dist") if "extra" not in line]
-    assert sorted(re.match("[a-z]+", line)[0] for line in needed) == ["numba", "numpy", "scipy"]
-    assert all(">=" in line for line in needed)
-
-
-def test_the_pins_are_within_the_package_s_bounds(metadata):
-    from packaging.requirements import Requirement
-
+    (path,) = [name for name in names if name.endswith("METADATA")]
+    metadata = email.message_from_bytes(wheel.read(path))
+    assert (metadata["Name"], metadata["Version"]) == ("graph-backup", gbcore.__version__)
+    requirements = [*map(Requirement, metadata.get_all("Requires-Dist"))]
+    needed = [one for one in requirements if "extra" not in str(one.marker)]
+    assert sorted(one.name for one in needed) == ["numba", "numpy", "scipy"]
+    assert all(">=" in str(one.specifier) for one in needed)
     text = "".join((ROOT / f"requirements{of}.txt").read_text() for of in ("", "-sb3"))
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", text, re.MULTILINE))
-    for line in metadata.get_all("Requires-Dist"):
-        requirement = Requirement(line)
-        assert requirement.specifier.contains(pins[requirement.name]), line
+    for one in requirements:
+        assert one.specifier.contains(pins[one.name]), one
 
 
 def test_graph_and_scalar_targets_of_an_installed_package_need_no_torch(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as file:
-        file.extractall(tmp_path / "site")
+    wheel.extractall(tmp_path / "site")
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{GRAPH_ALONE}"
     how = {"capture_output": True, "text": True, "check": False, "timeout": 300}
     command, environment = [sys.executable, "-c", program], {"NUMBA_DISABLE_JIT": "1"}

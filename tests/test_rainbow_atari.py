@@ -15,12 +15,12 @@ from gbcore.run import atari, updates
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
-def make_learner(num_actions=3, capacity=300, **flags):
+def make_learner(num_actions=3, capacity=300, device="cpu", **flags):
     """A learner without transitions."""
     args = script.Args(cuda=False, **flags)
     graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True)
     replay = PrioritizedReplay(graph, capacity, args.priority_exponent)
-    return script.Learner(args, graph, replay, torch.device("cpu"))
+    return script.Learner(args, graph, replay, torch.device(device))
 
 
 def learner_of(tmp_path, game, steps, **flags):
@@ -33,22 +33,19 @@ def learner_of(tmp_path, game, steps, **flags):
 
 
 def test_no_transition_crosses_a_reset_and_a_lost_life_ends_no_game(tmp_path):
-    steps = 900
-    learner = learner_of(tmp_path, "breakout", steps)
+    learner = learner_of(tmp_path, "breakout", 900)
     replay, graph = learner.replay, learner.graph
     assert graph.check_valid() == []
-    assert graph.num_transitions == steps
+    assert graph.num_transitions == 900
     before = graph.observations_of(replay.node)  # [steps, 4, 84, 84]
     after = graph.observations_of(replay.next_node)
     # Each observation is the one before, moved on by a frame: a reset would show an empty stack.
     np.testing.assert_array_equal(after[:, :3], before[:, 1:])
-
     starts = np.append(0, np.flatnonzero(replay.cut[:-1]) + 1)
     assert len(starts) >= 3, "several games were played"
     assert (before[starts, :3] == 0).all(), "a game starts from an empty stack"
     continues = np.flatnonzero(~replay.cut[:-1])
     np.testing.assert_array_equal(replay.next_node[continues], replay.node[continues + 1])
-
     # Five lives a game: each loss is a done transition, and only the fifth is followed by a cut.
     for first, last in zip(starts[:-1], starts[1:] - 1, strict=True):
         ends = np.flatnonzero(replay.terminated[first : last + 1])
@@ -275,10 +272,8 @@ def test_bfloat16_is_near_and_of_layers_alone(filled, monkeypatch):
 @graph_alone
 def test_update_moves_the_prediction_towards_the_target(filled):
     (learner, batch), rng = filled(gamma=0.0), np.random.default_rng(0)
-    first = learner.update(batch, rng)[-2]  # the loss
-    for _ in range(15):
-        last = learner.update(batch, rng)[-2]  # the loss
-    assert last < first
+    losses = [learner.update(batch, rng)[-2] for _ in range(16)]
+    assert losses[-1] < losses[0]
 
 
 @graph_alone

@@ -1,13 +1,15 @@
-"""What the README promises."""
+"""What README and pages promise: commands, files, snippets that pass the type checker."""
 
 import importlib
+import json
+import os
 import re
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
-from conftest import command, jitted
+from conftest import ROOT, command, jitted
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 FRONTIER = (ROOT / "docs" / "frontier.md").read_text()
 
@@ -57,3 +59,37 @@ def test_every_flag_that_a_page_uses_exists(name, capsys):
     assert f"python {name}" in about  # from the docstring, which says what the command is for
     named = set(re.findall(r"--([a-z0-9-]+)", first + others))
     assert commands()[name] <= named
+
+
+# --- Types ---
+
+
+def check(*words):
+    """What basedpyright finds: a dict."""
+    pytest.importorskip("basedpyright", reason="pip install -r requirements-dev.txt")
+    base = [sys.executable, *"-m basedpyright --outputjson --pythonpath".split(), sys.executable]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run([*base, *words], stdout=subprocess.PIPE, check=False, env=environment)
+    return json.loads(done.stdout)
+
+
+def test_public_names_have_types():
+    report = check("--verifytypes", "gbcore", "--ignoreexternal")["typeCompleteness"]
+    unknown = [symbol["name"] for symbol in report["symbols"] if not symbol["isTypeKnown"]]
+    assert report["completenessScore"] >= 0.98, unknown
+
+
+def test_snippets_of_the_pages_pass(tmp_path):
+    """Also parts of programs, whose other names are not theirs to define."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        codes = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+        for number, code in enumerate(codes):
+            indented = "if True:\n" * code.startswith(" ") + code
+            (tmp_path / f"{page.stem}_{number}.py").write_text(indented)
+    config = {"typeCheckingMode": "standard", "reportUndefinedVariable": "none"}
+    config |= {"include": ["."], "extraPaths": [str(ROOT)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    errors = check("--project", str(tmp_path))["generalDiagnostics"]
+    messages = [f"{one['file'].rpartition('/')[2]}: {one['message']}" for one in errors]
+    # Gymnasium's own types refuse a class as entry_point, which its pages give.
+    assert [text for text in messages if '"entry_point"' not in text] == []

@@ -1,17 +1,14 @@
 """docs/recipes.md: the patches apply to the code as it is, and what they make runs."""
 
-import json
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import interpreted, only_run
+from conftest import ROOT, interpreted, only_run, result_of
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = interpreted  # a copy of gbcore has kernels of its own to compile
 SMALL = (
     "--total-timesteps 120 --learning-starts 100 --eval-frequency 0 --eval-episodes 1 "
@@ -85,5 +82,5 @@ def test_a_sixth_backup(patched):
 def test_another_environment(patched):
     folder = patched("taxi")
     run(folder, "gb_dqn_minigrid.py", "--run-dir", "runs", *SMALL)
-    result = json.loads((only_run(folder / "runs") / "result.json").read_text())
+    result = result_of(only_run(folder / "runs"))
     assert (result["env_id"], result["steps"]) == ("Taxi-v4", 120)

@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import as_bytes, command, files_in, jitted, left_behind, only_run
+from conftest import (
+    SHORT,
+    as_bytes,
+    command,
+    files_in,
+    jitted,
+    left_behind,
+    only_run,
+    refuses,
+    result_of,
+)
+from gbtools.runs import read_config
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
@@ -27,43 +37,46 @@ from gbcore.run import checkpoint, logger, save_checkpoint
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
-DQN = [
-    "--total-timesteps", "240", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
-    "--target-network-frequency", "70", "--log-frequency", "30", "--eval-frequency", "50",
-    "--eval-episodes", "2", "--eval-epsilon", "1", "--end-e", "0.5",
-]  # fmt: skip
-ATARI = [
-    "--total-timesteps", "240", "--learning-starts", "30", "--batch-size", "4", "--breadth", "5",
-    "--train-frequency", "6", "--log-frequency", "30", "--eval-frequency", "100", "--threads", "1",
-    "--eval-episodes", "1", "--eval-epsilon", "1", "--exploration-steps", "1000", "--no-cuda",
-    "--curve-episodes", "1", "--updates-per-train", "1", "--env-id", "Breakout",
-]  # fmt: skip
-FRONTIER = ["--exploration", "frontier", "--frontier-share", "0.9"]
-ON_GRAPH = ["--backup", "whole-graph", "--prior", "0.3", "--train-frequency", "7", *FRONTIER]
+DQN = (
+    "--total-timesteps 240 --target-network-frequency 70 --log-frequency 30 --eval-frequency 50 "
+    "--eval-episodes 2"
+)
+FRONTIER = "--exploration frontier --frontier-share 0.9"
+ON_GRAPH = f"--backup whole-graph --prior 0.3 --train-frequency 7 {FRONTIER}"
 CASES = {
-    "minigrid": (gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", *DQN]),
-    "minigrid, frontier": (gb_dqn_minigrid, ["--env-id", "Dynamic-Obstacles-5x5", "--buffer-size",
-                                             "90", *FRONTIER, *DQN]),
+    "minigrid": (gb_dqn_minigrid, f"--env-id DoorKey-5x5 {DQN} --end-e 0.5"),
+    "minigrid, frontier": (
+        gb_dqn_minigrid,
+        f"--env-id Dynamic-Obstacles-5x5 --buffer-size 90 {FRONTIER} {DQN} --end-e 0.5",
+    ),
     "minigrid, values of the whole graph": (
-        gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", "--buffer-size", "90", *ON_GRAPH, *DQN]
+        gb_dqn_minigrid, f"--env-id DoorKey-5x5 --buffer-size 90 {ON_GRAPH} {DQN} --end-e 0.5"
     ),
     "minigrid, levels and views": (
-        gb_dqn_minigrid, ["--env-id", "DoorKey-5x5", "--num-levels", "0", "--view", "partial",
-                          "--buffer-size", "90", *ON_GRAPH, *DQN]
+        gb_dqn_minigrid, "--env-id DoorKey-5x5 --num-levels 0 --view partial --buffer-size 90 "
+        f"{ON_GRAPH} {DQN} --end-e 0.5",
     ),
-    "gymnasium": (gb_dqn_gymnasium, ["--env-id", "Taxi-v4", "--key-last-action", *DQN[:-2]]),
+    "gymnasium": (gb_dqn_gymnasium, f"--env-id Taxi-v4 --key-last-action {DQN}"),
     "gymnasium, rounded": (
-        gb_dqn_gymnasium, ["--env-id", "CartPole-v1", "--round", "1", "--time-limit", "50",
-                           "--buffer-size", "120", *ON_GRAPH, *DQN]
+        gb_dqn_gymnasium, "--env-id CartPole-v1 --round 1 --time-limit 50 --buffer-size 120 "
+        f"{ON_GRAPH} {DQN} --end-e 0.5",
     ),
     "gymnasium, levels": (
-        gb_dqn_gymnasium, ["--env-id", "examples.mazes:Maze-v0", "--num-levels", "0",
-                           "--buffer-size", "120", *ON_GRAPH, *DQN[:-2]]
+        gb_dqn_gymnasium,
+        f"--env-id examples.mazes:Maze-v0 --num-levels 0 --buffer-size 120 {ON_GRAPH} {DQN}",
     ),
-    "minatar": (gb_dqn_minatar, ["--env-id", "asterix", "--train-frequency", "7", "--backup",
-                                 "graph-mixed", *FRONTIER, *DQN]),
-    "atari": (gb_rainbow_atari, ["--buffer-size", "100", *FRONTIER, *ATARI]),
+    "minatar": (
+        gb_dqn_minatar,
+        f"--env-id asterix --train-frequency 7 --backup graph-mixed {FRONTIER} {DQN} --end-e 0.5",
+    ),
+    "atari": (
+        gb_rainbow_atari, f"--env-id Breakout --buffer-size 100 {FRONTIER} {DQN} "
+        "--eval-frequency 100 --eval-episodes 1 --curve-episodes 1 --train-frequency 6 "
+        "--updates-per-train 1 --exploration-steps 1000 --threads 1 --no-cuda "
+        "--target-network-frequency 1",
+    ),
 }  # fmt: skip
+CASES = {name: (script, [*SHORT, *words.split()]) for name, (script, words) in CASES.items()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,6 +101,11 @@ def undisturbed(tmp_path_factory):
         return runs[case]
 
     return get
+
+
+def are_alike(got, expected):
+    for name in expected:
+        assert got[name] == expected[name], name
 
 
 def signal_at(monkeypatch, script, step, number=signal.SIGTERM, times=1):
@@ -122,14 +140,12 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_pa
             signal_at(patch, script, steps, getattr(signal, name))
             assert command(script, *flags) == 130
         run = only_run(tmp_path)
-        result = json.loads((run / "result.json").read_text())
+        result = result_of(run)
         assert (result["interrupted"], result["score"]) == (True, None)
         flags = ["--resume", run]
     assert result["steps"] == 240
     assert command(script, *flags) == 0
-    got = left_behind(run)
-    for name in expected:
-        assert got[name] == expected[name], name
+    are_alike(left_behind(run), expected)
     assert TransitionGraph.load(run / "graph.npz").check_valid() == []
 
 
@@ -162,7 +178,7 @@ def test_no_evaluation_counts_as_training(tmp_path, monkeypatch):
         signal_at(patch, script, 100.5)
         assert command(script, *flags, "--run-dir", tmp_path) == 130
     assert command(script, "--resume", only_run(tmp_path)) == 0
-    result = json.loads((only_run(tmp_path) / "result.json").read_text())
+    result = result_of(only_run(tmp_path))
     assert 0 < result["training_seconds"] < 1_000 <= result["wall_seconds"]
 
 
@@ -213,15 +229,13 @@ def test_a_killed_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_path):
     for _ in range(KILLS):
         folder = tmp_path / "runs"
         words = [*flags, "--checkpoint-frequency", "20", "--run-dir", str(folder)]
-        number = 0
-        while number < 2:  # killed twice in a run
+        for _ in range(2):  # killed twice in a run
             process = subprocess.Popen([sys.executable, script.__file__, *words])
             while process.poll() is None and not list(folder.glob("*/new.checkpoint.zip")):
                 time.sleep(0.0005)
             time.sleep(rng.uniform(0, 0.01))
             process.kill()
             process.wait()
-            number += 1
             if list(folder.glob("*/checkpoint.zip")):
                 words = ["--resume", str(only_run(folder))]
             else:
@@ -240,22 +254,9 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         "torch.optim.RMSprop(self.online.parameters(), lr=args.learning_rate, momentum=0.9)",
     ),
     (
-        "class Learner(",
-        """class Rate:  # a user's own
-    def __init__(self, learner):
-        self.value, self.rng, self.learner = 1.0, np.random.default_rng(2), learner
-
-
-class Learner(""",
-    ),
-    (
         "        self.num_updates = 0\n",
         """        self.num_updates = 0
-        self.mean, self.own = torch.zeros(2), (np.random.default_rng(1), torch.Generator())
-        self.lately, self.left_out = collections.deque([0.0], maxlen=3), (0 for _ in ())
-        self.single, self.rate, self.counts = np.float32(0), Rate(self), collections.Counter()
-        self.signs, self.both, self.past, self.best = {0}, [self.rate, ()], [], None
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 0.999**n)
+        self.mean, self.best, self.left_out = torch.zeros(2), None, (0 for _ in ())
         self.others = [nn.Linear(1, 1), nn.Linear(1, 1)]
         self.sgd = torch.optim.SGD(self.others[1].parameters(), lr=0.1, momentum=0.9)
 """,
@@ -264,16 +265,8 @@ class Learner(""",
         "        self.optimizer.step()\n",
         """        self.optimizer.step()
         self.mean = 0.9 * self.mean + loss.detach() + np.random.rand() + random.random()
-        self.mean += self.own[0].random() + torch.rand(2, generator=self.own[1])
-        self.single = self.single / np.float32(3) + np.float32(self.mean[0])
-        self.lately.append(self.single)
-        self.both[0].value += self.rate.rng.random()
-        self.both[1] += (loss.item(),)
-        self.counts[self.signs.add(int(self.single * 10))] += 1
-        self.schedule.step()
         if self.num_updates % 40 == 39:
-            self.past.append(copy.deepcopy(self.online))
-            self.best = self.past[-1]
+            self.best = copy.deepcopy(self.online)
         self.loss_of_best = 0.0 if self.best is None else self.best(obs).mean().item()
         self.sgd.zero_grad()
         self.others[1](self.mean[:1]).sum().backward()
@@ -283,9 +276,7 @@ class Learner(""",
     (
         "        # Log and save.\n",
         """        if step > 40:
-            logger.charts |= {"mine/mean": learner.mean[0], "mine, lately": sum(learner.lately)}
-            logger.charts["mine/rate"] = learner.rate.value * len(learner.signs)
-            logger.charts["mine/best"] = learner.loss_of_best
+            logger.charts |= {"mine/mean": learner.mean[0], "mine, best": learner.loss_of_best}
 
         # Log and save.
 """,
@@ -294,8 +285,8 @@ class Learner(""",
 
 
 def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, capsys):
-    """Another optimiser, a schedule, a tensor, networks from the start and later ones, charts,
-    containers, an object in two places that knows the learner, and chance of all sources.
+    """Another optimiser, a tensor, networks from the start and a later one, charts, and chance of
+    all sources. What else a learner may hold is in test_learner.py.
 
     Its annotations are postponed: flags are checked all the same.
     """
@@ -303,8 +294,9 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, c
     for old, new in CHANGES:
         assert old in source
         source = source.replace(old, new)
-    imports = "from __future__ import annotations\nimport collections, random\n"
-    (tmp_path / "mine.py").write_text(imports + source)
+    (tmp_path / "mine.py").write_text(
+        f"from __future__ import annotations\nimport random\n{source}"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         import mine
@@ -314,7 +306,8 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, c
         assert command(mine, *flags, "--run-dir", tmp_path / "whole") == 0
         expected = left_behind(only_run(tmp_path / "whole"))
         assert expected["metrics"][0]["mine/mean"] == ""  # before it learned
-        assert all(float(row["mine, lately"]) for row in expected["metrics"][1:])
+        assert all(float(row["mine/mean"]) for row in expected["metrics"][1:])
+        assert float(expected["metrics"][-1]["mine, best"])
         assert "checkpoints leave out learner.left_out" in capsys.readouterr().err
         assert "sgd" in expected["checkpoint"]["learner"]
         signal_at(patch, mine, 100)
@@ -323,22 +316,21 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, c
     got = left_behind(only_run(tmp_path / "parts"))
     for left in (got, expected):
         del left["checkpoint"]["learner"]["left_out"]
-    for name in expected:
-        assert got[name] == expected[name], name
+    are_alike(got, expected)
 
 
-# --------------------------------------------------------------------------------------------------
-# Resuming what is finished, and what may be changed
-# --------------------------------------------------------------------------------------------------
+# --- Resuming what is finished, and what may be changed ---
 
 
 @pytest.fixture
 def finished(undisturbed, tmp_path):
-    """Function of a case: script and a copy of its finished run."""
+    """Function of a case: script and a copy of its finished run, or of one killed at its end."""
 
-    def get(case):
-        run, _ = undisturbed(case)
-        return CASES[case][0], shutil.copytree(run, tmp_path / "copy")
+    def get(case, killed=False):
+        run = shutil.copytree(undisturbed(case)[0], tmp_path / "copy")
+        if killed:
+            (run / "result.json").unlink()
+        return CASES[case][0], run
 
     return get
 
@@ -370,47 +362,38 @@ def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
 def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     script, run = finished("minigrid")
-    words = ("--resume", run, "--total-timesteps", "260", "--cuda")
-    assert command(script, *words) == 0
+    assert command(script, "--resume", run, "--total-timesteps", "260", "--cuda") == 0
     assert "no CUDA device" in capsys.readouterr().err
-    assert json.loads((run / "config.json").read_text())["cuda"] is True  # where there is one again
+    assert read_config(run)["cuda"] is True  # where there is one again
 
 
 def test_two_processes_cannot_go_on_with_one_run(finished, capsys):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
+    script, run = finished("minigrid", killed=True)
     lock = logger._lock(run)
-    assert command(script, "--resume", run) == 2
-    assert "another process goes on" in capsys.readouterr().err
+    assert refuses(capsys, script, ["--resume", run], "another process goes on")
     os.close(lock)
     assert command(script, "--resume", run) == 0
 
 
-# --------------------------------------------------------------------------------------------------
-# What is refused: in one line, with status 2, and nothing in the folder is changed
-# --------------------------------------------------------------------------------------------------
+# --- What is refused: in one line, with status 2, and nothing in the folder is changed ---
 
 
 def is_refused(script, run, capsys, *words, flags=()):
     before = files_in(run)
-    capsys.readouterr()
-    assert command(script, "--resume", run, *flags) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    for word in ("error: ", *words):
-        assert word in line
+    assert refuses(capsys, script, ["--resume", run, *flags], *words)
     assert files_in(run) == before
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--learning-rate", "7"], ["Require --learning-rate 0.001", "got 7"]),
-        (["--seed", "7"], ["Require --seed 1", "got 7"]),
-        (["--total-timesteps", "239"], ["240", "can only be raised"]),
+        ("--learning-rate 7", ["Require --learning-rate 0.001", "got 7"]),
+        ("--seed 7", ["Require --seed 1", "got 7"]),
+        ("--total-timesteps 239", ["240", "can only be raised"]),
     ],
 )
 def test_flags_that_a_run_does_not_have_are_refused(flags, words, finished, capsys):
-    is_refused(*finished("minigrid"), capsys, *words, flags=flags)
+    is_refused(*finished("minigrid"), capsys, *words, flags=flags.split())
 
 
 def test_a_folder_of_another_script_or_of_no_run_is_refused(finished, tmp_path, capsys):
@@ -421,8 +404,7 @@ def test_a_folder_of_another_script_or_of_no_run_is_refused(finished, tmp_path, 
 
 def test_a_run_killed_in_its_last_moment_repeats_its_last_evaluation(finished, undisturbed):
     """And cuts what came into its tables after the checkpoint."""
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
+    script, run = finished("minigrid", killed=True)
     (run / "model.pt").unlink()
     for table in ("metrics.csv", "evaluations.csv"):
         with (run / table).open("a") as file:
@@ -432,8 +414,7 @@ def test_a_run_killed_in_its_last_moment_repeats_its_last_evaluation(finished, u
 
 
 def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
+    script, run = finished("minigrid", killed=True)
     tree = checkpoint.load_checkpoint(run)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT_VERSION", 2)
@@ -441,32 +422,30 @@ def test_a_checkpoint_of_another_format_is_refused(finished, capsys, monkeypatch
     is_refused(script, run, capsys, f"format {checkpoint.FORMAT_VERSION}, got 2")
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "changed", "words"),
-    [
-        (gb, "Checkpoint", functools.partial(gb.Checkpoint, mine=gb.LearnerState()), ["mine: Key"]),
-        (
-            gb_dqn_minigrid, "make_network",
-            lambda _, *sizes: gb_dqn_minigrid.QNetwork(*sizes, levels_change=True),
-            ["learner: ValueError: Require online.layers.7.weight of shape"],
-        ),
-        (gb.flags, "fields", lambda _: [], ["a script without ['act_on', "]),
-    ],
-    ids=["a further part", "another network", "a flag that went"],
-)  # fmt: skip
-def test_a_script_that_cannot_take_what_was_saved_is_told_why(
-    place, name, changed, words, finished, capsys, monkeypatch
-):
-    script, run = finished("minigrid")
-    (run / "result.json").unlink()
-    monkeypatch.setattr(place, name, changed)
-    is_refused(script, run, capsys, *words)
+OTHER_SCRIPTS = {  # what of them is another: owner, name, value; and words of the message
+    "a further part": (
+        gb, "Checkpoint", functools.partial(gb.Checkpoint, mine=gb.LearnerState()), "mine: Key",
+    ),
+    "another network": (
+        gb_dqn_minigrid, "make_network",
+        lambda _, *sizes: gb_dqn_minigrid.QNetwork(*sizes, levels_change=True),
+        "learner: ValueError: Require online.layers.7.weight of shape",
+    ),
+    "a flag that went": (gb.flags, "fields", lambda _: [], "a script without ['act_on', "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHER_SCRIPTS)
+def test_a_script_that_cannot_take_what_was_saved_is_told_why(other, finished, capsys, monkeypatch):
+    script, run = finished("minigrid", killed=True)
+    *changed, message = OTHER_SCRIPTS[other]
+    monkeypatch.setattr(*changed)
+    is_refused(script, run, capsys, message)
 
 
 def test_a_damaged_checkpoint_is_refused(finished, capsys):
     """Cut short, or with one bit changed in a number, a name or a header of the archive."""
-    script, run = finished("minigrid, frontier")
-    (run / "result.json").unlink()
+    script, run = finished("minigrid, frontier", killed=True)
     path, tree = run / checkpoint.NAME, as_bytes(checkpoint.load_checkpoint(run))
     whole = path.read_bytes()
     with zipfile.ZipFile(path) as file:
@@ -492,9 +471,7 @@ def test_a_damaged_checkpoint_is_refused(finished, capsys):
         is_refused(script, run, capsys)
 
 
-# --------------------------------------------------------------------------------------------------
-# Full disk
-# --------------------------------------------------------------------------------------------------
+# --- Full disk ---
 
 WRITES = {
     "a row of metrics.csv": (logger.Logger, "_write"),
@@ -504,7 +481,9 @@ WRITES = {
 
 
 @pytest.mark.parametrize("place", WRITES)
-def test_a_disk_that_fills_up_ends_a_run_with_one_line(place, undisturbed, tmp_path, capsys):
+def test_a_disk_that_fills_up_ends_a_run_with_one_line(
+    place, undisturbed, tmp_path, capsys, monkeypatch
+):
     script, flags = CASES["minigrid"]
     owner, name = WRITES[place]
     write, saves, save = getattr(owner, name), [], checkpoint.save_checkpoint
@@ -514,10 +493,8 @@ def test_a_disk_that_fills_up_ends_a_run_with_one_line(place, undisturbed, tmp_p
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(*args, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            checkpoint, "save_checkpoint", lambda *args: (save(*args), saves.append(True))
-        )
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_checkpoint", lambda *args: saves.append(save(*args)))
         patch.setattr(owner, name, full)
         words = [*flags, "--checkpoint-frequency", "60", "--run-dir", tmp_path]
         assert command(script, *words) == 2

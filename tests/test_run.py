@@ -1,17 +1,30 @@
-"""gbcore.run: what all scripts share of the command line, a run's folder and its end."""
+"""What all scripts share: their flags, what a command refuses, a run's folder and its end."""
 
-import json
 import re
 import shlex
 import sys
-from pathlib import Path
 from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
 import pytest
+import report
+import speed
+import suites
+import sweep
 import torch
-from conftest import command, is_one_line, jitted, only_run, read_metrics
+from conftest import (
+    SHORT,
+    command,
+    is_one_line,
+    jitted,
+    only_run,
+    read_metrics,
+    refuses,
+    result_of,
+    short_run,
+    spy,
+)
 from gbtools.runs import read_rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -20,20 +33,12 @@ import gb_dqn_minigrid
 import gb_rainbow_atari
 from examples import gb_dqn_gymnasium
 from gbcore import TransitionGraph
-from gbcore.run import (
-    load_checkpoint,
-    parse_flags,
-    play_episodes,
-)
+from gbcore.run import load_checkpoint, parse_flags, play_episodes
 from gbcore.run.flags import check_flags
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 SCRIPTS = (gb_dqn_minigrid, gb_dqn_minatar, gb_rainbow_atari)
 script = gb_dqn_minatar
-SMALL = [
-    "--env-id", "breakout", "--total-timesteps", "60", "--learning-starts", "30", "--batch-size",
-    "4", "--eval-frequency", "0", "--eval-episodes", "1", "--log-frequency", "10", "--breadth", "5",
-]  # fmt: skip
 
 
 def test_evaluations_play_one_episode_in_each_environment():
@@ -44,15 +49,11 @@ def test_evaluations_play_one_episode_in_each_environment():
             self.length = length
 
         def reset(self):
-            self.t = 0
+            self.obs = np.zeros(1, np.uint8)
 
         def step(self, action):
-            self.t += 1
-            return self.obs, float(action), self.t == self.length, False
-
-        @property
-        def obs(self):
-            return np.full(1, self.t, np.uint8)
+            self.obs = self.obs + 1
+            return self.obs, float(action), self.obs[0] == self.length, False
 
     sizes = []
 
@@ -67,9 +68,7 @@ def test_evaluations_play_one_episode_in_each_environment():
     assert sizes == [3, 2, 1]
 
 
-# --------------------------------------------------------------------------------------------------
-# Flags
-# --------------------------------------------------------------------------------------------------
+# --- Flags ---
 
 
 UNREAD = [  # script, flags, words that are told: tyro shows the flag and its help
@@ -98,27 +97,35 @@ def test_a_flag_that_cannot_be_read_is_named_with_its_range(script, flags, words
         assert word in err
 
 
-BAD_INPUT = [  # script, flags, words that are told
-    (script, "--buffer-size 31", "31 32"),
-    (script, "--total-timesteps 31", "31 32"),
+BAD_INPUT = [  # command, flags, and what of the line counts, with " ... " between
+    (script, "--buffer-size 31", "31 ... 32"),
+    (script, "--total-timesteps 31", "31 ... 32"),
     (script, "--resume /nowhere", "/nowhere"),
-    (script, "--env-id freewy", "freewy freeway"),
-    (gb_dqn_minigrid, "--env-id DorKey-6x6", "DorKey-6x6 MiniGrid-DoorKey-6x6-v0"),
-    (gb_dqn_minigrid, "--env-id CartPole-v1", "CartPole-v1 grid examples/"),
-    (gb_dqn_minigrid, "--env-id Ant-v5", "Ant-v5 examples/"),
-    (gb_dqn_minigrid, "--backup whole-graph --gamma 1", "--gamma below 1"),
-    (gb_dqn_minigrid, "--act-on graph", "--act-on graph whole-graph"),
-    (gb_rainbow_atari, "--env-id Freewy", "freewy freeway"),
-    (gb_rainbow_atari, "--v-min 3 --v-max 3", "--v-min 3.0"),
-    (script, "--run-dir /proc/nowhere", "[Errno /proc"),
-    (script, f"--run-dir {__file__}/runs", f"[Errno {__file__}"),
-]
+    (script, "--env-id freewy", "freewy ... freeway"),
+    (gb_dqn_minigrid, "--env-id DorKey-6x6", "DorKey-6x6 ... MiniGrid-DoorKey-6x6-v0"),
+    (gb_dqn_minigrid, "--env-id CartPole-v1", "CartPole-v1 ... grid ... examples/"),
+    (gb_dqn_minigrid, "--env-id Ant-v5", "Ant-v5 ... examples/"),
+    (gb_dqn_minigrid, "--backup whole-graph --gamma 1", "--gamma ... below 1"),
+    (gb_dqn_minigrid, "--act-on graph", "--act-on graph ... whole-graph"),
+    (gb_rainbow_atari, "--env-id Freewy", "freewy ... freeway"),
+    (gb_rainbow_atari, "--v-min 3 --v-max 3", "--v-min ... 3.0"),
+    (script, "--run-dir /proc/nowhere", "[Errno ... /proc"),
+    (script, f"--run-dir {__file__}/runs", f"[Errno ... {__file__}"),
+    (sweep, "--dry-run", "--suites must name one or more"),
+    (sweep, "--dry-run --suites minigrid --tasks Emty", "--tasks 'Emty' is none of Empty-8x8"),
+    (sweep, "--dry-run --suites minigrid --overrides gamma=1 --backups whole-graph",
+     "--gamma must"),
+    (report, "--results-dir /nowhere", f"/nowhere/{suites.TABLE}"),
+    (speed, "--scripts gb_dqn_minigrad", "no script gb_dqn_minigrad"),
+    (speed, "--scripts gb_dqn_minigrid --env-ids Emty-5x5", "unknown task 'Emty-5x5'"),
+]  # fmt: skip
+if not torch.cuda.is_available():
+    BAD_INPUT += [(script, "--cuda", "CUDA") for script in SCRIPTS]
 
 
 @pytest.mark.parametrize(("script", "flags", "words"), BAD_INPUT)
 def test_bad_input_is_one_line_and_status_2(script, flags, words, capsys):
-    assert command(script, *flags.split()) == 2
-    assert is_one_line(capsys, *words.split())
+    assert refuses(capsys, script, flags.split(), *words.split(" ... "))
 
 
 def test_an_error_of_the_algorithm_is_shown_whole(tmp_path, monkeypatch, capsys):
@@ -128,7 +135,7 @@ def test_an_error_of_the_algorithm_is_shown_whole(tmp_path, monkeypatch, capsys)
         raise ValueError("of a loss that somebody wrote")
 
     monkeypatch.setattr(script.Learner, "update", update)
-    assert command(script, *SMALL, "--run-dir", tmp_path) == 1
+    assert command(script, *SHORT, "--env-id", "breakout", "--run-dir", tmp_path) == 1
     assert "in update\n" in capsys.readouterr().err
 
 
@@ -170,40 +177,35 @@ def test_where_the_network_is_never_trained_is_said(capsys):
     assert is_one_line(capsys, "--learning-starts", "the network is never trained")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_cuda_where_there_is_none(script, capsys):
-    assert command(script, "--cuda") == 2
-    assert is_one_line(capsys, "CUDA")
-
-
-# --------------------------------------------------------------------------------------------------
-# While it runs, and at its end
-# --------------------------------------------------------------------------------------------------
+# --- While it runs, and at its end ---
 
 
 RUNS = {
     "minigrid": (gb_dqn_minigrid, "--env-id DoorKey-5x5"),
-    "minatar": (gb_dqn_minatar, ""),
-    "atari": (gb_rainbow_atari, "--curve-episodes 1 --exploration-steps 20 --threads 1 --no-cuda"),
+    "minatar": (gb_dqn_minatar, "--env-id breakout --capture-video"),
+    "atari": (
+        gb_rainbow_atari,
+        "--env-id breakout --curve-episodes 1 --exploration-steps 20 --threads 1 --no-cuda",
+    ),
 }
 for backup in (*gb_dqn_gymnasium.BACKUPS, "whole-graph"):
     RUNS[backup] = gb_dqn_gymnasium, f"--env-id FrozenLake-v1 --backup {backup} --time-limit 50"
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_what_a_run_leaves(name, tmp_path):
+def test_what_a_run_leaves(name, tmp_path, capsys):
     """That it is the same for the same seed is in test_resume.py."""
     script, words = RUNS[name]
     words += " --buffer-size 20 --train-frequency 2 --target-network-frequency 40"
-    words += f" --eval-frequency 25 --eval-epsilon 1 --eval-episodes {1 + (name != 'atari')}"
-    assert command(script, *SMALL, *words.split(), "--run-dir", tmp_path) == 0
-    run = only_run(tmp_path)
+    words += f" --eval-frequency 25 --eval-episodes {1 + (name != 'atari')}"
+    run = short_run(script, tmp_path, *words.split())
+    told = "No reward was seen in 60 steps" in capsys.readouterr().out
+    assert told or name != "minigrid"  # where a key has to be found first
     assert len(read_metrics(run)) == 6
     rows = read_rows(run / "evaluations.csv")
     steps = [row["global_step"] for row in rows]
     assert steps == sorted(["25", "50", "60"] * (1 if name == "atari" else 2))
-    result = json.loads((run / "result.json").read_text())
+    result = result_of(run)
     assert (result["script"], result["steps"]) == (script.__name__.split(".")[-1], 60)
     last = [float(row["episodic_return"]) for row in rows if row["global_step"] == "60"]
     assert result["score"] == np.mean(last)
@@ -212,10 +214,11 @@ def test_what_a_run_leaves(name, tmp_path):
     if script is gb_dqn_gymnasium:
         assert (result["env_id"], result["backup"]) == ("FrozenLake-v1", name)
         assert result["versions"]["gymnasium"] == gymnasium.__version__
-    names = {path.name.partition(".1")[0] for path in run.iterdir()}
-    tables = {"metrics.csv", "evaluations.csv"}
-    others = {"config.json", "result.json", "checkpoint.zip", "model.pt", "graph.npz"}
-    assert names == {*tables, *others, "events.out.tfevents"}
+    left = {path.name.partition(".1")[0] for path in run.iterdir()}
+    expected = "config.json result.json checkpoint.zip model.pt graph.npz metrics.csv "
+    expected += "evaluations.csv events.out.tfevents" + " episode.mp4" * (name == "minatar")
+    assert left == set(expected.split())
+    assert name != "minatar" or (run / "episode.mp4").stat().st_size > 1_000
     graph = TransitionGraph.load(run / "graph.npz")
     assert graph.num_transitions == 20
     assert graph.check_valid() == []
@@ -230,15 +233,13 @@ def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, cap
         result = update(learner, batch, rng)
         if learner.num_updates < 30:
             return result
-        return (
-            result * np.nan if isinstance(result, torch.Tensor) else (result[0] * np.nan, result[1])
-        )
+        return result * np.nan if script is gb_rainbow_atari else (result[0] * np.nan, result[1])
 
     monkeypatch.setattr(script.Learner, "update", poisoned)
-    flags = [*SMALL, "--checkpoint-frequency", "7", "--threads", "1", "--updates-per-train", "2",
-             "--train-frequency", "1", "--env-id", "Empty-5x5" if script is gb_dqn_minigrid else
-             "breakout", "--no-cuda", "--run-dir", tmp_path]  # fmt: skip
-    assert command(script, *flags) == 1
+    task = "Empty-5x5" if script is gb_dqn_minigrid else "breakout"
+    words = "--checkpoint-frequency 7 --threads 1 --updates-per-train 2 --train-frequency 1"
+    words = f"{words} --no-cuda --env-id {task} --run-dir {tmp_path}".split()
+    assert command(script, *SHORT, *words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"error: losses/td_loss is nan after \d+ steps:", line)
     assert "--learning-rate" in line
@@ -252,8 +253,8 @@ def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, cap
 
 def test_what_is_told_away_from_a_terminal(tmp_path, capsys):
     """A plain line with each row of metrics.csv; how long it takes once it learns."""
-    flags = ("--log-frequency", "20", "--learning-starts", "20", "--run-dir", tmp_path)
-    assert command(script, *SMALL, *flags) == 0
+    flags = "--env-id breakout --log-frequency 20 --learning-starts 20".split()
+    short_run(script, tmp_path, *flags)
     out, err = capsys.readouterr()
     assert (err, "\r" in out) == ("", False)
     rows = [line for line in out.splitlines() if re.match(r"\d+ of 60 steps, ", line)]
@@ -263,9 +264,8 @@ def test_what_is_told_away_from_a_terminal(tmp_path, capsys):
 
 
 def test_tensorboard_has_the_rows_and_every_episode(tmp_path):
-    flags = ("--total-timesteps", "200", "--eval-frequency", "100", "--eval-epsilon", "1")
-    assert command(script, *SMALL, *flags, "--run-dir", tmp_path) == 0
-    run = only_run(tmp_path)
+    flags = "--env-id breakout --total-timesteps 200 --eval-frequency 100".split()
+    run = short_run(script, tmp_path, *flags)
     events, replay = EventAccumulator(str(run)).Reload(), load_checkpoint(run)["replay"]
     rows = [(int(row["global_step"]), float(row["graph/nodes"])) for row in read_metrics(run)]
     assert [(event.step, event.value) for event in events.Scalars("graph/nodes")] == rows
@@ -279,59 +279,40 @@ def test_a_tracked_run_begins_and_ends_at_wandb(tmp_path, monkeypatch, capsys):
     """One that cannot begin leaves no folder."""
     monkeypatch.setitem(sys.modules, "wandb", wandb := Mock())
     wandb.init.side_effect = RuntimeError("api_key not configured")
-    assert command(script, *SMALL, "--track", "--run-dir", tmp_path) == 2
+    flags = ("--env-id", "breakout", "--track", "--wandb-entity", "me")
+    assert command(script, *SHORT, *flags, "--run-dir", tmp_path) == 2
     assert "api_key not configured" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     wandb.init.reset_mock(side_effect=True)
-    flags = ("--track", "--wandb-entity", "me", "--run-dir", tmp_path)
-    assert command(script, *SMALL, *flags) == 0
+    run = short_run(script, tmp_path, *flags)
     (begun,) = wandb.init.call_args_list
     asked = [begun.kwargs[name] for name in ("id", "project", "entity", "sync_tensorboard")]
-    assert asked == [only_run(tmp_path).name, "graph-backup", "me", True]
+    assert asked == [run.name, "graph-backup", "me", True]
     wandb.init.return_value.finish.assert_called_once_with()
-    monkeypatch.chdir(only_run(tmp_path))
+    monkeypatch.chdir(run)
     assert command(script, "--resume", ".", "--total-timesteps", 70) == 0
-    assert wandb.init.call_args.kwargs["id"] == only_run(tmp_path).name
+    assert wandb.init.call_args.kwargs["id"] == run.name
 
 
-# --------------------------------------------------------------------------------------------------
-# What it plays
-# --------------------------------------------------------------------------------------------------
+# --- What it plays ---
 
 
 def test_denormals_are_flushed_before_anything_is_played(tmp_path, monkeypatch):
     """Also where a run goes on: the episode under way is played again."""
-    denormals, reset = [], script.Game._begin
-
-    def resetting(game, seed):
-        denormals.append(float(torch.tensor(1e-40) * 1))
-        return reset(game, seed)
-
-    monkeypatch.setattr(script.Game, "_begin", resetting)
-    for words in ((*SMALL, "--run-dir", tmp_path), ("--total-timesteps", "70", "--resume")):
-        words = words if "--run-dir" in words else (*words, only_run(tmp_path))
-        torch.set_flush_denormal(False)
-        assert command(script, *words) == 0
-    assert denormals
+    denormals, tiny = [], torch.tensor(1e-40)
+    torch.set_flush_denormal(False)
+    spy(monkeypatch, script.Game, "_begin", lambda *_: denormals.append(float(tiny * 1)))
+    run = short_run(script, tmp_path, "--env-id", "breakout")
+    torch.set_flush_denormal(False)
+    assert command(script, "--resume", run, "--total-timesteps", "70") == 0
+    assert len(denormals) > 1
     assert not any(denormals)
-
-
-def test_a_run_without_a_reward_says_so(tmp_path, capsys, monkeypatch):
-    step = script.Game.step
-
-    def without_reward(game, action):
-        obs, _, *ends = step(game, action)
-        return obs, 0.0, *ends
-
-    monkeypatch.setattr(script.Game, "step", without_reward)
-    assert command(script, *SMALL, "--run-dir", tmp_path) == 0
-    assert "No reward was seen in 60 steps" in capsys.readouterr().out
 
 
 def test_a_printed_command_quotes_its_path(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(script, "train", lambda *parts: parts[-1].__setattr__("asked", True))
-    assert command(script, *SMALL, "--run-dir", tmp_path / "my runs") == 130
+    folder = tmp_path / "my runs"
+    assert command(script, *SHORT, "--env-id", "breakout", "--run-dir", folder) == 130
     line = capsys.readouterr().out.rpartition("go on with: ")[2].strip()
-    python, file, resume, run = shlex.split(line)
-    assert (python, file) == (sys.executable, script.__file__)  # from any folder
-    assert (resume, Path(run)) == ("--resume", only_run(tmp_path / "my runs"))
+    # It works from any folder.
+    assert shlex.split(line) == [sys.executable, script.__file__, "--resume", f"{only_run(folder)}"]

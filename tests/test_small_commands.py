@@ -1,18 +1,21 @@
-"""The small commands behind single figures and pictures, on small input."""
+"""The small commands behind single figures, pictures and ratios of speed, on small input."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import plot_runs
 import pytest
+import speed
 import tyro
-from conftest import command, jitted, spy
-from folders import ROOT
+from conftest import ROOT, command, jitted, spy
 from gbtools.play import script_of
 from gbtools.runs import read_returns, words_of
 from test_sweep import make_run
+
+from benchmark import timings
 
 pytestmark = jitted
 
@@ -48,14 +51,20 @@ def test_pictures_need_no_backend_of_a_notebook_and_nothing_warns_of_flushed_den
     assert done.returncode == 0
 
 
+def figure_of(monkeypatch, folder):
+    """What plot_runs draws of the runs in a folder."""
+    figures = []
+    spy(monkeypatch, plot_runs, "write_figure", lambda figure, path: figures.append(figure))
+    assert command(plot_runs, folder, "--out", folder / "curves.svg") == 0
+    (figure,) = figures
+    return figure
+
+
 @pytest.mark.parametrize("number", [1, 5, 12])
 def test_a_legend_leaves_the_curves_their_room(number, monkeypatch, tmp_path):
     for i in range(number):
         make_run(tmp_path / f"run_{i}", env_id="DoorKey-6x6", learning_rate=0.001 * (1 + i))
-    figures = []
-    spy(monkeypatch, plot_runs, "write_figure", lambda figure, path: figures.append(figure))
-    assert command(plot_runs, tmp_path, "--out", tmp_path / "curves.png") == 0
-    (figure,) = figures
+    figure = figure_of(monkeypatch, tmp_path)
     (part,) = figure.subfigs
     parts = (part.axes[0], part.legends[0], figure)
     axes, of_legend, whole = (part.get_window_extent() for part in parts)
@@ -123,13 +132,9 @@ ODD = "_a:#@$$ x_1 $y$"  # of it, matplotlib would leave out _, and read $ as ma
 
 
 def test_every_task_has_a_panel_and_every_text_is_shown_as_it_was_typed(monkeypatch, tmp_path):
-    env_ids = ("DoorKey-6x6", "DoorKey-6x6", "Empty-8x8", ODD)
-    for i, env_id in enumerate(env_ids):
+    for i, env_id in enumerate(("DoorKey-6x6", "DoorKey-6x6", "Empty-8x8", ODD)):
         make_run(tmp_path / f"run_{i}", env_id=env_id, learning_rate=0.001 * (1 + i))
-    figures = []
-    spy(monkeypatch, plot_runs, "write_figure", lambda figure, path: figures.append(figure))
-    assert command(plot_runs, tmp_path, "--out", tmp_path / "curves.svg") == 0
-    (figure,) = figures
+    figure = figure_of(monkeypatch, tmp_path)
     axes = [part.axes[0] for part in figure.subfigs]
     assert [axis.get_title() for axis in axes] == ["DoorKey-6x6", "Empty-8x8", ODD]
     assert [len(axis.lines) for axis in axes] == [2, 1, 1]
@@ -137,7 +142,65 @@ def test_every_task_has_a_panel_and_every_text_is_shown_as_it_was_typed(monkeypa
     shown = [text.get_text() for text in texts]
     assert shown == [ODD, f"{ODD}, graph (1 seed: error over episodes)"]
     for text in texts:
-        boxes = [text.get_window_extent()]
+        width = text.get_window_extent().width
         text.set_parse_math(False)
-        boxes.append(text.get_window_extent())
-        assert boxes[0].width == boxes[1].width, "shown letter by letter"
+        assert text.get_window_extent().width == width, "shown letter by letter"
+
+
+# --- tools/speed.py, benchmark/timings.py ---
+
+
+def test_a_copy_of_a_script_is_timed(tmp_path, capsys):
+    copy = shutil.copy(ROOT / "gb_dqn_minigrid.py", tmp_path)
+    (tmp_path / "gbcore").symlink_to(ROOT / "gbcore")
+    words = "--env-ids Empty-5x5 --backups graph --variants learning_starts=40 --turns 1 "
+    words = (words + "--warm-up-steps 10 --steps 16").split()
+    assert command(speed, *words, "--scripts", copy) == 0
+    out, err = capsys.readouterr()
+    *row, rate = err.split()
+    # 16 steps are eight rows of two; the clock starts with the first row that begins after 50.
+    assert row == [copy, "MiniGrid-Empty-5x5-v0", "graph", "learning_starts=40", "16"]
+    assert float(rate) > 0
+    assert "`gb_dqn_minigrid.py`, MiniGrid-Empty-5x5-v0" in out
+    assert "| graph, learning_starts=40 | **" in out
+
+
+def test_scripts_and_backups_take_turns(monkeypatch):
+    made = []
+
+    def timed(args, *contestant):
+        made.append(contestant)
+        names = ("script", "task", "backup", "variant")
+        return dict(zip(names, contestant, strict=True)) | {"steps": 1, "steps_per_second": 1}
+
+    monkeypatch.setattr(speed, "timed", timed)
+    assert command(speed, "--scripts", "a", "b", "--backups", "x", "y", "--turns", "2") == 0
+    assert made == [(s, "", b, "default") for _ in range(2) for s in "ab" for b in "xy"]
+
+
+def test_rates_count_from_a_step_on(tmp_path):
+    rates = ((10, 1000), (20, 10), (30, 5), (35, 5))
+    lines = ["global_step,charts/SPS", *(f"{step},{rate}" for step, rate in rates)]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    assert speed.rate(tmp_path, 10) == (pytest.approx(25 / 4), 25)
+    assert speed.rate(tmp_path, 11) == (pytest.approx(15 / 3), 15)
+
+
+def test_ratios_are_those_within_turns():
+    common = {"script": "a", "task": "x", "variant": "default"}
+    rates = {"one-step": (100, 10, 50), "graph": (50, 9, 40)}
+    rows = [
+        common | {"backup": backup, "steps_per_second": rate}
+        for backup, of_turns in rates.items()
+        for rate in of_turns
+    ]
+    text = speed.tables(rows)
+    assert "| one-step | **50** (10 to 100) | 1.00 (1.00 to 1.00) |" in text
+    assert "| graph | **40** (9 to 50) | 0.80 (0.50 to 0.90) |" in text
+
+
+def test_targets_are_timed(capsys):
+    timings.targets(transitions=200, batches=20)
+    assert capsys.readouterr().out.count("\n| ") == 5  # and the header
+    timings.curve(1_000, 1_000)
+    assert "\n| 1,000 | " in capsys.readouterr().out
