@@ -71,9 +71,8 @@ class EpisodeGraph:
 
         episodes: their numbers int64 [n], 0 to n - 1 if None.
         """
-        episodes = self._numbers(obs, episodes)
-        nodes = self._nodes(obs, episodes)
-        for episode, node, one in zip(episodes.tolist(), nodes.tolist(), obs, strict=True):
+        episodes, nodes = self._nodes(obs, episodes)
+        for episode, node, one in zip(episodes, nodes.tolist(), obs, strict=True):
             if episode not in self._rows and self.first_tries is not None and one.ndim > 1:
                 self._first[episode] = cell_contents(one)
             self._node[episode] = node
@@ -93,9 +92,9 @@ class EpisodeGraph:
         over: bool [n], terminated or truncated; such an episode is forgotten.
         """
         graph, leaves = self.values.graph, self.values.leaves
-        episodes = self._numbers(next_obs, episodes).tolist()
-        next_nodes = self._nodes(next_obs, np.asarray(episodes)).tolist()
-        rows = zip(episodes, actions, rewards, next_nodes, terminated, over, next_obs, strict=True)
+        episodes, nodes = self._nodes(next_obs, episodes)
+        nodes = nodes.tolist()
+        rows = zip(episodes, actions, rewards, nodes, terminated, over, next_obs, strict=True)
         for episode, action, reward, next_node, is_end, is_over, one in rows:
             row = self._node[episode], int(action), float(reward), next_node, bool(is_end)
             if episode in self._first and not (is_over or leaves.knows(np.array([next_node]))[0]):
@@ -108,21 +107,19 @@ class EpisodeGraph:
                 graph.remove(*map(np.array, zip(*self._rows.pop(episode), strict=True)))
                 self._first.pop(episode, None)
 
-    def _numbers(self, obs, episodes):
-        return np.arange(len(obs)) if episodes is None else np.asarray(episodes, np.int64)
-
     def _nodes(self, obs, episodes):
-        """Node ids of observations, told apart by their episodes."""
+        """Numbers of episodes, and ids [n] of observations, which these tell apart."""
         obs = np.ascontiguousarray(obs)
-        numbers = episodes.astype(np.int64).reshape(-1, 1).view(np.uint8)
+        episodes = np.array(np.arange(len(obs)) if episodes is None else episodes, np.int64)
+        numbers = episodes.reshape(-1, 1).view(np.uint8)
         keys = np.concatenate([numbers, obs.reshape(len(obs), -1).view(np.uint8)], axis=1)
         if self.values is None:
             graph = TransitionGraph(
                 self.num_actions, obs.shape[1:], obs.dtype, key_shape=keys.shape[1:]
             )
-            leaves = DoubtfulLeaves(graph, self.evaluate, self.first_tries)
+            leaves = DoubtfulLeaves(graph, self.evaluate, first_tries=self.first_tries)
             self.values = GraphValues(graph, leaves, self.gamma, self.prior)
-        return self.values.graph.nodes(obs, keys)
+        return episodes.tolist(), self.values.graph.nodes(obs, keys)
 
 
 class DoubtfulLeaves(LeafTable):
@@ -132,13 +129,8 @@ class DoubtfulLeaves(LeafTable):
     `worths` has w(s, a) float64 [A] by node until the node is evaluated, 1 of others.
     """
 
-    def __init__(
-        self,
-        graph: TransitionGraph,
-        evaluate: Callable[[NDArray[Any]], NDArray[np.float32]],
-        first_tries: FirstTries | None,
-    ) -> None:
-        super().__init__(graph, evaluate, first_tries=first_tries)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.worths: dict[int, NDArray[np.float64]] = {}
 
     def _keep(self, nodes, chunk):

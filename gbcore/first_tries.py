@@ -245,7 +245,7 @@ class LevelFrontier:
         if is_first and is_grid:
             changed = terminated or next_node != node or reward != 0
             self.first_tries.learn_change(obs, action, changed)
-        rows, gain = self._rows[node], float(reward > 0)
+        gain = float(reward > 0)
         if not (has_met[1] or terminated):
             place, contexts = self.first_tries.contexts_after(self._first, obs, next_obs)
             if place != NONE:
@@ -254,7 +254,7 @@ class LevelFrontier:
             gain = max(gain, 1 / number)
             self._meet(next_node, contexts, 1 / math.sqrt(number))
         if is_first:
-            self.first_tries.learn(rows, action, gain)
+            self.first_tries.learn(self._rows[node], action, gain)
 
     def _meet(self, node, contexts, novelty):
         self._met.add(np.array([node]))

@@ -363,16 +363,14 @@ class TransitionGraph:
         nothing has changed.
         """
         with self.lock:
-            if many := is_many(node):
-                rows = self._check_transitions(node, action, reward, next_node, terminated)
-            else:
-                row = self._check_transition(node, action, reward, next_node, terminated)
-            number, done = len(rows[0]) if many else 1, 0
+            check = self._check_transitions if (many := is_many(node)) else self._check_transition
+            row = check(node, action, reward, next_node, terminated)
+            number, done = len(row[0]) if many else 1, 0
             if self.num_transitions + number > MAX_TRANSITIONS:
                 raise MemoryError(f"Require at most {MAX_TRANSITIONS:,} transitions")
             while done < number:
                 if many:
-                    done = edges.add_transitions(self._arrays, done, *rows)
+                    done = edges.add_transitions(self._arrays, done, *row)
                 else:
                     done = int(edges.add_transition(self._arrays, *row))
                 if done < number:
@@ -397,8 +395,7 @@ class TransitionGraph:
                 row = edges.find_absent_transition(self._arrays, *columns)
                 if row < len(columns[0]):
                     raise KeyError(f"Row {row}: {_absent([column[row] for column in columns])}")
-                freed = edges.remove_transitions(self._arrays, self._keys.table, *columns)
-                freed = freed.tolist()
+                freed = edges.remove_transitions(self._arrays, self._keys.table, *columns).tolist()
             else:
                 transition = self._check_transition(node, action, reward, next_node, terminated)
                 num_freed = edges.remove_transition(
@@ -551,16 +548,14 @@ class TransitionGraph:
             if self._contents is not None:
                 self._contents = grown(self._contents, capacity)
             entries = self._logged(self._first_logged())
-            log = np.zeros(slots_for(capacity) // 2, np.int32)
-            self._grow(NODE_ARRAYS, capacity)
-            self._arrays = self._arrays._replace(log=log)
+            self._grow(NODE_ARRAYS, capacity, log=np.zeros(slots_for(capacity) // 2, np.int32))
             self._enter_log(entries)
         return self._arrays
 
-    def _grow(self, fills, length):
-        """Make arrays longer, and fill their new rows: by name the value."""
+    def _grow(self, fills, length, **others):
+        """Make arrays longer, new rows filled with the value by name, and put others in place."""
         longer = {n: grown(getattr(self._arrays, n), length, fill) for n, fill in fills.items()}
-        self._arrays = self._arrays._replace(**longer)
+        self._arrays = self._arrays._replace(**longer, **others)
 
     def _first_logged(self):
         """The place of the oldest entry of the log that is there."""
@@ -582,9 +577,8 @@ class TransitionGraph:
         """Have room for so many edges, and enter them all into hash slots."""
         used = self._arrays.totals[edges.TOTAL_USED]
         cut = {name: getattr(self._arrays, name)[:used] for name in EDGE_ARRAYS}
-        slots = np.full(slots_for(room), EMPTY, np.int64)
-        self._arrays = self._arrays._replace(edge_slots=slots, **cut)
-        self._grow(EDGE_ARRAYS, room)
+        self._arrays = self._arrays._replace(**cut)
+        self._grow(EDGE_ARRAYS, room, edge_slots=np.full(slots_for(room), EMPTY, np.int64))
         edges.rebuild_edge_slots(self._arrays, self.num_ids)
 
     def save(self, path: str | os.PathLike[str], compress: bool = True) -> None:

@@ -330,7 +330,7 @@ class GraphValues:
             q = q.copy()
             q[unknown] = self.leaves.evaluated(unknown, min(len(unknown), EVALUATED_AT_ONCE))
         q = without_inf(q)
-        has_nan = np.isnan(q[:n]).any()  # to which no choice of before may lead
+        has_nan = np.isnan(q[:n]).any()  # no choice of before may lead there
         tried = (Tried() if has_nan else self._tried).with_room(n)
         is_void = tried.forgotten != self.leaves.num_forgotten
         changed = self.graph.changed(-1 if is_void else tried.followed)

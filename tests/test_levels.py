@@ -236,6 +236,13 @@ def test_a_start_is_worth_all_where_its_id_was_of_another_state():
     assert planner.action_values(again).tolist() == [1, 1]
 
 
+def test_a_step_from_a_state_that_was_not_met_is_no_first_try():
+    graph, _, tries = make_first_tries()
+    graph.nodes(np.random.default_rng(0).integers(9, 99, (graph.capacity, 4, 4, 1), np.uint8))
+    step(graph, tries, room((0, 0)), 0, room((0, 1)))  # an id beyond those there was room for
+    assert not tries.first_tries._tries.any()
+
+
 def test_no_ops_are_those_of_their_definition():
     rng, naive_tries, limited = np.random.default_rng(0), NaiveFirstTries(4), Counter()
     graph, _, tries = make_first_tries(4, agent=(0, AGENT))
