@@ -12,7 +12,7 @@ DQN with six choices of bootstrap target. docs/your_own.md says which lines to c
 import copy
 import functools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,8 +63,6 @@ class Args(gb.RunFlags):
     """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
     1, evaluations play levels that training does not, on a graph of their own episode. By default
     seeds as they come, and evaluations act on training's graph where it knows the state"""
-    level_tries: gb.Count = 16
-    """where levels change: episodes in a row in one level, at most, until one meets a reward > 0"""
     total_timesteps: gb.Count = 20_000  # environment steps
     learning_rate: gb.PositiveFloat = 1e-3  # step size of Adam
     buffer_size: gb.NonNegative = 0
@@ -88,7 +86,7 @@ class Args(gb.RunFlags):
     breadth: gb.NonNegative = 20  # transitions followed per level of a graph backup; 0 = all
     prior: gb.Prior = 0.0  # observations that the network's value counts as
     guess_weight: gb.PositiveFloat = 0.2
-    """weight, with whole-graph where levels change, of targets that lead to no reward yet"""
+    """weight, with whole-graph where levels change, of targets that lead to no reward or end yet"""
     eval_act_on: Literal["graph", "network"] | None = None  # in evaluations; by default as act_on
     eval_episodes: gb.Count = 20  # episodes of each evaluation
     eval_frequency: gb.NonNegative | None = None
@@ -120,7 +118,8 @@ class QNetwork(nn.Module):
     float64 [16], NaN before so many were met. The last layer gives a value of the state and an
     advantage of each action (dueling, Wang et al. 2016). A grid is moved until the agent is in the
     middle: a wall beside it is then a wall beside it, wherever the agent is. `agent` is the channel
-    and the code of its cell, or -1 and NaN.
+    and the code of its cell, or -1 and NaN. Every cell is told which codes the grid has anywhere: a
+    gate may be open where a coin is gone.
     """
 
     def __init__(self, args, obs_shape, num_actions):
@@ -135,7 +134,7 @@ class QNetwork(nn.Module):
             height, width, depth = [*np.roll(obs_shape, -self.channels_first).tolist(), 1][:3]
             size = 32 * ((height + 1) // 2) * ((width + 1) // 2)
             self.layers = nn.Sequential(
-                nn.Conv2d(NUM_CODES * depth, 16, 3, padding=1), nn.ReLU(),
+                nn.Conv2d(2 * NUM_CODES * depth, 16, 3, padding=1), nn.ReLU(),
                 nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
                 nn.Flatten(), nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 1 + num_actions),
             )  # fmt: skip
@@ -157,7 +156,9 @@ class QNetwork(nn.Module):
                 self.meet(obs)
             obs = self.move_to_agent(obs.permute(0, 2, 3, 1) if self.channels_first else obs)
             x = obs.reshape(*obs.shape[:3], -1, 1) == self.codes  # [B, H, W, C, NUM_CODES]
-            x = self.layers(x.flatten(3).permute(0, 3, 1, 2).float())
+            x = x.flatten(3).permute(0, 3, 1, 2).float()
+            is_there = x.amax((2, 3), keepdim=True).expand_as(x)  # in any cell
+            x = self.layers(torch.cat([x, is_there], 1))
             return x[:, :1] + x[:, 1:] - x[:, 1:].mean(1, keepdim=True)
         obs = obs.float() / self.scale
         return self.layers(obs.permute(0, 3, 1, 2) if self.channels_last else obs)
@@ -320,8 +321,9 @@ class Learner(gb.LearnerState):
         q, weight = self.online(obs).gather(1, actions[:, None])[:, 0], None
         if self.found is not None:
             self.found.update()
-            is_found = torch.from_numpy(self.found.targets(batch.nodes, batch.actions) > 0)
-            weight = torch.where(is_found.to(self.device), 1.0, self.args.guess_weight)
+            is_known = self.found.targets(batch.nodes, batch.actions) > 0
+            is_known = torch.from_numpy(is_known | self.replay.terminated[batch.rows])
+            weight = torch.where(is_known.to(self.device), 1.0, self.args.guess_weight)
         loss = F.mse_loss(q, targets, weight=weight)
         self.optimizer.zero_grad()
         loss.backward()
@@ -348,7 +350,6 @@ def make_env(args, env_id, rng, render=False, held_out=False):
     return GymnasiumTask(
         env_id, rng, args.env_kwargs, args.time_limit, args.round, args.key_last_action,
         "rgb_array" if render else None, args.leave_out, args.num_levels, args.seed, held_out,
-        args.level_tries,
     )  # fmt: skip
 
 
@@ -442,8 +443,7 @@ def main():
     replay = Replay(graph, capacity)
     seen = None, None
     if sees_grids(args, obs.shape) and args.resume is None:  # else a checkpoint's
-        new_each = replace(args, level_tries=1)  # many levels show which cell is the agent's
-        other = make_env(new_each, env_id, np.random.default_rng(args.seed))
+        other = make_env(args, env_id, np.random.default_rng(args.seed))
         seen = look_at_grids(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, *seen)
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium",))

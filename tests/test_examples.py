@@ -574,7 +574,7 @@ def test_each_code_has_a_channel_also_one_that_comes_later(shown, capsys):
     assert "at most 16 codes, got 20" in capsys.readouterr().err
 
 
-def test_targets_that_lead_to_no_reward_weigh_less(monkeypatch):
+def test_targets_that_lead_to_no_reward_and_no_end_weigh_less(monkeypatch):
     args = example.Args(num_levels=0, backup="whole-graph", guess_weight=0.3)
     graph, weights = TransitionGraph(2, (1,), np.float32), []
     replay = Replay(graph, 10)
@@ -582,7 +582,7 @@ def test_targets_that_lead_to_no_reward_weigh_less(monkeypatch):
     weight_of = {}
     for state, action, reward, after, is_end, weight in (
         (0, 1, 0, 1, False, 1), (1, 0, 1, 2, True, 1), (1, 1, 0, 3, False, 0.3),
-        (3, 0, 0, 4, False, 0.3), (4, 1, -1, 5, True, 0.3),
+        (3, 0, 0, 4, False, 0.3), (4, 1, -1, 5, True, 1),
     ):  # fmt: skip
         ends = graph.nodes(np.float32([[state], [after]]))
         replay.add(ends[0], action, reward, ends[1], is_end)
