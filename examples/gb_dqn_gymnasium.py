@@ -12,7 +12,7 @@ DQN with six choices of bootstrap target. docs/your_own.md says which lines to c
 import copy
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,6 +63,8 @@ class Args(gb.RunFlags):
     """levels that training plays: 1, one in every episode; N, one of N; 0, a new one each. But for
     1, evaluations play levels that training does not, on a graph of their own episode. By default
     seeds as they come, and evaluations act on training's graph where it knows the state"""
+    level_tries: gb.Count = 4
+    """where levels change: episodes in a row in one level, at most, until one meets a reward > 0"""
     total_timesteps: gb.Count = 20_000  # environment steps
     learning_rate: gb.PositiveFloat = 1e-3  # step size of Adam
     buffer_size: gb.NonNegative = 0
@@ -350,6 +352,7 @@ def make_env(args, env_id, rng, render=False, held_out=False):
     return GymnasiumTask(
         env_id, rng, args.env_kwargs, args.time_limit, args.round, args.key_last_action,
         "rgb_array" if render else None, args.leave_out, args.num_levels, args.seed, held_out,
+        args.level_tries,
     )  # fmt: skip
 
 
@@ -443,7 +446,8 @@ def main():
     replay = Replay(graph, capacity)
     seen = None, None
     if sees_grids(args, obs.shape) and args.resume is None:  # else a checkpoint's
-        other = make_env(args, env_id, np.random.default_rng(args.seed))
+        new_each = replace(args, level_tries=1)  # many levels show which cell is the agent's
+        other = make_env(new_each, env_id, np.random.default_rng(args.seed))
         seen = look_at_grids(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, *seen)
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium",))

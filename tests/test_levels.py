@@ -1,6 +1,7 @@
 """Levels that change: EpisodeGraph, FirstTries, held-out levels, and runs on them."""
 
 import copy
+import itertools
 from collections import Counter
 
 import evaluate
@@ -17,6 +18,7 @@ from minigrid.envs import EmptyEnv
 
 import gb_dqn_minigrid
 import gbcore.run as gb
+from examples import gb_dqn_gymnasium
 from gbcore import (
     EpisodeGraph,
     FirstTries,
@@ -453,6 +455,40 @@ def test_n_levels_are_n_and_those_of_the_seed():
     assert one == again
     assert not one & other
     assert len(worlds("DoorKey-6x6", 3, 20, held_out=True, num_levels=1)) == 1
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("task", "left_out", "least"),
+    [
+        ("MiniGrid-Empty-Random-5x5-v0", "mission", 5),
+        ("MiniGrid-Dynamic-Obstacles-5x5-v0", "mission", 0),  # -1 is no reward to look for
+        ("examples.mazes:Maze-v0", "", 5),
+    ],
+)
+def test_a_level_comes_again_until_an_episode_meets_a_reward(task, left_out, least):
+    """So a run that is interrupted anywhere, too."""
+    script = gb_dqn_gymnasium
+    args = script.Args(num_levels=0, level_tries=3, leave_out=left_out)
+    rng, acts = np.random.default_rng(3), np.random.default_rng(4)
+    env, played = script.make_env(args, task, rng), []
+    for episode in range(40):
+        env.reset()
+        over, met = False, False
+        while not over:
+            _, reward, *ends = env.step(int(acts.integers(min(env.num_actions, 4))))
+            over, met = any(ends), met or reward > 0
+            if episode % 7 == 0 and len(env.actions) % 5 == 0:  # a run goes on here
+                saved, env = env.state(), script.make_env(args, task, rng)
+                env.restore(saved)
+        played.append((env.seed, met))
+    assert least <= sum(met for _, met in played) < 35
+    in_a_row = 1
+    for (seed, met), (next_seed, _) in itertools.pairwise(played):
+        assert (next_seed == seed) == (not met and in_a_row < 3)
+        in_a_row = in_a_row + 1 if next_seed == seed else 1
+    held_out = script.make_env(args, task, rng, held_out=True)
+    assert len({held_out.reset() is not None and held_out.seed for _ in range(20)}) == 20
 
 
 @interpreted

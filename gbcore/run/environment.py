@@ -49,6 +49,8 @@ class GymnasiumTask(Replayed):
         held_out: play levels that training does not: where `info["level"]` of reset names an
             episode's level, a fifth of them, by a hash; else seeds that are hardly ever drawn
             twice.
+        level_tries: episodes that training plays in a row in a level, at most, until one meets a
+            reward above 0: all by the same seed.
 
     An environment may give `info["key"]`, an array, at every reset and step. Observations with like
     keys are one state: the graph may know more than the network sees.
@@ -87,8 +89,10 @@ class GymnasiumTask(Replayed):
         num_levels: int | None = None,
         seed: int = 0,
         held_out: bool = False,
+        level_tries: int = 1,
     ):
         self._num_levels, self._run_seed, self._held_out = num_levels, seed, held_out
+        self._level_tries, self._tries = level_tries, 0
         self._env_id, self._rng = env_id, rng
         self._decimals, self._key_last_action = decimals, key_last_action
         with contextlib.suppress(ValueError):
@@ -148,11 +152,15 @@ class GymnasiumTask(Replayed):
     def reset(self) -> NDArray[Any]:
         """The first observation of an episode with a seed of its own."""
         levels, rng = self._num_levels, self._rng
+        # The graph remembers a level without a reward so far: exploration goes on there.
+        again = levels not in (None, 1) and 0 < self._tries < self._level_tries
+        again = again and not self._met_reward and not self._held_out
+        self._tries = self._tries + 1 if again else 1
         if levels and (levels == 1 or not self._held_out):
             number = 0 if levels == 1 else int(rng.integers(levels))
             rng = np.random.default_rng([self._run_seed, number])
-        for _ in range(1_000):
-            obs = self._begin(int(rng.integers(2**31)))
+        for draw in range(1_000):
+            obs = self._begin(self.seed if again and draw == 0 else int(rng.integers(2**31)))
             if levels in (None, 1) or self.level is None:
                 return obs
             if is_held_out(self.level) == self._held_out:
@@ -166,6 +174,7 @@ class GymnasiumTask(Replayed):
         with own_code():
             obs, reward, terminated, truncated, info = self.env.step(action + self.first_action)
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        self._met_reward |= reward > 0
         truncated = truncated and not terminated
         if truncated and len(self.actions) == self._assumed_limit:
             _warn_once(
@@ -184,8 +193,17 @@ class GymnasiumTask(Replayed):
         with own_code():
             return self.env.render()
 
+    def state(self) -> dict[str, Any]:
+        """A tree for `restore`."""
+        return super().state() | {"tries": self._tries}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Play an episode again, up to where `state` was called."""
+        super().restore(state)
+        self._tries = state["tries"]
+
     def _begin(self, seed):
-        self.seed, self.actions = seed, []
+        self.seed, self.actions, self._met_reward = seed, [], False
         with own_code():
             obs, info = self.env.reset(seed=seed)
         self.level = info.get("level")
