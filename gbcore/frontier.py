@@ -93,8 +93,6 @@ class FrontierPlanner:
     def __repr__(self) -> str:
         return f"FrontierPlanner({self.graph.num_nodes:,} nodes, {self.num_waiting:,} waiting)"
 
-    # --- Planning ---
-
     def plan(self, budget: SupportsIndex | None = None) -> int:
         """Bring values up to date, reading about so many edges; all that it takes if None.
 
@@ -185,8 +183,6 @@ class FrontierPlanner:
         arrays, n = self.graph.arrays, self.graph.num_ids
         was_in = (arrays.degree[:n] > 0) | (arrays.in_first[:n] != EMPTY)
         return int(np.count_nonzero(arrays.pair_count[:n][was_in] == 0))
-
-    # --- Storage ---
 
     def check_valid(self) -> list[str]:
         """Faults, one sentence each; none where no state waits and all satisfy the equation."""

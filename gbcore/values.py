@@ -356,8 +356,6 @@ class GraphValues:
 
         return policy
 
-    # --- Storage ---
-
     def _enter(self, nodes):
         """Nodes without a leaf value or a finite value get the network's."""
         self._make_room()

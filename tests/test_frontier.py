@@ -328,7 +328,7 @@ def test_rates_are_of_the_last_steps():
     assert episodes.metrics()["frontier/states_per_1000"] is None
 
 
-# --- Storage ---
+# --- What is wrong ---
 
 
 def test_a_plan_that_contradicts_itself_is_found():
