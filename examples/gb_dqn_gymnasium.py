@@ -258,9 +258,9 @@ class Learner(gb.LearnerState):
         if args.exploration == "frontier":
             if args.levels_change:
                 self.first_tries = FirstTries(graph.num_actions, agent)
-            by_kind = len(graph.obs_shape) > 1 and not args.levels_change
-            by_kind = by_kind and args.backup == "whole-graph"
-            how = args.frontier_share, kinds_of_grids if by_kind else None, self.first_tries
+            is_grid = len(graph.obs_shape) > 1 and not args.levels_change
+            kinds_of = kinds_of_grids if args.backup == "whole-graph" and is_grid else None
+            how = args.frontier_share, kinds_of, self.first_tries
             self.frontier = FrontierEpisodes(graph, *how)
         self.leaves = LeafTable(
             graph, lambda obs: self.values(self.target, obs), first_tries=self.first_tries
