@@ -20,10 +20,11 @@ import would_it_help
 from conftest import ROOT, command, is_one_line, jitted, refuses, result_of, short_run, spy
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.utils.env_checker import check_env
 
 import gbcore
 from examples import gb_dqn_gymnasium as example
-from examples import mazes, offline, sokoban
+from examples import mazes, offline, sokoban, worlds
 from gbcore import FrontierEpisodes, Replay, TransitionGraph
 from gbcore.first_tries import as_grids
 from gbcore.run import load_checkpoint, write_video
@@ -599,6 +600,26 @@ def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp
     monkeypatch.setattr(Sampled, "observation", lambda self: np.zeros(3, np.float32))
     words = "--resume", run, "--total-timesteps", 400
     assert refuses(capsys, example, words, "the episode under way plays otherwise")
+
+
+@pytest.mark.parametrize("name", ["Tiles", "Coins", "Block", "Lever", "Guard"])
+def test_worlds_are_drawn_anew_and_can_be_solved(name):
+    env = gymnasium.make(f"{name}-v0", disable_env_checker=True).unwrapped
+    check_env(env, skip_render_check=True)
+    levels = [env.reset(seed=seed)[1]["level"] for seed in [*range(10), 0]]
+    assert len({*levels}) == 10
+    assert levels[0] == levels[-1]
+    for _ in range(2_000):
+        cells, reward, terminated, *_ = env.step(int(env.np_random.integers(4)))
+        assert reward in ({0, 1} if terminated else {0})
+        assert (cells == worlds.PLAYER).sum() == 1 or terminated
+        assert (np.pad(cells[1:-1, 1:-1], 1, constant_values=worlds.WALL) == cells).all()
+        if terminated:
+            assert env.reset()[1]["level"] not in levels
+    env.reset(seed=0)
+    assert env.is_solvable()
+    env.cells[env.cells == worlds.FLOOR] = worlds.WALL
+    assert not env.is_solvable()
 
 
 # --- tabular.py ---

@@ -89,7 +89,9 @@ def test_every_public_name_is_there():
         _ = gbcore.graphs
 
 
-WORLDS = {ROOT / "examples" / name for name in ("sokoban.py", "mazes.py")}  # no programs
+WORLDS = {
+    ROOT / "examples" / name for name in ("sokoban.py", "mazes.py", "worlds.py")
+}  # no programs
 EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - WORLDS)
 SCRIPTS = [*sorted(ROOT.glob("gb_*.py")), *EXAMPLES]
 
