@@ -12,6 +12,7 @@ them. All but learning (flags of a run, its folder, resume) is in gbcore/run.
 """
 
 import copy
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -262,18 +263,9 @@ def make_env(args, env_id, rng, render=False):
     return Game(env_id, rng, args.seed if args.episode_seed == "fixed" else None)
 
 
-def evaluate(args, env_id, policy, seed, num_episodes, stop=None):
-    """Returns and lengths of episodes; policy: observations [n, *obs_shape] -> actions [n]."""
-    rng = np.random.default_rng(seed)
-    envs = [make_env(args, env_id, rng) for _ in range(num_episodes)]
-    return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
-
-
-def record_video(args, env_id, policy, seed, path):
-    """Write one episode as mp4."""
-    rng = np.random.default_rng(seed)
-    env = make_env(args, env_id, rng, render=True)
-    gb.write_video(path, gb.film_episode(policy, env, rng, args.eval_epsilon), fps=15)
+# (args, env_id, policy, seed, num_episodes, stop=None) -> returns and lengths of episodes
+evaluate = functools.partial(gb.evaluate, make_env)
+record_video = functools.partial(gb.record_video, make_env, fps=15)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -287,8 +279,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     obs, node = env.obs, graph.node(env.obs)
     while True:
         if logger.evaluation_is_due():
-            how = learner.policy(), [args.seed, logger.step], args.eval_episodes, stop
-            logger.log_evaluation(evaluate(args, env_id, *how))
+            gb.log_evaluation(evaluate, args, env_id, logger, learner, stop)
         if stop.asked or logger.step == args.total_timesteps:
             break
         step = logger.begin_step()

@@ -356,27 +356,9 @@ def make_env(args, env_id, rng, render=False, held_out=False):
     )  # fmt: skip
 
 
-def evaluate(args, env_id, policy, seed, num_episodes, stop=None, held_out=True):
-    """Returns and lengths of episodes; policy: observations [n, *obs_shape] -> actions [n]."""
-    rng = np.random.default_rng(seed)
-    envs = [make_env(args, env_id, rng, held_out=held_out) for _ in range(num_episodes)]
-    return gb.play_episodes(policy, envs, rng, args.eval_epsilon, stop)
-
-
-def log_evaluation(args, env_id, logger, learner, stop):
-    """Play and log an evaluation of the run as it is; of N levels, those of training as well."""
-    how = [args.seed, logger.step], args.eval_episodes, stop
-    held_out, training = evaluate(args, env_id, learner.policy(), *how), None
-    if args.levels_change and args.num_levels:
-        training = evaluate(args, env_id, learner.policy(held_out=False), *how, held_out=False)
-    logger.log_evaluation(held_out, training)
-
-
-def record_video(args, env_id, policy, seed, path):
-    """Write one episode as mp4."""
-    rng = np.random.default_rng(seed)
-    env = make_env(args, env_id, rng, render=True, held_out=True)
-    gb.write_video(path, gb.film_episode(policy, env, rng, args.eval_epsilon), fps=10)
+# (args, env_id, policy, seed, num_episodes, stop=None) -> returns and lengths of episodes
+evaluate = functools.partial(gb.evaluate, make_env, held_out=True)
+record_video = functools.partial(gb.record_video, make_env, held_out=True)
 
 
 def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
@@ -385,7 +367,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     node = graph.node(env.obs, env.key)
     while True:
         if logger.evaluation_is_due():
-            log_evaluation(args, env_id, logger, learner, stop)
+            gb.log_evaluation(evaluate, args, env_id, logger, learner, stop)
         if stop.asked or logger.step == args.total_timesteps:
             break
         step = logger.begin_step()

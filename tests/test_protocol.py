@@ -69,7 +69,7 @@ def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch)
     spy(monkeypatch, Replay, "sample", lambda of, size, rng: batches.append((of.capacity, size)))
     spy(monkeypatch, script.Learner, "update", lambda of, *_: updates.append(of.replay.size))
     spy(monkeypatch, script.Learner, "update_target", lambda of: copies.append(of.replay.size))
-    spy(monkeypatch, script.gb, "play_episodes", lambda policy, envs, rng, epsilon, stop:
+    spy(monkeypatch, script.gb.episodes, "play_episodes", lambda policy, envs, rng, epsilon, stop:
         epsilon == 1  # random actions, after training
         or evaluations.append((policy.__self__.replay.size, len(envs), epsilon)))  # fmt: skip
     learner, run = play(

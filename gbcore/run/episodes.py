@@ -70,6 +70,40 @@ class RewardsAtStart:
         return reward - together / spread_t * num_steps
 
 
+def evaluate(
+    make_env: Callable[..., Any], args: Any, env_id: str, policy: Policy, seed: Any,
+    num_episodes: int, stop: Any = None, **how: Any,
+) -> tuple[list[float], list[int]] | None:  # fmt: skip
+    """Returns and lengths of so many episodes; None if stop, a StopSignal, was asked.
+
+    make_env: the script's; how: more of its arguments.
+    """
+    rng = np.random.default_rng(seed)
+    envs = [make_env(args, env_id, rng, **how) for _ in range(num_episodes)]
+    return play_episodes(policy, envs, rng, args.eval_epsilon, stop)
+
+
+def log_evaluation(
+    evaluate: Callable[..., Any], args: Any, env_id: str, logger: Any, learner: Any, stop: Any
+) -> None:
+    """Play and log an evaluation of the run as it is; of N levels, those of training as well."""
+    how = [args.seed, logger.step], args.eval_episodes, stop
+    played, training = evaluate(args, env_id, learner.policy(), *how), None
+    if (getattr(args, "num_levels", 1) or 1) > 1:
+        training = evaluate(args, env_id, learner.policy(held_out=False), *how, held_out=False)
+    logger.log_evaluation(played, training)
+
+
+def record_video(
+    make_env: Callable[..., Any], args: Any, env_id: str, policy: Policy, seed: Any,
+    path: str | Path, fps: int = 10, **how: Any,
+) -> None:  # fmt: skip
+    """Write one episode as mp4; make_env and how as `evaluate` has them."""
+    rng = np.random.default_rng(seed)
+    env = make_env(args, env_id, rng, render=True, **how)
+    write_video(path, film_episode(policy, env, rng, args.eval_epsilon), fps)
+
+
 def play_episodes(
     policy: Policy, envs: list[Any], rng: np.random.Generator, epsilon: float, stop: Any = None
 ) -> tuple[list[float], list[int]] | None:
