@@ -115,7 +115,7 @@ class Args(gb.RunFlags):
 
 
 class QNetwork(nn.Module):
-    """One channel per object, colour and state; two convolutions, two dense layers.
+    """One channel per object, colour, state and mark; two convolutions, two dense layers.
 
     Where levels change, the last layer gives a value of the state and an advantage of each action
     (dueling, Wang et al. 2016), and a whole grid is moved and turned until the agent is in the
@@ -125,24 +125,23 @@ class QNetwork(nn.Module):
     def __init__(self, obs_shape, num_actions, levels_change=False):
         super().__init__()
         self.is_dueling = levels_change
-        # Of each of the three, the first (empty, red, open or right) is where all channels are 0.
-        num_objects, num_colours, num_states = len(OBJECT_TO_IDX), len(COLOR_TO_IDX), 4
         width, height, depth = obs_shape
+        # Of each, the first (empty, red, open or right, not named) is where all channels are 0.
+        numbers = [
+            range(OBJECT_TO_IDX["empty"] + 1, len(OBJECT_TO_IDX)),
+            range(1, len(COLOR_TO_IDX)), range(1, 4), range(1, 3),
+        ][: 4 if depth in (4, 16) else 3]  # fmt: skip
         codes = [
-            (first + kind, code)
-            for first in range(0, depth, 3)  # of each view that is stacked
-            for kind, least, most in (
-                (0, OBJECT_TO_IDX["empty"] + 1, num_objects),
-                (1, 1, num_colours),
-                (2, 1, num_states),
-            )
-            for code in range(least, most)
+            (first + i, code)
+            for first in range(0, depth, len(numbers))  # of each view that is stacked
+            for i, known in enumerate(numbers)
+            for code in known
         ]
         which, code = torch.tensor(codes).unbind(1)
         self.register_buffer("which", which, persistent=False)
         self.register_buffer("code", code.to(torch.uint8), persistent=False)
         around = None
-        if levels_change and depth == 3:  # not the agent's own views
+        if levels_change and depth == len(numbers):  # not the agent's own views
             around, width, height = cells_around_agent(width, height), *2 * [max(width, height)]
         self.register_buffer("around", around, persistent=False)
         self.layers = nn.Sequential(
@@ -154,7 +153,7 @@ class QNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, obs):
-        """uint8 [B, W, H, 3 or 12] -> values [B, num_actions]."""
+        """uint8 [B, *obs_shape], as `Task` has it -> values [B, num_actions]."""
         if self.around is not None:
             obs = self.move_to_agent(obs)
         x = obs.index_select(3, self.which) == self.code
@@ -164,7 +163,7 @@ class QNetwork(nn.Module):
         return values[:, :1] + values[:, 1:] - values[:, 1:].mean(1, keepdim=True)
 
     def move_to_agent(self, obs):
-        """uint8 [B, W, H, 3] -> [B, N, N, 3], N = max(W, H), without the agent itself."""
+        """uint8 [B, W, H, C] -> [B, N, N, C], N = max(W, H), without the agent itself."""
         cells, size = obs.flatten(1, 2), max(obs.shape[1:3])
         agent = (cells[..., 0] == OBJECT_TO_IDX["agent"]).int().argmax(1)  # [B]
         direction = cells[torch.arange(len(obs), device=obs.device), agent, 2].long()

@@ -536,6 +536,40 @@ def test_the_share_of_starts_that_training_met_is_counted():
     assert gb.starts_met(gb_dqn_minigrid.make_env, args, task, graph) is None
 
 
+@pytest.mark.parametrize("view", ["grid", "partial"])
+def test_what_a_mission_names_is_marked(view):
+    """By the environment's own word: PutNear knows both places, GoToDoor one."""
+    for task in ("GoToDoor-6x6", "PutNear-6x6-N2"):
+        env = make_env(task, view=view)
+        for _ in range(20):
+            obs, world = env.reset(), env.env.unwrapped
+            first = getattr(world, "move_pos", world.target_pos)
+            marks = {tuple(cell): mark for cell, mark in zip(*marked(env.grid), strict=True)}
+            assert marks == {tuple(world.target_pos): 2, tuple(first): 1}
+            assert obs.shape[2] == (4 if view == "grid" else 16)
+            if view == "partial":
+                seen = [cell for cell in marks if world.in_view(*cell)]
+                assert len(marked(obs[..., 12:])[1]) == len(seen)
+            network = gb_dqn_minigrid.make_network(env.args, obs.shape, env.num_actions)
+            unmarked = np.where(np.arange(obs.shape[2]) % 4 == 3, 0, obs)
+            values = network(torch.from_numpy(np.stack([obs, unmarked]).astype(np.uint8)))
+            assert torch.equal(*values) == (not marked(obs[..., -4:])[1].size)
+
+
+def marked(cells):
+    """Cells [n, 2] whose last number is not 0, and these numbers."""
+    marks = cells[..., 3]
+    return np.argwhere(marks), marks[marks > 0]
+
+
+@pytest.mark.parametrize(
+    ("task", "num_levels", "depth"),
+    [("UnlockPickup", 0, 3), ("GoToDoor-6x6", 1, 3), ("GoToDoor-6x6", 3, 4), ("GoToLocal", 0, 4)],
+)
+def test_marks_are_there_where_missions_choose(task, num_levels, depth):
+    assert make_env(task, num_levels=num_levels).reset().shape[2] == depth
+
+
 def test_a_view_shows_no_more_than_the_agent_sees_and_the_key_is_the_grid():
     env = make_env("DoorKey-6x6", view="partial")
     obs, view = env.reset(), env.see()["image"]

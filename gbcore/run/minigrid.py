@@ -14,7 +14,7 @@ from gbcore.run.episodes import ELSEWHERE, Replayed, plain, task_meant
 from gbcore.run.output import fail
 
 EMPTY: tuple[int, int, int] = OBJECT_TO_IDX["empty"], 0, 0
-_by_world: dict[str, bool] = {}  # task -> are its worlds held out, or its seeds?
+_levels: dict[str, tuple[bool, bool]] = {}  # task -> are worlds held out? are goals named?
 
 
 class Task(Replayed):
@@ -27,6 +27,10 @@ class Task(Replayed):
     A fifth of all worlds, a world being the first grid without the agent, is held out: training
     draws again when it meets one. Where a task has too few worlds to tell, a fifth of all seeds.
 
+    Where levels change, and the mission says which of several objects counts ("go to the red
+    door"), cells have a fourth number: 1 for what the mission names first, 2 for the second, else
+    0. Verbs are not observed, nor are places ("on your left").
+
     Args:
         args: num_levels, view and seed: of the only level, or of all.
         rng: np.random.Generator that draws an episode's level.
@@ -38,6 +42,8 @@ class Task(Replayed):
     key: NDArray[np.uint8] | None
     num_actions: int
     held_out: bool
+    by_world: bool
+    names_goals: bool
     env: Any
     args: Any
     rng: Any
@@ -62,9 +68,12 @@ class Task(Replayed):
         env.unwrapped.gen_obs = dict  # the view costs most of a step: leave it out
         self.env, self.args, self.rng = env, args, rng
         self.num_actions, self.held_out = int(env.action_space.n), held_out
-        if args.num_levels != 1 and env_id not in _by_world:  # an evaluation makes many
-            _by_world[env_id] = self._has_both_kinds()
-        self.by_world = _by_world.get(env_id, False)
+        self.by_world = self.names_goals = False
+        if args.num_levels != 1 and env_id not in _levels:  # an evaluation makes many
+            self.names_goals = self._names_goals()
+            _levels[env_id] = self._has_both_kinds(), self.names_goals
+        if args.num_levels != 1:
+            self.by_world, self.names_goals = _levels[env_id]
 
     def reset(self) -> NDArray[np.uint8]:
         """The first observation of an episode."""
@@ -88,16 +97,28 @@ class Task(Replayed):
                 return True
         return False
 
+    def _names_goals(self):
+        """Do missions differ, in levels with objects of a kind that they name, of other colours?"""
+        missions, has_others = set(), False
+        for seed in range(50):
+            self._begin(seed)
+            kinds, colours, _ = np.moveaxis(self.grid, 2, 0)
+            missions.add(mission := self.env.unwrapped.mission)
+            for kind, colour in named_in(mission):
+                has_others |= colour is not None and (colours[kinds == kind] != colour).any()
+        return len(missions) > 1 and bool(has_others)
+
     def _is_held_out(self):
         """Is the level that has just begun?"""
         world = self.grid.copy()
-        world[world[..., 0] == OBJECT_TO_IDX["agent"]] = EMPTY
+        world[world[..., 0] == OBJECT_TO_IDX["agent"]] = (*EMPTY, 0)[: world.shape[2]]
         return is_held_out(world.tobytes() if self.by_world else str(self.seed).encode())
 
     def _begin(self, seed):
         self.seed, self.actions = seed, []
-        self._views = [np.zeros((7, 7, 3), np.uint8)] * 4
+        self._views = [np.zeros((7, 7, 3 + self.names_goals), np.uint8)] * 4
         self.env.reset(seed=seed)
+        self._named = named_in(self.env.unwrapped.mission) if self.names_goals else None
         return self._observe()
 
     def _observe(self):
@@ -105,10 +126,10 @@ class Task(Replayed):
         cells = [EMPTY if cell is None else cell.encode() for cell in world.grid.grid]
         grid = np.array(cells, np.uint8).reshape(world.height, world.width, 3).swapaxes(0, 1).copy()
         grid[tuple(world.agent_pos)] = OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], world.agent_dir
-        self.grid = self.obs = grid
+        self.grid = self.obs = grid = with_marks(grid, self._named)
         self.key = None
         if self.args.view == "partial":
-            self._views = [*self._views[1:], self.see()["image"]]
+            self._views = [*self._views[1:], with_marks(self.see()["image"], self._named)]
             self.obs = np.concatenate(self._views, axis=2)
             self.key = self.grid.reshape(-1)
         return self.obs
@@ -122,6 +143,32 @@ class Task(Replayed):
     def render(self) -> Any:
         """uint8 [height, width, 3]."""
         return self.env.render()
+
+
+def named_in(mission: str) -> list[tuple[int, int | None]]:
+    """Codes of the objects and colours that a mission names, in its order; None for any colour."""
+    words = re.findall("[a-z]+", mission)
+    return [
+        (OBJECT_TO_IDX[word], COLOR_TO_IDX.get(before))
+        for before, word in zip(["", *words], words, strict=False)
+        if word in OBJECT_TO_IDX
+    ]
+
+
+def with_marks(
+    cells: NDArray[np.uint8], named: list[tuple[int, int | None]] | None
+) -> NDArray[np.uint8]:
+    """Cells [W, H, 3] -> [W, H, 4], the last number 1 for what is named first; as they are if None.
+
+    Of more than two only the first two count.
+    """
+    if named is None:
+        return cells
+    marks = np.zeros(cells.shape[:2], np.uint8)
+    for number, (kind, colour) in reversed([*enumerate(named[:2], 1)]):
+        is_colour = colour is None or cells[..., 1] == colour
+        marks[(cells[..., 0] == kind) & is_colour] = number
+    return np.dstack([cells, marks])
 
 
 def task_of(env_id: str) -> str:
