@@ -23,8 +23,7 @@ import torch.nn.functional as F
 from minatar import Environment
 
 import gbcore.run as gb
-from gbcore import FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph
-from gbcore.targets import pair_q_values
+from gbcore import FrontierEpisodes, GraphValues, LeafTable, Replay, TransitionGraph, q_targets
 
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
 # read. The sixth, whole-graph, keeps values of all states: its subgraph is the graph.
@@ -168,8 +167,7 @@ class Learner(gb.LearnerState):
         depth = 1 if args.backup == "one-step" else args.depth
         subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
         leaf_q = self.leaves.values(subgraphs.nodes)  # [M, num_actions]
-        pair_q = pair_q_values(subgraphs, leaf_q, args.gamma, rule, prior=args.prior)
-        return pair_q[: subgraphs.num_roots]  # roots come first
+        return q_targets(subgraphs, leaf_q, args.gamma, rule, prior=args.prior)
 
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
@@ -263,7 +261,7 @@ def make_env(args, env_id, rng, render=False):
     return Game(env_id, rng, args.seed if args.episode_seed == "fixed" else None)
 
 
-# (args, env_id, policy, seed, num_episodes, stop=None) -> returns and lengths of episodes
+# (args, env_id, policy, seed, num_episodes, stop=None) -> returns, lengths of episodes
 evaluate = functools.partial(gb.evaluate, make_env)
 record_video = functools.partial(gb.record_video, make_env, fps=15)
 
@@ -279,7 +277,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     obs, node = env.obs, graph.node(env.obs)
     while True:
         if logger.evaluation_is_due():
-            gb.log_evaluation(evaluate, args, env_id, logger, learner, stop)
+            gb.evaluate_and_log(evaluate, args, env_id, logger, learner, stop)
         if stop.asked or logger.step == args.total_timesteps:
             break
         step = logger.begin_step()

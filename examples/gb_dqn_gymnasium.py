@@ -32,7 +32,7 @@ from gbcore import (
     LeafTable,
     Replay,
     TransitionGraph,
-    pair_q_values,
+    q_targets,
 )
 from gbcore.first_tries import are_planes, as_grids, cell_contents
 from gbcore.run.environment import GymnasiumTask
@@ -312,8 +312,7 @@ class Learner(gb.LearnerState):
         depth = 1 if self.args.backup == "one-step" else self.args.depth
         subgraphs = self.replay.subgraphs(batch, source, depth, self.args.breadth, rng)
         leaf_q = self.leaves.values(subgraphs.nodes)
-        pair_q = pair_q_values(subgraphs, leaf_q, self.args.gamma, rule, prior=self.args.prior)
-        return pair_q[: subgraphs.num_roots]
+        return q_targets(subgraphs, leaf_q, self.args.gamma, rule, prior=self.args.prior)
 
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
@@ -356,7 +355,7 @@ def make_env(args, env_id, rng, render=False, held_out=False):
     )  # fmt: skip
 
 
-# (args, env_id, policy, seed, num_episodes, stop=None) -> returns and lengths of episodes
+# (args, env_id, policy, seed, num_episodes, stop=None, held_out) -> returns, lengths of episodes
 evaluate = functools.partial(gb.evaluate, make_env, held_out=True)
 record_video = functools.partial(gb.record_video, make_env, held_out=True)
 
@@ -367,7 +366,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     node = graph.node(env.obs, env.key)
     while True:
         if logger.evaluation_is_due():
-            gb.log_evaluation(evaluate, args, env_id, logger, learner, stop)
+            gb.evaluate_and_log(evaluate, args, env_id, logger, learner, stop)
         if stop.asked or logger.step == args.total_timesteps:
             break
         step = logger.begin_step()

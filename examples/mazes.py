@@ -1,6 +1,6 @@
-"""Mazes that are drawn anew at each reset: a world that no episode met before.
+r"""Mazes that are drawn anew at each reset: a world that no episode met before.
 
-    python examples/gb_dqn_gymnasium.py --env-id examples.mazes:Maze-v0 \\
+    python examples/gb_dqn_gymnasium.py --env-id examples.mazes:Maze-v0 \
         --backup whole-graph --exploration frontier --num-levels 0
 
 The reward is 1 at the goal, and 0 before. `info["level"]` names the maze, so that evaluations play

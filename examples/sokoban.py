@@ -1,6 +1,6 @@
-"""Sokoban: push every box onto a goal. A puzzle in an environment of one's own.
+r"""Sokoban: push every box onto a goal. A puzzle in an environment of one's own.
 
-    python examples/gb_dqn_gymnasium.py --env-id examples.sokoban:Sokoban-v0 \\
+    python examples/gb_dqn_gymnasium.py --env-id examples.sokoban:Sokoban-v0 \
         --backup whole-graph --exploration frontier
 
 The reward is 1 when all boxes are on goals, and 0 before. A box that is pushed into a corner stays

@@ -1,10 +1,11 @@
-"""Small worlds, drawn anew at each reset: copy one for yours. Every level can be solved.
+r"""Small worlds, drawn anew at each reset. Every level can be solved.
 
-    python examples/gb_dqn_gymnasium.py --env-id examples.worlds:Coins-v0 \\
+    python examples/gb_dqn_gymnasium.py --env-id examples.worlds:Coins-v0 \
         --backup whole-graph --exploration frontier --num-levels 0
 
 The reward is 1 at the end of a level that is solved, and 0 else. docs/levels.md says how many steps
-agents need. A world has two functions, `draw` and `move`; all of its state is in its cells.
+agents need. One of your own is a subclass of `World` with two functions, `draw` and `move`; all of
+its state is in its cells.
 """
 
 import gymnasium
@@ -15,19 +16,20 @@ MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # up, down, left, right
 
 
 class World(gymnasium.Env):
-    """Observations uint8 [8, 8]: the code of each cell, of which PLAYER is one."""
+    """Observations uint8 [8, 8]: the code of each cell, one of them PLAYER."""
 
     action_space = gymnasium.spaces.Discrete(len(MOVES))
-    observation_space = gymnasium.spaces.Box(0, 15, (8, 8), np.uint8)
+    observation_space = gymnasium.spaces.Box(0, 15, (8, 8), np.uint8)  # the example takes 16 codes
 
     def draw(self, cells, free, rng):
         """Write a level into cells [8, 8]. free: all but the outer walls, in random order."""
         raise NotImplementedError
 
-    def move(self, cells, here, there, content):
-        """The player wants to step from here to there, where the content is this.
+    def move(self, cells, there, code):
+        """The player wants to step to the cell `there`, which has this code.
 
-        Writes into cells what else changes. Returns reward, end, and whether the step is made.
+        Other cells may be changed. If the step is made, `act` moves the player, and leaves FLOOR.
+        Returns reward, end, and whether it is made.
         """
         raise NotImplementedError
 
@@ -35,21 +37,22 @@ class World(gymnasium.Env):
         """One step, in cells [8, 8]. Returns reward and end."""
         here = tuple(np.argwhere(cells == PLAYER)[0])
         there = tuple(np.add(here, MOVES[action]))
-        reward, end, is_made = self.move(cells, here, there, cells[there])
+        reward, end, is_made = self.move(cells, there, cells[there])
         if is_made:
             cells[here], cells[there] = FLOOR, PLAYER
         return float(reward), bool(end)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        while True:
+        for _ in range(1_000):
             self.cells = np.full((8, 8), WALL, np.uint8)
             self.cells[1:-1, 1:-1] = FLOOR
             free = map(tuple, self.np_random.permutation(np.argwhere(self.cells == FLOOR)))
             self.draw(self.cells, list(free), self.np_random)
-            if self.is_solvable():
+            if self.is_solvable():  # a level is the same wherever the player starts
                 level = np.where(self.cells == PLAYER, FLOOR, self.cells).tobytes()
                 return self.cells.copy(), {"level": level}
+        raise ValueError(f"Require levels that can be solved, {type(self).__name__} drew none")
 
     def step(self, action):
         reward, end = self.act(self.cells, action)
@@ -70,23 +73,26 @@ class World(gymnasium.Env):
         return False
 
 
+def put(cells, codes, free):
+    """Write codes into as many of the free cells."""
+    for code, cell in zip(codes, free[: len(codes)], strict=True):
+        cells[cell] = code
+
+
 class Tiles(World):
     """Three tiles are to be trodden in their order; a wrong one ends the episode."""
 
     TILES = 4, 5, 6
 
     def draw(self, cells, free, rng):
-        for code, cell in zip((PLAYER, *self.TILES), free, strict=False):
-            cells[cell] = code
-        for cell in free[4:10]:
-            cells[cell] = WALL
+        put(cells, [PLAYER, *self.TILES, *6 * [WALL]], free)
 
-    def move(self, cells, here, there, content):
-        if content not in self.TILES:
-            return 0, False, content == FLOOR
-        is_next = content == min(tile for tile in self.TILES if tile in cells)
-        is_last = content == max(self.TILES)
-        return is_next and is_last, is_last or not is_next, True
+    def move(self, cells, there, code):
+        if code not in self.TILES:
+            return 0, False, code == FLOOR
+        is_next = code == min(tile for tile in self.TILES if tile in cells)
+        reward = is_next and code == max(self.TILES)
+        return reward, reward or not is_next, True
 
 
 class Coins(World):
@@ -95,33 +101,30 @@ class Coins(World):
     COIN = 4
 
     def draw(self, cells, free, rng):
-        codes = PLAYER, GOAL, *3 * [self.COIN], *8 * [WALL]
-        for code, cell in zip(codes, free, strict=False):
-            cells[cell] = code
+        put(cells, [PLAYER, GOAL, *3 * [self.COIN], *8 * [WALL]], free)
 
-    def move(self, cells, here, there, content):
-        return content == GOAL and self.COIN not in cells, content == GOAL, content != WALL
+    def move(self, cells, there, code):
+        return code == GOAL and self.COIN not in cells, code == GOAL, code != WALL
 
 
 class Block(World):
-    """A block that is pushed onto a plate opens the gate to the room with the goal."""
+    """A block pushed onto a plate, where nobody walks, opens the gate to the room with the goal."""
 
     BLOCK, PLATE, GATE = 4, 5, 6
 
     def draw(self, cells, free, rng):
-        cells[1:-1, 5], cells[rng.integers(1, 7), 5] = WALL, self.GATE
+        cells[1:-1, 5] = WALL
+        cells[rng.integers(1, 7), 5] = self.GATE
         cells[rng.integers(1, 7), 6] = GOAL
-        room = [cell for cell in free if cell[1] < 5]
-        for code, cell in zip((PLAYER, self.BLOCK, self.PLATE), room, strict=False):
-            cells[cell] = code
+        put(cells, [PLAYER, self.BLOCK, self.PLATE], [cell for cell in free if cell[1] < 5])
 
-    def move(self, cells, here, there, content):
-        beyond = tuple(2 * np.array(there) - here)
-        if content == self.BLOCK and cells[beyond] in (FLOOR, self.PLATE):
+    def move(self, cells, there, code):
+        beyond = tuple(2 * np.array(there) - np.argwhere(cells == PLAYER)[0])
+        if code == self.BLOCK and cells[beyond] in (FLOOR, self.PLATE):
             if cells[beyond] == self.PLATE:
                 cells[cells == self.GATE] = FLOOR
-            cells[beyond], content = self.BLOCK, FLOOR
-        return content == GOAL, content == GOAL, content in (FLOOR, GOAL)
+            cells[beyond], code = self.BLOCK, FLOOR
+        return code == GOAL, code == GOAL, code in (FLOOR, GOAL)
 
 
 class Lever(World):
@@ -130,18 +133,17 @@ class Lever(World):
     LEVER, DOOR = 4, 5
 
     def draw(self, cells, free, rng):
-        wall = int(rng.integers(3, 5))
-        left = [cell for cell in free if cell[1] < wall]
-        right = [cell for cell in free if cell[1] > wall]
-        cells[1:-1, wall], cells[rng.integers(1, 7), wall] = WALL, self.DOOR
-        codes = PLAYER, self.LEVER, WALL, GOAL, WALL, WALL
-        for code, cell in zip(codes, left[:3] + right[:3], strict=True):
-            cells[cell] = code
+        column = int(rng.integers(3, 5))
+        cells[1:-1, column] = WALL
+        cells[rng.integers(1, 7), column] = self.DOOR
+        put(cells, [PLAYER, self.LEVER, WALL], [cell for cell in free if cell[1] < column])
+        put(cells, [GOAL, WALL, WALL], [cell for cell in free if cell[1] > column])
 
-    def move(self, cells, here, there, content):
-        if content == self.LEVER:
-            cells[there], cells[cells == self.DOOR] = WALL, FLOOR
-        return content == GOAL, content == GOAL, content in (FLOOR, GOAL)
+    def move(self, cells, there, code):
+        if code == self.LEVER:
+            cells[there] = WALL
+            cells[cells == self.DOOR] = FLOOR
+        return code == GOAL, code == GOAL, code in (FLOOR, GOAL)
 
 
 class Guard(World):
@@ -150,18 +152,18 @@ class Guard(World):
     KEY, DOOR, DOWN, UP = 4, 5, 6, 7
 
     def draw(self, cells, free, rng):
-        cells[1:-1, 5], cells[rng.integers(1, 7), 5] = WALL, self.DOOR
+        cells[1:-1, 5] = WALL
+        cells[rng.integers(1, 7), 5] = self.DOOR
         cells[rng.integers(1, 7), 6] = GOAL
         column = int(rng.integers(2, 4))
         room = [cell for cell in free if cell[1] < 5 and cell[1] != column]
-        for code, cell in zip((PLAYER, self.KEY, WALL), room, strict=False):
-            cells[cell] = code
+        put(cells, [PLAYER, self.KEY, WALL], room)
         cells[rng.integers(1, 7), column] = self.DOWN
 
-    def move(self, cells, here, there, content):
-        opens = content == self.DOOR and self.KEY not in cells
-        is_end = content in (GOAL, self.DOWN, self.UP)
-        return content == GOAL, is_end, opens or content in (FLOOR, self.KEY, GOAL)
+    def move(self, cells, there, code):
+        opens = code == self.DOOR and self.KEY not in cells
+        is_end = code in (GOAL, self.DOWN, self.UP)
+        return code == GOAL, is_end, opens or code in (FLOOR, self.KEY, GOAL)
 
     def act(self, cells, action):
         reward, end = super().act(cells, action)

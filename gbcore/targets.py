@@ -66,8 +66,8 @@ def pair_q_values(
     policy: ArrayLike | None = None,
     prior: float = 0.0,
 ) -> NDArray[Any]:
-    """As `q_targets`, for every expanded pair [P]: roots first, then level by level, the latter
-    with the prior.
+    """As `q_targets`, for every expanded pair [P]: the roots, then level by level all others, with
+    the prior.
 
     Their nodes and actions are `subgraphs.pair_nodes` and `subgraphs.pair_action`. A pair met on
     several levels, or under several roots, comes several times.
@@ -108,8 +108,8 @@ def rows_read(
         prior: as in `q_targets`.
 
     Returns:
-        rows int64 [R], in the order in which they were asked for, those of roots never seen last;
-        and bool [R]: is the leaf value itself read there?
+        rows int64 [R]: first those that best_actions was asked for, in that order, then those of
+        roots never seen; and bool [R]: is the leaf value itself read there?
 
     Raises ValueError for another rule, missing best_actions, other than one action >= 0 per node,
     or a prior out of range; TypeError for actions that are no integers.
@@ -159,7 +159,7 @@ def _follow_paths(sub, best_actions, prior, leaf_read):
         is_best = best[sub.vertex_row[vertex_of[below]]] == sub.pair_action[below]
         pair_read[below] = is_best & is_met[num_leaves + vertex_of[below]]
     is_left = is_met[num_leaves:end].copy()  # a vertex whose best action was never tried
-    if prior == 0:
+    if prior == 0:  # else its leaf value counts beside what was tried
         is_left[vertex_of[num_roots:][pair_read[num_roots:]]] = False
     leaf_read[:] = is_met[:num_leaves]
     leaf_read[sub.vertex_row[is_left]] = True

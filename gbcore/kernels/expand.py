@@ -39,7 +39,7 @@ def take_weighted(weights, size, breadth, seed, keys, taken):
     (Efraimidis and Spirakis 2006). All of it is vector instructions and no branch to guess.
     """
     # Positive floats are in the order of their bits. The last bits become the position: then
-    # no two keys int64 are equal, and some bound has exactly breadth of them below it.
+    # no two keys int64 are equal, and exactly breadth of them are not above some bound.
     positions = 1
     while positions < size:
         positions *= 2
@@ -176,9 +176,9 @@ def expand_level(
 ):  # fmt: skip
     """Write the pairs and outcomes of a level, and the vertices of the next one if that is_inner.
 
-    vertex: the first one of the level. nodes: of its vertices. starts: of its groups in these; out:
-    of the next level's. kept: of its transitions. On level 0 nodes and root_actions int64 [B] are
-    the roots'; out: root_row int64 [B], row of a root never seen.
+    vertex: the first one of the level. nodes: of its vertices. kept: of its transitions. starts: as
+    `sample_level` has it; out: the same of the next level. On level 0 nodes and root_actions int64
+    [B] are the roots'; out: root_row int64 [B], row of a root never seen.
     """
     begin, place, next_level = 0, 0, lists.sizes[VERTICES]
     for group in range(starts.shape[0] - 1):

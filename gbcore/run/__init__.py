@@ -7,8 +7,8 @@ from gbcore.run.episodes import (
     RewardsAtStart,
     any_action,
     evaluate,
+    evaluate_and_log,
     last_tenth,
-    log_evaluation,
     plain,
     play_episodes,
     record_video,
@@ -36,8 +36,8 @@ from gbcore.run.setup import flush_denormals, seed_everything
 __all__ = [
     "ELSEWHERE", "Checkpoint", "Count", "Depth", "Fraction", "LearnerState", "Logger",
     "NonNegative", "PositiveFloat", "Prior", "Replayed", "RewardsAtStart", "RunFlags", "StopSignal",
-    "any_action", "evaluate", "fail", "flush_denormals", "last_tenth", "load_checkpoint",
-    "log_evaluation", "number", "one_line_errors", "parse_flags", "plain", "play_episodes",
+    "any_action", "evaluate", "evaluate_and_log", "fail", "flush_denormals", "last_tenth",
+    "load_checkpoint", "number", "one_line_errors", "parse_flags", "plain", "play_episodes",
     "record_video", "save_checkpoint", "score_at_random", "seed_everything", "starts_met",
     "task_meant", "warn", "write_video",
 ]  # fmt: skip

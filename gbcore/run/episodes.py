@@ -72,35 +72,38 @@ class RewardsAtStart:
 
 def evaluate(
     make_env: Callable[..., Any], args: Any, env_id: str, policy: Policy, seed: Any,
-    num_episodes: int, stop: Any = None, **how: Any,
+    num_episodes: int, stop: Any = None, **of_env: Any,
 ) -> tuple[list[float], list[int]] | None:  # fmt: skip
     """Returns and lengths of so many episodes; None if stop, a StopSignal, was asked.
 
-    make_env: the script's; how: more of its arguments.
+    make_env: the script's; of_env: more of its arguments.
     """
     rng = np.random.default_rng(seed)
-    envs = [make_env(args, env_id, rng, **how) for _ in range(num_episodes)]
+    envs = [make_env(args, env_id, rng, **of_env) for _ in range(num_episodes)]
     return play_episodes(policy, envs, rng, args.eval_epsilon, stop)
 
 
-def log_evaluation(
-    evaluate: Callable[..., Any], args: Any, env_id: str, logger: Any, learner: Any, stop: Any
+def evaluate_and_log(
+    play: Callable[..., Any], args: Any, env_id: str, logger: Any, learner: Any, stop: Any
 ) -> None:
-    """Play and log an evaluation of the run as it is; of N levels, those of training as well."""
+    """Play and log an evaluation of the run as it is; of N levels, those of training as well.
+
+    play: the script's `evaluate`.
+    """
     how = [args.seed, logger.step], args.eval_episodes, stop
-    played, training = evaluate(args, env_id, learner.policy(), *how), None
-    if (getattr(args, "num_levels", 1) or 1) > 1:
-        training = evaluate(args, env_id, learner.policy(held_out=False), *how, held_out=False)
+    played, training = play(args, env_id, learner.policy(), *how), None
+    if getattr(args, "num_levels", None) not in (None, 0, 1):  # MinAtar has no levels
+        training = play(args, env_id, learner.policy(held_out=False), *how, held_out=False)
     logger.log_evaluation(played, training)
 
 
 def record_video(
     make_env: Callable[..., Any], args: Any, env_id: str, policy: Policy, seed: Any,
-    path: str | Path, fps: int = 10, **how: Any,
+    path: str | Path, fps: int = 10, **of_env: Any,
 ) -> None:  # fmt: skip
-    """Write one episode as mp4; make_env and how as `evaluate` has them."""
+    """Write one episode as mp4; make_env and of_env as `evaluate` has them."""
     rng = np.random.default_rng(seed)
-    env = make_env(args, env_id, rng, render=True, **how)
+    env = make_env(args, env_id, rng, render=True, **of_env)
     write_video(path, film_episode(policy, env, rng, args.eval_epsilon), fps)
 
 

@@ -106,7 +106,8 @@ class Logger:
         self._open.callback(self._bar.close)
         device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
         about = f"{with_file(self._task)}, {args.backup} backup, on {device}"
-        print(f"{about}; results go to {self.path}")
+        start = "" if is_new else f", from step {self.step:,} on"
+        print(f"{about}{start}; results go to {self.path}")
         print(
             "In a first run kernels are compiled, for about a minute, and kept on disk", flush=True
         )
@@ -180,10 +181,12 @@ class Logger:
         self,
         episodes: tuple[list[float], list[int]] | None,
         training: tuple[list[float], list[int]] | None = None,
+        **more: float,
     ) -> None:
         """Log an evaluation: returns and lengths of its episodes; None, of one that was stopped.
 
-        training: the same of levels of training, where evaluations play others.
+        training: the same of levels of training, where evaluations play others. more: numbers of
+        the evaluation, further columns of evaluations.csv and scalars `eval/NAME`.
         """
         self.require_finite()
         if episodes is None:
@@ -194,11 +197,12 @@ class Logger:
         for number, (of_episode, length, of_training) in enumerate(rows):
             self._write(
                 EVALUATIONS, global_step=self.step, episode=number, episodic_return=of_episode,
-                episodic_length=length, train_return=of_training,
+                episodic_length=length, train_return=of_training, **more,
             )  # fmt: skip
         self.evaluated_step = self.step
         self.evaluations.append(float(np.mean(returns)))
-        self._writer.add_scalar("eval/episodic_return", self.evaluations[-1], self.step)
+        for name, value in {"episodic_return": self.evaluations[-1], **more}.items():
+            self._writer.add_scalar(f"eval/{name}", value, self.step)
         if training:
             self.train_evaluations.append(float(np.mean(train_returns)))
             self._writer.add_scalar("eval/train_return", self.train_evaluations[-1], self.step)

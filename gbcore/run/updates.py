@@ -99,13 +99,13 @@ class PathStates:
         """
         result, nodes = [], self._subgraphs.nodes
 
-        def choose(nodes):
-            self.num_evaluated += len(nodes)
-            result.append(evaluate(torch.from_numpy(self._graph.observations_of(nodes))))
+        def choose(asked):
+            self.num_evaluated += len(asked)
+            result.append(evaluate(torch.from_numpy(self._graph.observations_of(asked))))
             return best_actions(result[-1][1]).numpy()
 
         rows, leaf_read = rows_read(self._subgraphs, self._rule, choose, self._prior)
-        if not result or self.num_evaluated < len(rows):  # by behaviour, nothing is chosen
+        if not result or self.num_evaluated < len(rows):  # the last ones need no action
             choose(nodes[rows[self.num_evaluated :]])
         self._leaves = rows[leaf_read]
         features, values = map(torch.cat, zip(*result, strict=True))
