@@ -284,12 +284,18 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         # Log and save.
 """,
     ),
+    (
+        "            gb.evaluate_and_log(evaluate, args, env_id, logger, learner, stop)\n",
+        """            played = evaluate(args, env_id, learner.policy(), logger.step, 3, stop)
+            logger.log_evaluation(played, longest=max(played[1]) if played else None)
+""",
+    ),
 )
 
 
 def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, capsys):
-    """Another optimiser, a tensor, networks from the start and a later one, charts, and chance of
-    all sources. What else a learner may hold is in test_learner.py.
+    """Another optimiser, a tensor, networks from the start and a later one, charts, an evaluation,
+    and chance of all sources. What else a learner may hold is in test_learner.py.
 
     Its annotations are postponed: flags are checked all the same.
     """
@@ -311,11 +317,15 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, c
         assert expected["metrics"][0]["mine/mean"] == ""  # before it learned
         assert all(float(row["mine/mean"]) for row in expected["metrics"][1:])
         assert float(expected["metrics"][-1]["mine, best"])
+        header, *rows = expected["evaluations"].splitlines()
+        assert header.endswith(",longest")
+        assert all(int(row.rpartition(",")[2]) > 0 for row in rows)
         assert "checkpoints leave out learner.left_out" in capsys.readouterr().err
         assert "sgd" in expected["checkpoint"]["learner"]
         signal_at(patch, mine, 100)
         assert command(mine, *flags, "--run-dir", tmp_path / "parts") == 130
     assert command(mine, "--resume", only_run(tmp_path / "parts")) == 0
+    assert "on cpu, from step 100 on; results" in capsys.readouterr().out
     got = left_behind(only_run(tmp_path / "parts"))
     for left in (got, expected):
         del left["checkpoint"]["learner"]["left_out"]
