@@ -21,8 +21,9 @@ def patched(tmp_path):
     """Function of a recipe's name: a copy of the script and gbcore, with its patch applied."""
 
     def apply(name):
+        ignored = shutil.ignore_patterns("__pycache__")  # other processes write there
         for folder in ("gbcore", "tools", "reproduce"):
-            shutil.copytree(ROOT / folder, tmp_path / folder)
+            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
         for script in ROOT.glob("gb_*.py"):
             shutil.copy(script, tmp_path)
         patch = ROOT / "docs" / "recipes" / f"{name}.patch"
