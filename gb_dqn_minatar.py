@@ -8,7 +8,7 @@
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update every 4 steps. Games: Young and Tian 2019, with sticky actions, difficulty
 ramping and all 6 actions. This file and the folder gbcore are all there is: copy them and change
-them. All but learning (flags of a run, its folder, resume) is in gbcore/run.
+them. All but learning (a run's flags, evaluations, folder, resume) is in gbcore/run.
 """
 
 import copy

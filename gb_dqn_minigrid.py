@@ -8,7 +8,7 @@
 Graph Backup: Jiang et al. 2022. Agent: DQN (Mnih et al. 2015), uniform replay, mean square error;
 batch 32, one update per step. The whole grid is observed, and its layout is the same in every
 episode, unless --num-levels 0 draws a new one each. This file and the folder gbcore are all there
-is: copy them and change them. All but learning (flags of a run, its folder, resume) is in
+is: copy them and change them. All but learning (a run's flags, evaluations, folder, resume) is in
 gbcore/run.
 """
 
@@ -130,7 +130,7 @@ class QNetwork(nn.Module):
         numbers = [
             range(OBJECT_TO_IDX["empty"] + 1, len(OBJECT_TO_IDX)),
             range(1, len(COLOR_TO_IDX)), range(1, 4), range(1, 3),
-        ][: 4 if depth in (4, 16) else 3]  # fmt: skip
+        ][: 4 if depth in (4, 4 * 4) else 3]  # fmt: skip
         codes = [
             (first + i, code)
             for first in range(0, depth, len(numbers))  # of each view that is stacked

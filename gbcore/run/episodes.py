@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,8 @@ def record_video(
     """Write one episode as mp4; make_env and of_env as `evaluate` has them."""
     rng = np.random.default_rng(seed)
     env = make_env(args, env_id, rng, render=True, **of_env)
-    write_video(path, film_episode(policy, env, rng, args.eval_epsilon), fps)
+    frames = (env.render() for _ in _steps(policy, [env], rng, args.eval_epsilon))
+    write_video(path, frames, fps)
 
 
 def play_episodes(
@@ -122,14 +123,6 @@ def play_episodes(
         if stop is not None and stop.asked:
             return None
     return returns.tolist(), lengths.tolist()
-
-
-def film_episode(
-    policy: Policy, env: Any, rng: np.random.Generator, epsilon: float
-) -> Iterator[Any]:
-    """Yields the frames of one episode, as the environment renders them."""
-    for _ in _steps(policy, [env], rng, epsilon):
-        yield env.render()
 
 
 def _steps(policy, envs, rng, epsilon):

@@ -21,7 +21,7 @@ class Task(Replayed):
     """A MiniGrid task, whose levels are drawn by their seeds: all chance is theirs.
 
     A grid is uint8 [W, H, 3]: object, colour and state of each cell. It is observed. With a partial
-    view it is the state's key, and the agent's last four 7x7 views are observed: [7, 7, 12], the
+    view it is the state's key, and the agent's last four 7x7 views are observed: [7, 7, 4 * 3], the
     newest last. A time limit (the task's own) is a truncation.
 
     A fifth of all worlds, a world being the first grid without the agent, is held out: training
@@ -106,12 +106,14 @@ class Task(Replayed):
             missions.add(mission := self.env.unwrapped.mission)
             for kind, colour in named_in(mission):
                 has_others |= colour is not None and (colours[kinds == kind] != colour).any()
-        return len(missions) > 1 and bool(has_others)
+            if has_others and len(missions) > 1:
+                return True
+        return False
 
     def _is_held_out(self):
         """Is the level that has just begun?"""
         world = self.grid.copy()
-        world[world[..., 0] == OBJECT_TO_IDX["agent"]] = (*EMPTY, 0)[: world.shape[2]]
+        world[world[..., 0] == OBJECT_TO_IDX["agent"], :3] = EMPTY
         return is_held_out(world.tobytes() if self.by_world else str(self.seed).encode())
 
     def _begin(self, seed):
