@@ -66,7 +66,7 @@ class Logger:
     def __init__(self, args: Any, script: str, task: str, packages: tuple[str, ...] = ()) -> None:
         self._args, self._script, self._task = args, Path(script).resolve(), task
         self.step = self.evaluated_step = self._rewarded = 0
-        self.charts = dict.fromkeys(("charts/epsilon", "losses/td_loss", "losses/q_values"))
+        self.charts = {}
         self.evaluations, self.train_evaluations = [], []
         self.training_seconds = 0.0
         self._episode, self._last_episode = [0.0, 0], [None, None]  # return and length
