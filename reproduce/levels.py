@@ -2,14 +2,15 @@
 
     python reproduce/levels.py runs/RUN runs/OTHER
 
-Every evaluation of a run is a row of results/levels.csv, and its trained network plays 100 more
-held-out episodes, alone and on a graph of the episode under way, where an untrained one plays, too.
+Every evaluation of a run is a row of results/levels.csv. Its trained network plays 100 more
+held-out episodes, alone and on a graph of the episode under way: there with the first tries of
+training, if it has them, and without; these with guesses of 1; and an untrained network.
 Rows that are there already stay. Without runs the table and the picture are made anew. Baselines:
 levels_sb3.py; best returns: levels_best.py.
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -59,7 +60,7 @@ def row_of(same, act_on, step, returns):
 
 
 def collect(folder):
-    """Rows of a run: its evaluations, two of its trained network, one of an untrained one."""
+    """Rows of a run: its evaluations, the trained agent's and its parts', an untrained one's."""
     run, result = recorded.read(folder), read_result(folder)
     args, learner = run.args, run.learner
     how = run.task, args.backup, args, result["versions"]["commit"], result["wall_seconds"]
@@ -69,16 +70,23 @@ def collect(folder):
         seed = [args.seed, args.total_timesteps, 2]
         return run.module.evaluate(args, run.task, policy, seed, LAST)[0]
 
+    def on_graph(q, first_tries=None):
+        return EpisodeGraph(q, run.graph.num_actions, args.gamma, args.prior, first_tries)
+
+    def ones(obs):
+        return np.ones((len(obs), run.graph.num_actions), np.float32)
+
     curve = read_returns(folder).items()
     rows = [row_of(same, args.eval_act_on, step, returns) for step, returns in curve]
-    learner.args = replace(args, eval_act_on="graph")
-    policies = {"network": learner.act_on_network, "graph": learner.policy()}
+    q, tries = functools.partial(learner.values, learner.online), learner.leaves.first_tries
+    policies = {"network": learner.act_on_network, "graph": on_graph(q, tries)}
+    if tries is not None:  # either alone
+        policies |= {"graph, network": on_graph(q), "graph, first tries": on_graph(ones, tries)}
     for act_on, policy in policies.items():
         rows.append(row_of(same, act_on, args.total_timesteps, play(policy)))
     torch.manual_seed(args.seed)
     network = run.module.make_network(args, run.graph.obs_shape, run.graph.num_actions)
-    q = functools.partial(learner.values, network)
-    untrained = EpisodeGraph(q, run.graph.num_actions, args.gamma, args.prior)
+    untrained = on_graph(functools.partial(learner.values, network))
     same |= {"agent": "untrained", "exploration": "", "wall_seconds": ""}
     return [*rows, row_of(same, "graph", 0, play(untrained))]
 
