@@ -35,7 +35,7 @@ from gbcore import (
     q_targets,
 )
 from gbcore.first_tries import are_planes, as_grids, cell_contents
-from gbcore.run.environment import GymnasiumTask
+from gbcore.run.environment import GymnasiumTask, warn_unless_repeatable
 from gbcore.run.environment import gymnasium_id as task_of
 
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
@@ -419,6 +419,7 @@ def main():
     env = make_env(args, env_id, rng)
     if args.capture_video:
         make_env(args, env_id, rng, render=True)  # refused now, not when all is learned
+    warn_unless_repeatable(make_env(args, env_id, rng))
     obs, capacity = env.reset(), args.buffer_size or args.total_timesteps
     graph = TransitionGraph(
         env.num_actions, obs.shape, obs.dtype, capacity=2 * capacity + 2,

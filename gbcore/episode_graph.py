@@ -142,7 +142,17 @@ class DoubtfulLeaves(LeafTable):
 
 
 def is_held_out(level: Any) -> bool:
-    """Is a level of the fifth that only evaluations play? By a hash of its bytes, or its repr."""
+    """Is a level of the fifth that only evaluations play? By a hash of its bytes, or its repr.
+
+    Raises ValueError for a set, or an object without a repr of its own: in the next process they
+    have another one.
+    """
+    parts = [level]
+    for part in parts:
+        if isinstance(part, (tuple, list, dict)):
+            parts += part.items() if isinstance(part, dict) else part
+        if isinstance(part, (set, frozenset)) or type(part).__repr__ is object.__repr__:
+            raise ValueError(f"Require a level with a repr that is always the same, got {part!r}")
     with np.printoptions(threshold=sys.maxsize):  # else of a large array the corners alone
         name = level if isinstance(level, bytes) else repr(level).encode()
     return hashlib.blake2b(name, digest_size=1).digest()[0] % 5 == 0

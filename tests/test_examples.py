@@ -28,7 +28,7 @@ from examples import mazes, offline, sokoban, worlds
 from gbcore import FrontierEpisodes, Replay, TransitionGraph
 from gbcore.first_tries import as_grids
 from gbcore.run import load_checkpoint, write_video
-from gbcore.run.environment import GymnasiumTask
+from gbcore.run.environment import GymnasiumTask, warn_unless_repeatable
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 FLAGS = (
@@ -75,7 +75,21 @@ class Sampled(gymnasium.Env):
         return self.observation(), self.steps / 10, bool(self.steps == 30), False, {}
 
 
+class Carried(Sampled):
+    """Rewards count the steps of all episodes; and nothing can be rendered."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def step(self, action):
+        self.total += 1
+        obs, _, *rest = super().step(action)
+        return obs, float(self.total), *rest
+
+
 gymnasium.register("Sampled-v0", Sampled)
+gymnasium.register("Carried-v0", Carried)
 
 
 def run_example(folder, *flags):
@@ -247,7 +261,7 @@ def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
         task, result = task_of(**flags), []
         task.reset()
         for values, task.actions in obs:
-            task._observe(np.array(values, np.float32))
+            task._observe(np.array(values, np.float32), {})
             result.append(None if task.key is None else task.key.tobytes())
         return result
 
@@ -260,6 +274,41 @@ def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
     same = [([1.0, 2.0, 3.0], actions) for actions in ([], [0], [2, 0], [1])]
     a, b, c, d = keys(same, key_last_action=True)
     assert (a != b, b == c, c != d) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [{"x": 1}, frozenset({1}), None, np.random, [[1], [2, 3]], [], [1.0], [1, 2], "ab"],
+    ids=str,
+)
+def test_a_key_that_is_no_array_or_unlike_the_first_ends_the_program(key, capsys):
+    obs = np.zeros(3, np.float32)
+    for first in ({"key": [1]}, {}):
+        task = task_of()
+        task._observe(obs, first)
+        with pytest.raises(SystemExit):
+            task._observe(obs, {"key": key})
+        assert is_one_line(capsys, 'error: Sampled-v0: require info["key"], an array of one shape')
+
+
+def test_keys_are_given_always_and_minus_zero_is_zero(capsys):
+    task, obs = task_of(), np.zeros(3, np.float32)
+    task._observe(obs, {"key": [0.0, 1.0]})
+    first = task.key
+    task._observe(obs, {"key": [-0.0, 1.0]})
+    np.testing.assert_array_equal(task.key, first)
+    with pytest.raises(SystemExit):
+        task._observe(obs, {})
+    assert is_one_line(capsys, "error: Sampled-v0: require", "got None")
+
+
+def test_what_an_episode_hands_on_to_the_next_is_told(tmp_path, capsys):
+    warn_unless_repeatable(task_of())
+    assert capsys.readouterr().err == ""
+    warn_unless_repeatable(task_of("Carried-v0"))
+    assert is_one_line(capsys, "warning: two episodes of one seed", "kept between episodes")
+    words = ("--env-id", "Carried-v0", "--capture-video", "--run-dir", tmp_path)
+    assert refuses(capsys, example, words, "Carried-v0 cannot be rendered")
 
 
 def test_parts_of_observations_can_be_left_out():
@@ -343,6 +392,29 @@ def test_a_run_goes_on_in_the_folder_of_its_own_module(tmp_path, monkeypatch, ca
     assert command(evaluate, run, "--episodes", 1) == 0
 
 
+def test_a_learner_of_another_name_and_with_more_arguments_is_evaluated(tmp_path, monkeypatch):
+    source = Path(example.__file__).read_text()
+    for old, new in (
+        ("class Learner(", "class Agent("),
+        ("= Learner(args, graph, replay, device,", "= Agent(args, graph, replay, device, rng,"),
+        ("(self, args, graph, replay, device,", "(self, args, graph, replay, device, rng,"),
+        (
+            "evaluate = functools.partial(gb.evaluate, make_env, held_out=True)\n",
+            "def evaluate(*args, **more):\n"
+            "    played = gb.evaluate(make_env, *args, **{'held_out': True} | more)\n"
+            "    return played and (*played, 'mine')\n",
+        ),
+    ):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    (tmp_path / "mine.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    import mine
+
+    run = short_run(mine, tmp_path / "runs", *FLAGS)
+    assert command(evaluate, run, "--episodes", 2) == 0
+
+
 def test_tools_claim_no_names_but_those_of_their_commands():
     for path in (ROOT / "tools").glob("*.py"):
         assert f"python tools/{path.name}" in (ROOT / "README.md").read_text(), path
@@ -397,6 +469,8 @@ def test_frozen_lake_is_learned_and_evaluated_elsewhere_and_beside_chance(tmp_pa
         out = capsys.readouterr().out
         assert mean in out.replace(" (standard error 0)", "")
         assert "random actions 0" in out
+    larger = ("--env-kwargs", '{"map_name": "8x8"}')
+    assert refuses(capsys, evaluate, (run, *larger), "gives observations (64,), the run has (16,)")
 
 
 def test_whole_graph_explores_by_kind_where_observations_are_grids(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from conftest import jitted
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from gbcore import GraphValues, LeafTable, TransitionGraph
 from gbcore.run import LearnerState
 from gbcore.run.learner import dump, load
 
@@ -176,6 +177,31 @@ def fill_room(learner, loss):
     learner.seen = [(one.sum(), one.shape, one[:9].tobytes()) for one in learner.room]
 
 
+def make_normed(learner):
+    learner.online = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 1)))
+    learner.optimizer = torch.optim.Adam(learner.online.parameters(), lr=0.1)
+
+
+def make_graph(learner):
+    learner.own = TransitionGraph(1, (1,), np.int64)
+    leaves = LeafTable(learner.own, lambda obs: obs.astype(np.float32))
+    learner.worth = GraphValues(learner.own, leaves, 0.5)
+
+
+def use_graph(learner, loss):
+    step(learner)
+    nodes = learner.own.nodes(np.array([[learner.number], [learner.number + 1]]))
+    learner.own.add(nodes[0], 0, 1.0, nodes[1], False)
+    learner.worth.update()
+    learner.seen = learner.worth.values(nodes).tolist()
+
+
+def spawn(learner, loss):
+    step(learner)
+    learner.late = getattr(learner, "late", None) or np.random.default_rng(2)
+    learner.seen = [one.spawn(1)[0].random() for one in (learner.rng, learner.late)]
+
+
 def keep(name, make):
     """Function that gives a learner an attribute made from it."""
     return lambda learner: setattr(learner, name, make(learner))
@@ -196,6 +222,9 @@ CASES = {
         lambda learner, loss: step(learner),
     ),
     "many objects": (make_many, use_many),
+    "a network that refuses to be pickled": (make_normed, lambda learner, loss: step(learner)),
+    "a graph and its values": (make_graph, use_graph),
+    "generators that spawn": (keep("rng", lambda _: np.random.default_rng(4)), spawn),
 }
 
 
@@ -230,6 +259,29 @@ def test_what_cannot_be_saved_is_told_once_and_the_rest_is_saved(capsys):
     other.restore(tree)
     assert other.number == 1
     assert torch.equal(other.online.weight.grad, learner.online.weight.grad)
+
+
+def test_a_network_that_cannot_be_saved_is_refused():
+    learner = Learner(keep("head", lambda _: nn.LazyLinear(3)))
+    with pytest.raises(ValueError, match=r"cannot save learner\.head: .* name it in APART"):
+        learner.state()
+
+
+def test_what_lies_in_an_earlier_part_is_that_part_s():
+    """What lies in a later one is restored as it was: that part is not yet."""
+
+    def make(learner):
+        mean, env = Mean([1]), Mean([2])
+        learner.outside = {"mean": mean, "slots": Slots(), "learner": learner, "env": env}
+        learner.scores, learner.obs = mean.value, env.value
+
+    learner, other = Learner(make), Learner(make)
+    learner.scores.append(3)
+    other.restore(learner.state())
+    assert other.scores is other.outside["mean"].value
+    assert other.scores == [1], "the part restores it"
+    assert other.obs == [2]
+    assert other.obs is not other.outside["env"].value
 
 
 def test_a_learner_of_a_gpu_goes_on_on_the_device_that_there_is():

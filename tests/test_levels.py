@@ -501,6 +501,12 @@ def test_levels_that_differ_in_the_middle_of_a_large_array_are_not_one():
     assert kinds == {(False, False), (False, True), (True, False), (True, True)}
 
 
+def test_a_level_with_another_repr_in_each_process_is_refused():
+    for level in ({1}, (frozenset("ab"), 2), {"walls": [object()]}):
+        with pytest.raises(ValueError, match="Require a level with a repr that is always the same"):
+            is_held_out(level)
+
+
 def test_where_all_worlds_are_alike_seeds_are_held_out():
     seeds = {}
     for held_out in (False, True):

@@ -89,12 +89,16 @@ def test_a_row_can_be_recorded_without_ids():
 
 
 def test_rows_of_another_graph_change_nothing():
-    replay = replay_of(4)
-    saved = copy.deepcopy(replay.state())
-    replay.add(0, 2, 0.0, 1, False)
-    with pytest.raises(ValueError, match="Require the graph's"):
+    """A graph that has more may have got the others elsewhere."""
+    replay, other = replay_of(4), replay_of(4)
+    other.add(0, 2, 0.0, 1, False)
+    saved = copy.deepcopy(other.state())
+    with pytest.raises(ValueError, match=f"Require rows of the graph's {replay.size} transitions"):
         replay.restore(saved)
-    assert replay.action[0] == 2
+    assert replay.size == other.size - 1
+    replay.graph.add(0, 2, 0.0, 1, False)
+    replay.restore(saved)
+    assert replay.size == other.size
 
 
 @pytest.mark.parametrize("num_rows", [0, 2, 4, 6])

@@ -47,7 +47,8 @@ def flags_of(run, args):
 def play(run, args, policy, **more):
     """Returns and lengths of episodes. more: flags of the script."""
     flags = replace(flags_of(run, args), **more)
-    return run.module.evaluate(flags, run.task, policy, [args.seed, flags.seed, 0], args.episodes)
+    seed = [args.seed, flags.seed, 0]
+    return run.module.evaluate(flags, run.task, policy, seed, args.episodes)[:2]
 
 
 @one_line_errors
@@ -58,6 +59,10 @@ def main():
     if args.video is not None:
         require_package("imageio_ffmpeg")
     run = recorded.read(args.run)
+    if args.env_kwargs is not None:
+        env = run.module.make_env(flags_of(run, args), run.task, np.random.default_rng())
+        if env.shape != run.graph.obs_shape:
+            fail(f"--env-kwargs gives observations {env.shape}, the run has {run.graph.obs_shape}")
     policy, alone = run.policy(), ""
     returns, lengths = play(run, args, policy)
     by_chance, _ = play(run, args, any_action, eval_epsilon=1.0)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gbcore.run.learner import LearnerState, dump, load
+from gbcore.run.learner import LearnerState, dump, generator_state, load, set_generator
 
 NAME = "checkpoint.zip"
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 
 
 class Checkpoint:
@@ -34,6 +34,8 @@ class Checkpoint:
         path: the run's folder.
         parts: each with `state` and `restore`, in the order in which they are restored; "env" has
             `obs`, the observation that it is in.
+
+    Raises ValueError for a part of another entry's name, or a learner that cannot be saved.
     """
 
     path: Path
@@ -43,6 +45,8 @@ class Checkpoint:
     ) -> None:
         self.path, self._args, self._script, self._rng = Path(path), args, script, rng
         self._parts = parts
+        if taken := parts.keys() & {"flags", "module", "obs", "rng", "format_version"}:
+            raise ValueError(f"Require other names of parts, got {sorted(taken)}")
         for part in parts.values():
             if isinstance(part, LearnerState):
                 part.outside = {"rng": rng, **parts}
@@ -55,7 +59,7 @@ class Checkpoint:
         tree["module"] = module_file(self._args.env_id)
         tree["obs"] = np.ascontiguousarray(self._parts["env"].obs)
         tree["rng"] = {
-            "numpy": self._rng.bit_generator.state,
+            "numpy": generator_state(self._rng),
             "torch": torch.get_rng_state(),
             "random": random.getstate(),  # a user's own code may draw from these two
             "global": np.random.get_state(legacy=False),  # noqa: NPY002
@@ -81,10 +85,11 @@ class Checkpoint:
                 raise ValueError(message) from error
         if not np.array_equal(self._parts["env"].obs, tree["obs"]):
             raise ValueError(
-                f"cannot go on with {self.path}: the episode under way plays otherwise: other "
-                "versions of the environment, or chance in it that reset(seed) does not govern"
+                f"cannot go on with {self.path}: the episode under way plays otherwise: another "
+                "version of the environment, or what reset(seed) does not govern: chance, numbers "
+                "kept between episodes"
             )
-        self._rng.bit_generator.state = tree["rng"]["numpy"]
+        set_generator(self._rng, tree["rng"]["numpy"])
         torch.set_rng_state(tree["rng"]["torch"])
         np.random.set_state(tree["rng"]["global"])  # noqa: NPY002
         random.setstate(tree["rng"]["random"])

@@ -52,8 +52,8 @@ class GymnasiumTask(Replayed):
         level_tries: episodes that training plays in a row in a level, at most, until one meets a
             reward above 0: all by the same seed.
 
-    An environment may give `info["key"]`, an array, at every reset and step. Observations with like
-    keys are one state: the graph may know more than the network sees.
+    An environment may give `info["key"]`, an array of one shape and dtype, at every reset and step.
+    Observations with like keys are one state: the graph may know more than the network sees.
 
     Attributes:
         env: Gymnasium's environment.
@@ -95,6 +95,7 @@ class GymnasiumTask(Replayed):
         self._level_tries, self._tries = level_tries, 0
         self._env_id, self._rng = env_id, rng
         self._decimals, self._key_last_action = decimals, key_last_action
+        self._key_kind = ()  # dtype and shape of the environment's own keys
         with contextlib.suppress(ValueError):
             kwargs = json.loads(kwargs)
         if not isinstance(kwargs, dict):
@@ -104,7 +105,12 @@ class GymnasiumTask(Replayed):
         if time_limit and isinstance(given, int):  # others are Gymnasium's to refuse
             kwargs["max_episode_steps"] = min(time_limit, given) if given > 0 else time_limit
         with own_code():
-            self.env = gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
+            try:
+                self.env = gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
+            except TypeError as error:
+                if not (render_mode and "'render_mode'" in f"{error}"):
+                    raise
+                fail(f"{env_id} cannot be rendered: its __init__ takes no render_mode")
         actions, self._space = self.env.action_space, self.env.observation_space
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
         self._time_limit = time_limit
@@ -227,17 +233,47 @@ class GymnasiumTask(Replayed):
             raise ValueError(f"{self._env_id}: {message:.400}")
         return flat
 
-    def _observe(self, obs, info=()):
+    def _observe(self, obs, info):
         self.obs = obs = self.flatten(obs)
-        self.key = None
-        if "key" in info:
-            self.key = np.frombuffer(np.asarray(info["key"]).tobytes(), np.uint8)
-            return self.obs
-        if self._decimals is not None or self._key_last_action:
+        self.key = self._own_key(info)
+        if self.key is None and (self._decimals is not None or self._key_last_action):
             key = obs if self._decimals is None else rounded(obs, self._decimals)
             last = (self.actions or [-1])[-1] if self._key_last_action else -1
             self.key = np.frombuffer(key.tobytes() + np.int64(last).tobytes(), np.uint8)
         return self.obs
+
+    def _own_key(self, info):
+        """`info["key"]` as uint8 [n]; None where the environment gives none."""
+        key = np.empty(0)
+        with contextlib.suppress(ValueError):  # of a ragged list
+            key = np.asarray(info.get("key", key), order="C")
+        kind = key.dtype, key.shape
+        self._key_kind = self._key_kind or kind
+        if kind != self._key_kind or key.dtype.kind not in "biufSU" or ("key" in info) > key.size:
+            fail(
+                f'{self._env_id}: require info["key"], an array of one shape and dtype at every '
+                f"reset and step, got {info.get('key')!r:.200}"
+            )
+        key = key + 0 if key.dtype.kind == "f" else key  # -0 is 0
+        return np.frombuffer(key.tobytes(), np.uint8) if key.size else None
+
+
+def warn_unless_repeatable(env: GymnasiumTask, num_steps: int = 20) -> None:
+    """Warn where an episode of the same seed and actions is another one the second time."""
+    actions, seen = np.random.default_rng(0).integers(env.num_actions, size=num_steps).tolist(), []
+    for _ in range(2):
+        seen.append([env._begin(0).tobytes()])
+        for action in actions:
+            obs, *outcome = env.step(action)
+            seen[-1].append((obs.tobytes(), *outcome))
+            if any(outcome[1:]):
+                break
+    if seen[0] != seen[1]:
+        warn(
+            "two episodes of one seed and the same actions differ, by chance that reset(seed) does "
+            "not govern, or by numbers kept between episodes: --resume will not go on as before, "
+            "and evaluations, which play fresh copies, may not play the same task"
+        )
 
 
 @contextlib.contextmanager

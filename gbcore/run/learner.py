@@ -3,6 +3,7 @@
 import copyreg
 import functools
 import io
+import itertools
 import pickle
 import sys
 import types
@@ -11,7 +12,9 @@ from typing import Any, BinaryIO, ClassVar
 import cloudpickle
 import numpy as np
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
+from gbcore.graph import TransitionGraph
 from gbcore.run.output import warn
 
 
@@ -20,8 +23,8 @@ class LearnerState:
 
     That is a pickle of its attributes, in which what is one object stays one; lambdas and closures
     are saved too. Objects that the script makes are restored in place, as others may hold them.
-    What cannot be pickled, as an open file, is left out with a warning. Graph and replay are parts
-    of a checkpoint by themselves.
+    What cannot be pickled, as an open file, is left out with a warning; a network or an optimizer
+    raises ValueError. Graph and replay are parts of a checkpoint by themselves.
     """
 
     APART: tuple[str, ...] = ("args", "graph", "replay")  # and whatever learning does not change
@@ -37,10 +40,13 @@ class LearnerState:
                 try:
                     self._state({name})
                 except Exception as error:
+                    why = f"learner.{name}: {error}; {ADVICE}"
+                    if isinstance(vars(self)[name], (torch.nn.Module, torch.optim.Optimizer)):
+                        raise ValueError(f"cannot save {why}") from error
                     names.discard(name)
                     if name not in _warned_of:
                         _warned_of.add(name)
-                        warn(f"checkpoints leave out learner.{name}: {error}; {ADVICE}")
+                        warn(f"checkpoints leave out {why}")
         return self._state(names)
 
     # An attribute is a shell or a value. A shell is an object that gets a state: the script's own
@@ -89,7 +95,14 @@ class LearnerState:
     def _outside(self):
         """What attributes may refer to and a pickle does not hold, by name."""
         apart = {name: vars(self)[name] for name in self.APART if name in vars(self)}
-        return {**self.outside, **apart, "self": self}
+        before = itertools.takewhile(lambda item: item[1] is not self, self.outside.items())
+        within = {
+            f"{part}.{name}": value
+            for part, owner in before  # parts that are restored by now
+            for name, value in getattr(owner, "__dict__", {}).items()
+            if isinstance(value, (list, dict, np.ndarray))
+        }
+        return {**within, **self.outside, **apart, "self": self}
 
 
 def dump(tree: Any, file: BinaryIO) -> None:
@@ -102,6 +115,18 @@ def load(file: BinaryIO) -> Any:
     return _Unpickler(file).load()
 
 
+def generator_state(rng: np.random.Generator) -> dict[str, Any]:
+    """A tree for `set_generator`: the numbers to come, and those of generators to be spawned."""
+    bits = rng.bit_generator
+    return {"bits": bits.state, "seeds": getattr(bits.seed_seq, "state", None)}
+
+
+def set_generator(rng: np.random.Generator, state: dict[str, Any]) -> None:
+    """Have a generator go on from a tree of `generator_state`."""
+    seeds = state["seeds"] and np.random.SeedSequence(**state["seeds"])
+    rng.bit_generator.__setstate__((state["bits"], seeds))
+
+
 ADVICE = "give it __getstate__, or name it in APART"
 LARGE = 2**16  # bytes of an array
 _warned_of: set[str] = set()  # attributes
@@ -110,8 +135,8 @@ _warned_of: set[str] = set()  # attributes
 def _state_of(value):
     """What `_set_state` gives an empty object of the class; None if it is not made in that way."""
     if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return generator_state(value)
+    if isinstance(value, (np.ndarray, torch.Tensor, TransitionGraph)):  # whole before it is used
         return None
     try:
         make, arguments, state, *items = value.__reduce_ex__(2)
@@ -136,7 +161,7 @@ def _new(kind, *bits):
 
 def _set_state(value, state):
     if isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
+        set_generator(value, state)
     elif hasattr(type(value), "__setstate__"):
         value.__setstate__(state)
     else:
@@ -181,6 +206,8 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value):
         if isinstance(value, torch.Generator):
             return _generator, (str(value.device), value.get_state())
+        if isinstance(value, torch.nn.Module) and is_parametrized(value):  # itself it refuses
+            return copyreg.__newobj__, (type(value),), vars(value)
         if type(value) is np.ndarray and (size := _rows_that_differ(value)) is not None:
             return _with_rest, (value[:size], len(value))
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
@@ -206,6 +233,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         if (module, name) == (__name__, "_tensor"):
             return self._tensor
+        if module == "__main__" and self._learner is not None:  # the script, when it was run
+            module = type(self._learner).__module__
         return super().find_class(module, name)
 
     def persistent_load(self, pid):

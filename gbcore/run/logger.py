@@ -169,7 +169,7 @@ class Logger:
             "graph/edges": graph.num_edges,
             "graph/novel_state_ratio": graph.novel_state_ratio,
             "graph/evaluated_per_update": evaluated / updates if updates else None,
-            **more,
+            **_numbers(more),
         }
         self._write(METRICS, global_step=self.step, **row)
         for name in row.keys() - {"charts/episodic_return", "charts/episodic_length"}:
@@ -181,7 +181,7 @@ class Logger:
         self,
         episodes: tuple[list[float], list[int]] | None,
         training: tuple[list[float], list[int]] | None = None,
-        **more: float,
+        **more: float | None,
     ) -> None:
         """Log an evaluation: returns and lengths of its episodes; None, of one that was stopped.
 
@@ -191,7 +191,7 @@ class Logger:
         self.require_finite()
         if episodes is None:
             return
-        returns, lengths = episodes
+        (returns, lengths), more = episodes[:2], _numbers(more)
         train_returns = training[0] if training else [None] * len(returns)
         rows = zip(returns, lengths, train_returns, strict=True)
         for number, (of_episode, length, of_training) in enumerate(rows):
@@ -202,7 +202,8 @@ class Logger:
         self.evaluated_step = self.step
         self.evaluations.append(float(np.mean(returns)))
         for name, value in {"episodic_return": self.evaluations[-1], **more}.items():
-            self._writer.add_scalar(f"eval/{name}", value, self.step)
+            if value is not None:
+                self._writer.add_scalar(f"eval/{name}", value, self.step)
         if training:
             self.train_evaluations.append(float(np.mean(train_returns)))
             self._writer.add_scalar("eval/train_return", self.train_evaluations[-1], self.step)
@@ -221,8 +222,9 @@ class Logger:
         on_gpu = args.cuda and torch.cuda.is_available()
         result = {
             "script": self._script.stem, "env_id": self._task, "backup": args.backup,
-            "exploration": args.exploration, "seed": args.seed, "score": score, **more,
-            "eval_episodes": args.eval_episodes, "steps": self.step, "interrupted": score is None,
+            "exploration": getattr(args, "exploration", None), "seed": args.seed, "score": score,
+            **more, "eval_episodes": getattr(args, "eval_episodes", None), "steps": self.step,
+            "interrupted": score is None,
             "sps": self.step / max(seconds, 1e-9), "training_seconds": seconds,
             "wall_seconds": time.perf_counter() - self._begin,
             "novel_state_ratio": learner.graph.novel_state_ratio,
@@ -234,7 +236,7 @@ class Logger:
             frontier = "--exploration frontier (docs/frontier.md), "
             print(
                 f"No reward was seen in {self.step} steps: is there one? To find it: "
-                f"{frontier * (args.exploration != 'frontier')}more --total-timesteps"
+                f"{frontier * (result['exploration'] != 'frontier')}more --total-timesteps"
             )
         values = {"score": score, **more}.items()
         results = [f"{name.replace('_', ' ')} {v:g}" for name, v in values if v is not None]
@@ -248,11 +250,8 @@ class Logger:
 
     def require_finite(self) -> None:
         """Make charts plain numbers. A loss of NaN ends the run; its last checkpoint is older."""
+        self.charts.update(_numbers(self.charts))
         for name, value in self.charts.items():
-            try:
-                value = self.charts[name] = None if value is None else float(value)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"Require a number as chart {name}, got {value!r}") from error
             if value is not None and name.startswith("losses/") and not math.isfinite(value):
                 fail(
                     f"{name} is {value} after {self.step} steps: nothing more can be "
@@ -309,7 +308,7 @@ class Logger:
         if self._bar.disable:
             speed = f"{round(rate, None if rate >= 100 else 1):,} steps/s"
             line = f"{self.step:,} of {total:,} steps, {speed}, "
-            if self.step > self._args.learning_starts:  # steps before are many times quicker
+            if self.step > getattr(self._args, "learning_starts", 0):  # before, steps are quicker
                 line += f"{timedelta(seconds=round((total - self.step) / rate))} left, "
             print(line + note, flush=True)
 
@@ -318,6 +317,17 @@ class Logger:
         words = [sys.executable, str(self._script), "--resume", str(self.path.resolve())]
         folder = f"cd {shlex.quote(os.getcwd())} && " if ":" in self._task else ""  # its module's
         return f"go on with: {folder}{shlex.join(words)}"
+
+
+def _numbers(values):
+    """Numbers, tensors and None by name -> float or None."""
+    result = {}
+    for name, value in values.items():
+        try:
+            result[name] = None if value is None else float(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Require a number as {name}, got {value!r}") from error
+    return result
 
 
 def _write_model(path, network, graph):

@@ -16,7 +16,7 @@ import torch
 from minigrid.core.actions import Actions
 
 from gbcore import LeafTable, Replay, TransitionGraph
-from gbcore.run import fail, flush_denormals, load_checkpoint
+from gbcore.run import LearnerState, fail, flush_denormals, load_checkpoint, warn
 from gbcore.run.checkpoint import require_module
 from gbtools import ROOT
 
@@ -76,11 +76,20 @@ class Recorded:
 
     @cached_property
     def learner(self):
-        """The script's Learner, as the checkpoint left it."""
+        """The script's learner, its one class on top of LearnerState, as the checkpoint left it."""
+        classes = [one for one in vars(self.module).values() if isinstance(one, type)]
+        learners = [one for one in classes if issubclass(one, LearnerState)]
+        if not learners:
+            fail(f"{self.script} has no class on top of LearnerState")
         kind = ("num_actions", "obs_shape", "obs_dtype", "frame_stack", "key_shape", "key_dtype")
         graph = TransitionGraph(**{name: getattr(self.graph, name) for name in kind})
         # On an empty graph there is nothing that an untrained network would be asked for.
-        learner = self.module.Learner(self.args, graph, Replay(graph, 1), torch.device("cpu"))
+        parts = self.args, graph, Replay(graph, 1), torch.device("cpu")
+        try:
+            learner = learners[-1](*parts)
+        except TypeError:  # it takes more: a checkpoint has all but APART
+            learner = learners[-1].__new__(learners[-1])
+            learner.args, learner.graph, learner.replay, learner.device = parts
         graph.restore(self.graph.state())
         learner.restore(self.learner_state)
         return learner
@@ -126,6 +135,8 @@ def load_script(script):
         fail(f"no script {script}")
     if path.parent == ROOT:
         return importlib.import_module(path.stem)
+    if (path.parent / "gbcore").is_dir() and path.parent != ROOT:
+        warn(f"{path} is read with {ROOT / 'gbcore'}, not with the gbcore beside it")
     if str(path) not in sys.modules:
         sys.path.insert(0, str(path.parent))  # modules beside it, as where Python runs it
         spec = importlib.util.spec_from_file_location(str(path), path)
