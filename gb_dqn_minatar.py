@@ -81,9 +81,7 @@ class Args(gb.RunFlags):
         self.default(act_on="graph" if self.backup == "whole-graph" else "network")
 
 
-# --------------------------------------------------------------------------------------------------
-# Network
-# --------------------------------------------------------------------------------------------------
+# --- Network ---
 
 
 class QNetwork(nn.Module):
@@ -103,17 +101,13 @@ class QNetwork(nn.Module):
         """bool [B, 10, 10, C] -> values [B, num_actions]."""
         return self.layers(obs.permute(0, 3, 1, 2).float())
 
-    values = forward
-
 
 def make_network(args, obs_shape, num_actions):
     """The network that these flags ask for."""
     return QNetwork(obs_shape, num_actions)
 
 
-# --------------------------------------------------------------------------------------------------
-# Learning
-# --------------------------------------------------------------------------------------------------
+# --- Learning ---
 
 
 class Learner(gb.LearnerState):
@@ -161,7 +155,8 @@ class Learner(gb.LearnerState):
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over the leaf values."""
         args = self.args
-        if args.backup == "whole-graph":
+        if self.graph_values is not None:
+            self.graph_values.update()
             return self.graph_values.targets(batch.nodes, batch.actions)
         source, rule = BACKUPS[args.backup]
         depth = 1 if args.backup == "one-step" else args.depth
@@ -171,8 +166,6 @@ class Learner(gb.LearnerState):
 
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
-        if self.graph_values is not None:
-            self.graph_values.update()
         targets = torch.from_numpy(self.targets(batch, rng)).to(self.device)
         obs = torch.from_numpy(self.replay.observations(batch)).to(self.device)
         actions = torch.from_numpy(batch.actions).to(self.device)
@@ -193,9 +186,7 @@ class Learner(gb.LearnerState):
             self.graph_values.renew()
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
+# --- Environment ---
 
 
 class Game(gb.Replayed):
@@ -266,9 +257,7 @@ evaluate = functools.partial(gb.evaluate, make_env)
 record_video = functools.partial(gb.record_video, make_env, fps=15)
 
 
-# --------------------------------------------------------------------------------------------------
-# Training
-# --------------------------------------------------------------------------------------------------
+# --- Training ---
 
 
 def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
@@ -304,8 +293,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
         logger.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             for _ in range(args.updates_per_train):
-                batch = replay.sample(args.batch_size, rng)
-                loss, q_values = learner.update(batch, rng)
+                loss, q_values = learner.update(replay.sample(args.batch_size, rng), rng)
             logger.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
         if step % args.target_network_frequency == 0:
             learner.update_target()

@@ -34,7 +34,7 @@ from gbcore import (
     TransitionGraph,
     q_targets,
 )
-from gbcore.first_tries import cell_contents
+from gbcore.first_tries import kinds_of_grids
 from gbcore.run.minigrid import Task, task_of
 
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
@@ -59,24 +59,19 @@ class Args(gb.RunFlags):
     total_timesteps: gb.Count = 100_000  # environment steps
     learning_rate: gb.PositiveFloat = 1e-3  # step size of Adam
     adam_eps: gb.PositiveFloat = 1.5e-4  # epsilon of Adam
-    buffer_size: gb.NonNegative = 0
-    """transitions kept in the replay and the graph; 0 = total_timesteps"""
+    buffer_size: gb.NonNegative = 0  # transitions kept in replay and graph; 0 = total_timesteps
     gamma: gb.Fraction = 0.95  # the discount
     target_network_frequency: gb.Count | None = None
-    """steps between copies into the target network: 8,000, whole-graph 2,000, levels that change
-    1,000"""
+    """steps between copies of the network: 8,000, whole-graph 2,000, levels that change 1,000"""
     batch_size: gb.Count | None = None  # transitions per update: 32, where levels change 128
-    learning_starts: gb.NonNegative | None = None
-    """random steps before the first update; by default 5,000, with whole-graph 0"""
-    train_frequency: gb.Count | None = None
-    """steps between updates: 1, with whole-graph 4, where levels change 2"""
+    learning_starts: gb.NonNegative | None = None  # random steps first: 5,000, whole-graph 0
+    train_frequency: gb.Count | None = None  # steps an update: 1, whole-graph 4, levels change 2
     updates_per_train: gb.Count = 1  # updates at a time, each of its own batch
     start_e: gb.Fraction = 1.0  # epsilon until learning starts
     end_e: gb.Fraction = 0.02  # epsilon once learning starts
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to actions never tried"""
-    frontier_share: gb.Fraction | None = None
-    """largest share of frontier episodes, by default 0.5, with whole-graph 0.9"""
+    frontier_share: gb.Fraction | None = None  # of frontier episodes, at most: 0.5, whole-graph 0.9
     backup: Literal[*BACKUPS, "whole-graph"] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by the actions made, not the best;
@@ -109,9 +104,7 @@ class Args(gb.RunFlags):
         self.default(eval_act_on=self.act_on)
 
 
-# --------------------------------------------------------------------------------------------------
-# Network
-# --------------------------------------------------------------------------------------------------
+# --- Network ---
 
 
 class QNetwork(nn.Module):
@@ -131,12 +124,8 @@ class QNetwork(nn.Module):
             range(OBJECT_TO_IDX["empty"] + 1, len(OBJECT_TO_IDX)),
             range(1, len(COLOR_TO_IDX)), range(1, 4), range(1, 3),
         ][: 4 if depth in (4, 4 * 4) else 3]  # fmt: skip
-        codes = [
-            (first + i, code)
-            for first in range(0, depth, len(numbers))  # of each view that is stacked
-            for i, known in enumerate(numbers)
-            for code in known
-        ]
+        # depth: of one grid, or of the views that are stacked.
+        codes = [(i, code) for i in range(depth) for code in numbers[i % len(numbers)]]
         which, code = torch.tensor(codes).unbind(1)
         self.register_buffer("which", which, persistent=False)
         self.register_buffer("code", code.to(torch.uint8), persistent=False)
@@ -172,8 +161,6 @@ class QNetwork(nn.Module):
         moved[:, size // 2, size // 2] = 0
         return moved
 
-    values = forward
-
 
 def cells_around_agent(width, height):
     """Cells in the order in which an agent sees them, by its cell and direction.
@@ -195,9 +182,7 @@ def make_network(args, obs_shape, num_actions):
     return QNetwork(obs_shape, num_actions, args.num_levels != 1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Learning
-# --------------------------------------------------------------------------------------------------
+# --- Learning ---
 
 
 class Learner(gb.LearnerState):
@@ -220,10 +205,8 @@ class Learner(gb.LearnerState):
             by_kind = args.backup == "whole-graph" and args.num_levels == 1 and args.view == "grid"
             how = args.frontier_share, kinds_of_grids if by_kind else None, self.first_tries
             self.frontier = FrontierEpisodes(graph, *how)
-        seen_tries = self.first_tries if args.view == "grid" else None
-        self.leaves = LeafTable(
-            graph, lambda obs: self.values(self.target, obs), first_tries=seen_tries
-        )
+        seen = self.first_tries if args.view == "grid" else None
+        self.leaves = LeafTable(graph, lambda obs: self.values(self.target, obs), first_tries=seen)
         if args.backup == "whole-graph":
             self.graph_values = GraphValues(graph, self.leaves, args.gamma, args.prior)
         self.num_updates = 0
@@ -260,7 +243,8 @@ class Learner(gb.LearnerState):
     def targets(self, batch, rng):
         """Target values float32 [B]: nested backups over the leaf values."""
         args = self.args
-        if args.backup == "whole-graph":
+        if self.graph_values is not None:
+            self.graph_values.update()
             return self.graph_values.targets(batch.nodes, batch.actions)
         source, rule = BACKUPS[args.backup]
         depth = 1 if args.backup == "one-step" else args.depth
@@ -270,8 +254,6 @@ class Learner(gb.LearnerState):
 
     def update(self, batch, rng):
         """One gradient step. Returns the loss and the mean value of the batch, as tensors."""
-        if self.graph_values is not None:
-            self.graph_values.update()
         targets = torch.from_numpy(self.targets(batch, rng)).to(self.device)
         obs = torch.from_numpy(self.replay.observations(batch)).to(self.device)
         actions = torch.from_numpy(batch.actions).to(self.device)
@@ -292,15 +274,7 @@ class Learner(gb.LearnerState):
             self.graph_values.renew()
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
-
-
-def kinds_of_grids(obs):
-    """Kinds uint64 [n] of grids [n, W, H, 3]: those with the same cells, wherever these lie, are of
-    a kind. An object carried elsewhere makes no new kind, an open door does."""
-    return cell_contents(obs, num_axes=1).sum(axis=(1, 2))
+# --- Environment ---
 
 
 def make_env(args, env_id, rng, render=False, held_out=False):
@@ -313,9 +287,7 @@ evaluate = functools.partial(gb.evaluate, make_env, held_out=True)
 record_video = functools.partial(gb.record_video, make_env, held_out=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# Training
-# --------------------------------------------------------------------------------------------------
+# --- Training ---
 
 
 def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
@@ -335,8 +307,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
         if action is None and rng.random() < epsilon:
             action = int(rng.integers(env.num_actions))
         elif action is None:
-            keys = None if env.key is None else env.key[None]
-            action = int(learner.act(env.obs[None], keys)[0])
+            action = int(learner.act(env.obs[None], None if env.key is None else env.key[None])[0])
         obs, grid = env.obs, env.grid
         _, reward, terminated, truncated = env.step(action)
         next_node = graph.node(env.obs, env.key)
@@ -356,8 +327,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
         logger.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             for _ in range(args.updates_per_train):
-                batch = replay.sample(args.batch_size, rng)
-                loss, q_values = learner.update(batch, rng)
+                loss, q_values = learner.update(replay.sample(args.batch_size, rng), rng)
             logger.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
         if step % args.target_network_frequency == 0:
             learner.update_target()

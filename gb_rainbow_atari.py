@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import gbcore.run as gb
 from gbcore import FrontierEpisodes, PrioritizedReplay, TransitionGraph
 from gbcore.run.atari import evaluate, human_normalized, make_envs, record_video, task_of
-from gbcore.run.updates import updates_on
+from gbcore.run.updates import OnCPU, OnGPU
 
 # The five backups are two choices: where the subgraph comes from, and how a state's value is read.
 BACKUPS = {
@@ -37,47 +37,32 @@ BACKUPS = {
 
 @dataclass
 class Args(gb.RunFlags):
-    env_id: str = "Freeway"
-    """the game, as in Freeway, freeway or ALE/Freeway-v5"""
-    cuda: bool = torch.cuda.is_available()
-    """run on the GPU; on by default where there is one"""
+    env_id: str = "Freeway"  # the game, as in Freeway, freeway or ALE/Freeway-v5
+    cuda: bool = torch.cuda.is_available()  # run on the GPU; on by default where there is one
     cuda_graphs: bool = True
     """on a GPU, replay each update and choice of actions as a CUDA graph; off: one by one"""
     bf16: bool = False
     """learn in bfloat16, forward and backward; weights, Adam, losses and acting stay float32"""
     threads: Annotated[int, gb.number(int, 1, 1024)] = 2
     """CPU threads for torch; give 1 to runs side by side"""
-    total_timesteps: gb.Count = 100_000
-    """environment steps (of 4 frames each)"""
-    learning_rate: gb.PositiveFloat = 1e-4
-    """step size of Adam"""
-    adam_eps: gb.PositiveFloat = 1.5e-4
-    """epsilon of Adam"""
-    max_grad_norm: gb.PositiveFloat = 10.0
-    """gradients are clipped to this norm"""
+    total_timesteps: gb.Count = 100_000  # environment steps (of 4 frames each)
+    learning_rate: gb.PositiveFloat = 1e-4  # step size of Adam
+    adam_eps: gb.PositiveFloat = 1.5e-4  # epsilon of Adam
+    max_grad_norm: gb.PositiveFloat = 10.0  # gradients are clipped to this norm
     buffer_size: gb.NonNegative = 0
     """transitions kept in the replay and the graph; 0 = total_timesteps"""
-    gamma: gb.Fraction = 0.99
-    """the discount"""
+    gamma: gb.Fraction = 0.99  # the discount
     target_network_frequency: gb.Count = 1
     """updates between two copies of the online network into the target network"""
-    batch_size: gb.Count = 32
-    """transitions per update"""
-    learning_starts: gb.NonNegative = 2_000
-    """steps before the first update"""
-    train_frequency: gb.Count = 1
-    """steps between updates"""
-    updates_per_train: gb.Count = 2
-    """updates at a time, each of its own batch"""
+    batch_size: gb.Count = 32  # transitions per update
+    learning_starts: gb.NonNegative = 2_000  # steps before the first update
+    train_frequency: gb.Count = 1  # steps between updates
+    updates_per_train: gb.Count = 2  # updates at a time, each of its own batch
 
-    start_e: gb.Fraction = 1.0
-    """epsilon at the start"""
-    end_e: gb.Fraction = 0.0
-    """epsilon in the end; the noisy networks explore"""
-    exploration_steps: gb.Count = 2_001
-    """steps over which epsilon goes from start_e to end_e"""
-    noisy_std: Annotated[float, gb.number(float, 0, 1e3)] = 0.5
-    """initial scale of the noisy layers"""
+    start_e: gb.Fraction = 1.0  # epsilon at the start
+    end_e: gb.Fraction = 0.0  # epsilon in the end; the noisy networks explore
+    exploration_steps: gb.Count = 2_001  # steps over which epsilon goes from start_e to end_e
+    noisy_std: Annotated[float, gb.number(float, 0, 1e3)] = 0.5  # initial scale of the noisy layers
 
     exploration: Literal["epsilon-greedy", "frontier"] = "epsilon-greedy"
     """how training acts; frontier: in a share of the episodes, the way to actions never tried"""
@@ -87,15 +72,12 @@ class Args(gb.RunFlags):
     backup: Literal[*BACKUPS] = "graph"
     """the bootstrap target. tree: along the sample's trajectory (one-step: one step of it); graph:
     over all transitions seen; n-step, graph-mixed: the same two, by actions made, not the best"""
-    depth: gb.Depth = 10
-    """nested backups per target; one-step: always 1"""
-    breadth: gb.NonNegative = 10
-    """transitions followed per level of a graph backup; 0 = all"""
+    depth: gb.Depth = 10  # nested backups per target; one-step: always 1
+    breadth: gb.NonNegative = 10  # transitions followed per level of a graph backup; 0 = all
     prior: gb.Prior = 0.0
     """the network's value counts as so many observations of a nested pair; 0: the paper's backup"""
 
-    n_atoms: Annotated[int, gb.number(int, 2, 10_001)] = 51
-    """atoms of the value distribution"""
+    n_atoms: Annotated[int, gb.number(int, 2, 10_001)] = 51  # atoms of the value distribution
     v_min: Annotated[float, gb.number(float, -1e9, 1e9)] = -10.0
     """smallest return of the value distribution"""
     v_max: Annotated[float, gb.number(float, -1e9, 1e9)] = 10.0
@@ -109,23 +91,18 @@ class Args(gb.RunFlags):
     """episodes of the evaluation after training, which gives the score"""
     eval_frequency: gb.NonNegative = 10_000
     """steps between evaluations in training, for a learning curve; 0 = none"""
-    curve_episodes: gb.Count = 5
-    """episodes of each evaluation before the last"""
-    eval_envs: gb.Count = 16
-    """environments that evaluate in parallel"""
-    eval_epsilon: gb.Fraction = 0.001
-    """share of random actions in evaluation"""
+    curve_episodes: gb.Count = 5  # episodes of each evaluation before the last
+    eval_envs: gb.Count = 16  # environments that evaluate in parallel
+    eval_epsilon: gb.Fraction = 0.001  # share of random actions in evaluation
 
     FREE = (*gb.RunFlags.FREE, "cuda_graphs")
 
-    def check(self):
+    def __post_init__(self):
         if not self.v_min < self.v_max:
             gb.fail(f"--v-min must be < --v-max, got {self.v_min} and {self.v_max}")
 
 
-# --------------------------------------------------------------------------------------------------
-# Network
-# --------------------------------------------------------------------------------------------------
+# --- Network ---
 
 
 class NoisyLinear(nn.Module):
@@ -183,9 +160,7 @@ class RainbowNetwork(nn.Module):
     def features(self, obs, dtype=torch.float32):
         """uint8 [B, 4, 84, 84] -> [B, 3136], computed in float32 or bfloat16."""
         x = obs.contiguous(memory_format=torch.channels_last).to(dtype).div_(255)
-        if dtype == torch.float32:
-            return self.convolutions(x)
-        with torch.autocast(obs.device.type, dtype):
+        with torch.autocast(obs.device.type, dtype, enabled=dtype != torch.float32):
             return self.convolutions(x)
 
     def layers(self):
@@ -240,9 +215,7 @@ def make_network(args, obs_shape, num_actions):
     return RainbowNetwork(args, num_actions)
 
 
-# --------------------------------------------------------------------------------------------------
-# Learning
-# --------------------------------------------------------------------------------------------------
+# --- Learning ---
 
 
 class Learner(gb.LearnerState):
@@ -267,8 +240,9 @@ class Learner(gb.LearnerState):
         self.frontier = None
         if args.exploration == "frontier":
             self.frontier = FrontierEpisodes(graph, args.frontier_share)
-        num_frames = replay.capacity + 1024  # one of each step, and of each episode's start
-        self.updates = updates_on(device, graph, num_frames, args.cuda_graphs)
+        self.updates = OnCPU(graph)
+        if device.type != "cpu":  # room for a frame of each step, and of each episode's start
+            self.updates = OnGPU(graph, device, replay.capacity + 1024, args.cuda_graphs)
 
     @torch.no_grad()
     def best_actions(self, obs, noisy):
@@ -336,9 +310,7 @@ def clip_gradients(parameters, max_norm):
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1))
 
 
-# --------------------------------------------------------------------------------------------------
-# Environment
-# --------------------------------------------------------------------------------------------------
+# --- Environment ---
 
 
 class Game(gb.Replayed):
@@ -377,9 +349,7 @@ def make_env(args, env_id, rng, render=False):
     return Game(env_id, rng)
 
 
-# --------------------------------------------------------------------------------------------------
-# Training
-# --------------------------------------------------------------------------------------------------
+# --- Training ---
 
 
 def train(args, env_id, env, learner, rng, logger, checkpoint, stop):

@@ -34,13 +34,13 @@ from gbcore import (
     TransitionGraph,
     q_targets,
 )
-from gbcore.first_tries import are_planes, as_grids, cell_contents
+from gbcore.first_tries import are_planes, as_grids, kinds_of_grids
 from gbcore.run.environment import GymnasiumTask, warn_unless_repeatable
 from gbcore.run.environment import gymnasium_id as task_of
 
+NUM_CODES = 16  # of a grid's cells, where levels change
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
 # read. The sixth, whole-graph, keeps values of all states: its subgraph is the graph.
-NUM_CODES = 16  # of a grid's cells, where levels change
 BACKUPS = {
     "one-step": ("trajectory", "greedy"),
     "n-step": ("trajectory", "behaviour"),
@@ -194,8 +194,6 @@ class QNetwork(nn.Module):
         batch = torch.arange(len(obs), device=obs.device)[:, None, None]
         return obs[batch, rows[:, :, None], columns[:, None]]
 
-    values = forward
-
 
 make_network = QNetwork
 
@@ -338,13 +336,6 @@ class Learner(gb.LearnerState):
             self.leaves.forget_all()
         else:
             self.graph_values.renew()
-
-
-def kinds_of_grids(obs):
-    """The kinds of observations [n, H, W, ...], uint64 [n]: of a kind are grids with like cells,
-    wherever these lie. An object carried elsewhere makes no new kind, an open door does.
-    """
-    return cell_contents(obs, num_axes=1).sum(axis=(1, 2))
 
 
 def make_env(args, env_id, rng, render=False, held_out=False):

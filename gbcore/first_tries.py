@@ -88,7 +88,14 @@ class ContextGains:
 
     def rows_of(self, contexts: Sequence[Context]) -> NDArray[np.int32]:
         """Numbers of contexts, int32 [n], kept from now on; -1 of those beyond MOST."""
-        return np.array([self._row_of(one) for one in contexts], np.int32)
+        for context in contexts:
+            if (row := len(self._rows)) < MOST and context not in self._rows:
+                self._rows[context] = row
+                if row == len(self._tries):
+                    for name in ("_tries", "_gains", "_group", "_explained"):
+                        setattr(self, name, grown(getattr(self, name), 2 * row))
+                self._group[row] = self._groups.setdefault(context[:2], len(self._groups))
+        return np.array([self._rows.get(context, NONE) for context in contexts], np.int32)
 
     def learn(self, rows: NDArray[np.int32], action: int, gain: float) -> None:
         """A try of an action gained so much, in a state with contexts of these numbers."""
@@ -102,16 +109,6 @@ class ContextGains:
     def _explains(self, rows, action):
         """m^2 / n of each."""
         return self._gains[rows, action] ** 2 / np.maximum(self._tries[rows, action], 1)
-
-    def _row_of(self, context):
-        row = self._rows.get(context, NONE)
-        if row == NONE and len(self._rows) < MOST:
-            row = self._rows[context] = len(self._rows)
-            if row == len(self._tries):
-                for name in ("_tries", "_gains", "_group", "_explained"):
-                    setattr(self, name, grown(getattr(self, name), 2 * row))
-            self._group[row] = self._groups.setdefault(context[:2], len(self._groups))
-        return row
 
 
 class FirstTries(ContextGains):
@@ -151,11 +148,6 @@ class FirstTries(ContextGains):
         self._agent: list[float] = [*(agent or (NONE, 0))]
         self._changes = ContextGains(num_actions)  # gain 1 of a try that changed something
 
-    def agent_in(self, obs: NDArray[Any]) -> int | None:
-        """The agent's cell in a grid or planes, row * W + column; None where it is not known."""
-        (cell,) = self._agents_in(obs[None]).tolist()
-        return None if cell == NONE else cell
-
     def contexts_after(
         self, first: NDArray[np.uint64] | None, obs: NDArray[Any], next_obs: NDArray[Any]
     ) -> tuple[int, list[Context]]:
@@ -165,9 +157,17 @@ class FirstTries(ContextGains):
         """
         if first is None:
             return NONE, []
-        cells = cell_contents(next_obs)
-        place = place_of(cell_contents(obs), cells, self.agent_in(next_obs))
-        return place, contexts_of(cells, place, first)
+        cells, (agent,) = cell_contents(next_obs), self._agents_in(next_obs[None]).tolist()
+        place = place_of(cell_contents(obs), cells, agent)
+        if place == NONE:
+            return NONE, []
+        row, column = divmod(place, cells.shape[1])
+        padded = np.zeros(np.add(cells.shape, 2), np.uint64)  # np.pad is slow
+        padded[1:-1, 1:-1] = cells
+        around = [int(padded[row + 1 + down, column + 1 + right]) for down, right in SIDES]
+        has_changed = int(np.count_nonzero(cells != first) > 2)  # more than the agent's two cells
+        alone = sides_of(around)
+        return place, alone + [(len(alone) + i, *pair, has_changed) for i, *pair, _ in alone]
 
     def without_no_ops(
         self, q: NDArray[np.floating[Any]], obs: NDArray[Any]
@@ -263,16 +263,14 @@ class LevelFrontier:
         self.planner.set_worths([node], novelty * self.first_tries.worths(contexts)[None])
 
 
-def place_of(
-    cells: NDArray[np.uint64], next_cells: NDArray[np.uint64], agent: int | None = None
-) -> int:
+def place_of(cells: NDArray[np.uint64], next_cells: NDArray[np.uint64], agent: int = NONE) -> int:
     """The cell that a step changed, of several the one whose content is rarest after it; -1 of a
     step that changed none, or more than LOCAL. Contents [H, W]; row * W + column.
 
     With the agent's cell: of those at most one cell from it, the nearest of alike ones; else it.
     """
     changed = np.flatnonzero(cells != next_cells)
-    if agent is not None:
+    if agent != NONE:
         row, column = np.divmod(changed, cells.shape[1])
         distance = abs(row - agent // cells.shape[1]) + abs(column - agent % cells.shape[1])
         near = np.argsort(distance, kind="stable")[: np.count_nonzero(distance <= 1)]
@@ -285,22 +283,6 @@ def place_of(
 def sides_of(cells: Sequence[int]) -> list[Context]:
     """The four contexts of a cell's content and those of the cells beside it."""
     return [(side, cells[0], beside, 0) for side, beside in enumerate(cells[1:])]
-
-
-def contexts_of(cells: NDArray[np.uint64], place: int, first: NDArray[np.uint64]) -> list[Context]:
-    """The eight contexts of a place in a grid with contents [H, W]; none of place -1.
-
-    first: the contents in which the episode began.
-    """
-    if place == NONE:
-        return []
-    row, column = divmod(place, cells.shape[1])
-    has_changed = int(np.count_nonzero(cells != first) > 2)  # more than the agent's two cells
-    padded = np.zeros(np.add(cells.shape, 2), np.uint64)
-    padded[1:-1, 1:-1] = cells
-    around = [padded[row + 1 + down, column + 1 + right] for down, right in SIDES]
-    alone = sides_of([int(content) for content in around])
-    return alone + [(len(alone) + side, *pair, has_changed) for side, *pair, _ in alone]
 
 
 def contents_around(obs: NDArray[Any], cells: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -333,6 +315,14 @@ def cell_contents(grids: NDArray[Any], num_axes: int = 0) -> NDArray[np.uint64]:
     num_axes: axes in front, which stay.
     """
     return contents(as_grids(grids, num_axes), num_axes + 2)
+
+
+def kinds_of_grids(obs: NDArray[Any]) -> NDArray[np.uint64]:
+    """Kinds uint64 [n] of grids or planes [n, ...]: those with like cells, wherever these lie.
+
+    So an object that is carried elsewhere makes no new kind, and an open door does.
+    """
+    return cell_contents(obs, num_axes=1).sum(axis=(1, 2))
 
 
 def contents(cells: NDArray[Any], num_axes: int) -> NDArray[np.uint64]:

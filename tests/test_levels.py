@@ -27,7 +27,7 @@ from gbcore import (
     TransitionGraph,
     is_held_out,
 )
-from gbcore.first_tries import NO_OP_TRIES, LevelFrontier, cell_contents, contexts_of, place_of
+from gbcore.first_tries import NO_OP_TRIES, LevelFrontier, cell_contents, place_of
 
 ROBOT = OBJECT_TO_IDX["agent"]
 GAMMA = 0.9
@@ -333,8 +333,8 @@ def test_an_evaluation_doubts_what_was_never_worth_a_try():
 @pytest.mark.parametrize("values", [(0.5, 0.05), (-10.0, -19.0), (0.5, np.nan)])
 def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
     first_tries, start, inside = FirstTries(2), room((0, 0)), room((1, 1))
-    cells = cell_contents(start), cell_contents(inside)
-    rows = first_tries.rows_of(contexts_of(cells[1], place_of(*cells), cells[0]))
+    _, contexts = first_tries.contexts_after(cell_contents(start), start, inside)
+    rows = first_tries.rows_of(contexts)
     for _ in range(9):
         first_tries.learn(rows, 1, 0.0)  # in vain
     episode = EpisodeGraph(network_of(*values), 2, 0.95, first_tries=first_tries)
@@ -364,9 +364,9 @@ def test_of_a_known_agent_the_place_is_near(before, after, place):
         grids.append(room(agent))
         grids[-1][guard] = 7
     cells = [*map(cell_contents, grids)]
-    assert first_tries.agent_in(grids[1]) == np.ravel_multi_index(after[0], (4, 4))
-    assert place_of(*cells, first_tries.agent_in(grids[1])) == place
-    assert first_tries.agent_in(np.zeros_like(grids[1])) is None
+    agent = np.ravel_multi_index(after[0], (4, 4))
+    assert place_of(*cells, int(agent)) == place
+    assert first_tries.contexts_after(cells[0], *grids)[0] == place
 
 
 @pytest.mark.parametrize("values", [(0.5, np.nan), (np.nan, 0.5), (-1.0, np.nan)])
@@ -385,7 +385,7 @@ def test_planes_have_the_contexts_of_the_grid():
         cells = cell_contents(before), cell_contents(after)
         assert cells[0].shape == (4, 4)
         assert place_of(*cells) == 6
-        contexts.append(contexts_of(cells[1], 6, cells[0]))
+        contexts.append(FirstTries(2).contexts_after(cells[0], before, after))
     assert contexts[0] == contexts[1]
     assert cell_contents(np.array(first), num_axes=1).shape == (2, 4, 4)
     assert np.array_equal(*(cell_contents(np.full((2, 2), zero)) for zero in (0.0, -0.0)))

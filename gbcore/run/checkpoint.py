@@ -38,13 +38,11 @@ class Checkpoint:
     Raises ValueError for a part of another entry's name, or a learner that cannot be saved.
     """
 
-    path: Path
-
     def __init__(
         self, args: Any, script: str, rng: np.random.Generator, path: str | Path, **parts: Any
     ) -> None:
-        self.path, self._args, self._script, self._rng = Path(path), args, script, rng
-        self._parts = parts
+        self.path: Path = Path(path)
+        self._args, self._script, self._rng, self._parts = args, script, rng, parts
         if taken := parts.keys() & {"flags", "module", "obs", "rng", "format_version"}:
             raise ValueError(f"Require other names of parts, got {sorted(taken)}")
         for part in parts.values():

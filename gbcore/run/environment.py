@@ -65,14 +65,7 @@ class GymnasiumTask(Replayed):
     """
 
     env: gymnasium.Env[Any, Any]
-    obs: NDArray[Any]
-    key: NDArray[np.uint8] | None
-    level: Any
     scale: NDArray[np.float32]
-    num_actions: int
-    first_action: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
     seed: int
     actions: list[int]
 
@@ -119,7 +112,8 @@ class GymnasiumTask(Replayed):
             self.env = gymnasium.wrappers.TimeLimit(self.env, self._assumed_limit)
         if not (isinstance(actions, spaces.Discrete) and actions.n > 0):
             fail(f"{env_id} has actions {actions}; a graph needs Discrete ones, at least one")
-        self.num_actions, self.first_action = int(actions.n), int(actions.start)
+        self.num_actions: int = int(actions.n)
+        self.first_action: int = int(actions.start)
         self._left_out = [name.strip() for name in leave_out.split(",") if name.strip()]
         known = part_names(self._space)
         if unknown := [name for name in self._left_out if name not in known]:
@@ -145,7 +139,8 @@ class GymnasiumTask(Replayed):
         if odd or flat is None:
             fail(message)
         box = self._space if self._is_flat else flat
-        self._box, self.shape, self.dtype = box, box.shape, box.dtype
+        self.shape: tuple[int, ...] = box.shape
+        self.dtype: np.dtype[Any] = box.dtype
         if (size := np.prod(self.shape)) > LONG and not self._is_flat:
             _warn_once(
                 f"{env_id}: an observation in {self._space} becomes {size:,} numbers, one-hot, "
@@ -167,9 +162,8 @@ class GymnasiumTask(Replayed):
             rng = np.random.default_rng([self._run_seed, number])
         for draw in range(1_000):
             obs = self._begin(self.seed if again and draw == 0 else int(rng.integers(2**31)))
-            if levels in (None, 1) or self.level is None:
-                return obs
-            if is_held_out(self.level) == self._held_out:
+            is_free = levels in (None, 1) or self.level is None
+            if is_free or is_held_out(self.level) == self._held_out:
                 return obs
         kind = "held out" if self._held_out else "not held out"
         fail(f"{self._env_id}: of 1,000 levels none is {kind}; --num-levels 1 plays one level")
@@ -212,7 +206,7 @@ class GymnasiumTask(Replayed):
         self.seed, self.actions, self._met_reward = seed, [], False
         with own_code():
             obs, info = self.env.reset(seed=seed)
-        self.level = info.get("level")
+        self.level: Any = info.get("level")
         return self._observe(obs, info)
 
     def flatten(self, obs: Any) -> NDArray[Any]:
@@ -234,8 +228,8 @@ class GymnasiumTask(Replayed):
         return flat
 
     def _observe(self, obs, info):
-        self.obs = obs = self.flatten(obs)
-        self.key = self._own_key(info)
+        self.obs: NDArray[Any] = (obs := self.flatten(obs))
+        self.key: NDArray[np.uint8] | None = self._own_key(info)
         if self.key is None and (self._decimals is not None or self._key_last_action):
             key = obs if self._decimals is None else rounded(obs, self._decimals)
             last = (self.actions or [-1])[-1] if self._key_last_action else -1

@@ -37,10 +37,8 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Any:
             )
         return kind(value)
 
-    def is_number(value):
-        return isinstance(value, (int, float))
-
-    return _Spec(1, f"{least}..{most}", parse, is_number, lambda value: [str(value)])
+    checks = (lambda value: isinstance(value, int | float)), (lambda value: [str(value)])
+    return _Spec(1, f"{least}..{most}", parse, *checks)
 
 
 Count = Annotated[int, number(int, 1, 2**31 - 1)]
@@ -91,9 +89,6 @@ class RunFlags:
             if getattr(self, name) is None:
                 setattr(self, name, value)
 
-    def check(self) -> None:
-        """End the program where flags of a script do not fit together."""
-
 
 Flags = TypeVar("Flags", bound=RunFlags)
 
@@ -123,7 +118,6 @@ def check_flags(args: Any) -> None:
             fail(f"{_flag(name)} {number} is smaller than --batch-size {args.batch_size}")
     if args.learning_starts >= args.total_timesteps:
         warn("--learning-starts is not below --total-timesteps: the network is never trained")
-    args.check()
     if args.backup == "whole-graph":
         if args.gamma == 1:
             fail("--gamma must be below 1 for --backup whole-graph")

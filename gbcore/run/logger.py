@@ -52,11 +52,6 @@ class Logger:
 
     path: Path
     step: int
-    charts: dict[str, Any]
-    evaluations: list[float]
-    train_evaluations: list[float]
-    evaluated_step: int
-    training_seconds: float
 
     COUNTERS: tuple[str, ...] = (
         "step", "charts", "evaluations", "train_evaluations", "evaluated_step", "training_seconds",
@@ -65,10 +60,12 @@ class Logger:
 
     def __init__(self, args: Any, script: str, task: str, packages: tuple[str, ...] = ()) -> None:
         self._args, self._script, self._task = args, Path(script).resolve(), task
-        self.step = self.evaluated_step = self._rewarded = 0
-        self.charts = {}
-        self.evaluations, self.train_evaluations = [], []
-        self.training_seconds = 0.0
+        self.step = self._rewarded = 0
+        self.charts: dict[str, Any] = {}
+        self.evaluations: list[float] = []
+        self.train_evaluations: list[float] = []
+        self.evaluated_step: int = 0
+        self.training_seconds: float = 0.0
         self._episode, self._last_episode = [0.0, 0], [None, None]  # return and length
         self._logged = [0, 0, 0, 0.0]  # at the last row: steps, updates, evaluated states, seconds
         self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later

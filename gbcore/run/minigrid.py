@@ -38,16 +38,9 @@ class Task(Replayed):
     """
 
     obs: NDArray[np.uint8]
-    grid: NDArray[np.uint8]
-    key: NDArray[np.uint8] | None
-    num_actions: int
-    held_out: bool
-    by_world: bool
-    names_goals: bool
     env: Any
     args: Any
     rng: Any
-    see: Any
     seed: int
     actions: list[int]
 
@@ -64,11 +57,13 @@ class Task(Replayed):
             fail(f"cannot use {env_id}, which is no MiniGrid grid; {ELSEWHERE}")
         if not isinstance(env.action_space, gymnasium.spaces.Discrete):
             fail(f"cannot use {env_id}: its actions are {env.action_space}, not discrete")
-        self.see = env.unwrapped.gen_obs
+        self.see: Any = env.unwrapped.gen_obs
         env.unwrapped.gen_obs = dict  # the view costs most of a step: leave it out
         self.env, self.args, self.rng = env, args, rng
-        self.num_actions, self.held_out = int(env.action_space.n), held_out
-        self.by_world = self.names_goals = False
+        self.num_actions: int = int(env.action_space.n)
+        self.held_out: bool = held_out
+        self.by_world: bool = False
+        self.names_goals: bool = False
         if args.num_levels != 1 and env_id not in _levels:  # an evaluation makes many
             self.names_goals = self._names_goals()
             _levels[env_id] = self._has_both_kinds(), self.names_goals
@@ -128,8 +123,9 @@ class Task(Replayed):
         cells = [EMPTY if cell is None else cell.encode() for cell in world.grid.grid]
         grid = np.array(cells, np.uint8).reshape(world.height, world.width, 3).swapaxes(0, 1).copy()
         grid[tuple(world.agent_pos)] = OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], world.agent_dir
-        self.grid = self.obs = grid = with_marks(grid, self._named)
-        self.key = None
+        self.grid: NDArray[np.uint8] = with_marks(grid, self._named)
+        self.obs = self.grid
+        self.key: NDArray[np.uint8] | None = None
         if self.args.view == "partial":
             self._views = [*self._views[1:], with_marks(self.see()["image"], self._named)]
             self.obs = np.concatenate(self._views, axis=2)
@@ -175,7 +171,6 @@ def with_marks(
 
 def task_of(env_id: str) -> str:
     """Registered id of a task, from any spelling of it that people use; the latest version."""
-
     if env_id.strip() in gymnasium.registry:
         return env_id.strip()
     names = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]

@@ -33,16 +33,7 @@ from gbcore.targets import rows_read
 Evaluate = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def updates_on(
-    device: torch.device, graph: TransitionGraph, num_frames: int, cuda_graphs: bool
-) -> "OnCPU | OnGPU":
-    """The way of a device; a GPU has room for so many frames, and may capture with cuda_graphs."""
-    return OnCPU(graph) if device.type == "cpu" else OnGPU(graph, device, num_frames, cuda_graphs)
-
-
-# --------------------------------------------------------------------------------------------------
-# CPU: as few states as the rule can do with
-# --------------------------------------------------------------------------------------------------
+# --- CPU: as few states as the rule can do with ---
 
 
 class OnCPU:
@@ -128,9 +119,7 @@ class PathStates:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# GPU: all states, in fixed shapes
-# --------------------------------------------------------------------------------------------------
+# --- GPU: all states, in fixed shapes ---
 
 
 class OnGPU:
@@ -188,16 +177,17 @@ class OnGPU:
 
     def send(self, frame_ids: NDArray[np.int64]) -> None:
         """Have these frames of the graph on the GPU, distinct ids int64 [n]."""
-        if self.graph.num_frame_ids > len(self._sent):
-            capacity = max(self._num_frames, 5 * self.graph.num_frame_ids // 4)
-            shape = (capacity, *self.graph.frames.shape[1:])
+        frames = self.graph.frames
+        if frames.num_ids > len(self._sent):
+            capacity = max(self._num_frames, 5 * frames.num_ids // 4)
+            shape = (capacity, *frames.shape)
             self.frames = torch.zeros(shape, dtype=torch.uint8, device=self._device)
             self._sent = np.full(capacity, -1)
             self.captured.plans.clear()  # they name the old place
-        generations = self.graph.frame_generations[frame_ids]
+        generations = frames.generations[frame_ids]
         missing = frame_ids[self._sent[frame_ids] != generations]
         if len(missing):
-            new = torch.from_numpy(self.graph.frames[missing]).to(self._device)
+            new = torch.from_numpy(frames.take(missing)).to(self._device)
             for i, frame in zip(missing.tolist(), new, strict=True):  # at once: a sort
                 self.frames[i] = frame
             self._sent[frame_ids] = generations

@@ -102,7 +102,8 @@ class Recorded:
     def q_values(self, nodes, which="online"):
         """A network's values float32 [n, A] of states; of a distribution, its expectation."""
         network = getattr(self.learner, which)
-        leaves = LeafTable(self.graph, lambda obs: network.values(torch.from_numpy(obs)).numpy())
+        values = getattr(network, "values", network)  # of Rainbow's distributions
+        leaves = LeafTable(self.graph, lambda obs: values(torch.from_numpy(obs)).numpy())
         return leaves.evaluated(nodes)
 
     def state_values(self, nodes):
