@@ -171,7 +171,9 @@ def back_up(
         read = _chosen_rows(sub, best, num_leaves, end)[read]
     position = _positions(sub, end, support, gamma)
     if dense:
-        shares = sub.outcome_weight[:, None, None] * _shares(position)  # [O, n_atoms, n_atoms]
+        atoms = torch.arange(num_atoms, device=position.device)  # of each atom's mass, to each:
+        shares = (1 - (position[:, :, None] - atoms).abs()).clamp(min=0)
+        shares = sub.outcome_weight[:, None, None] * shares  # [O, n_atoms, n_atoms]
     if prior > 0:
         prior_share = prior / (sub.pair_count[num_roots:, None].to(leaf_pmf.dtype) + prior)
         prior_pmf = leaf_pmf[sub.vertex_row[sub.pair_vertex], sub.pair_action[num_roots:]]
@@ -244,12 +246,6 @@ def _positions(sub, end, support, gamma):
     atom = sub.outcome_reward[:, None] + gamma * alive[:, None] * support
     last = len(support) - 1
     return ((atom - support[0]) / (support[-1] - support[0]) * last).clamp(0, last)
-
-
-def _shares(position):
-    """The share of its mass that each atom gives to each: [O, n_atoms, n_atoms]."""
-    atoms = torch.arange(position.shape[1], device=position.device)
-    return (1 - (position[:, :, None] - atoms).abs()).clamp(min=0)
 
 
 def _project(mass, position):

@@ -265,11 +265,6 @@ class FrontierEpisodes:
     Raises ValueError for a share out of range, or kinds beside first tries.
     """
 
-    METRICS: tuple[str, ...] = (
-        "frontier/untried", "frontier/share", "frontier/start_value", "frontier/waiting",
-        "frontier/states_per_1000",
-    )  # fmt: skip
-
     def __init__(
         self, graph: TransitionGraph, share: float = 0.5, kinds_of: Kinds | None = None,
         first_tries: FirstTries | None = None,
@@ -351,12 +346,12 @@ class FrontierEpisodes:
         self.is_frontier = bool(rng.random() < self.share)
 
     def metrics(self) -> dict[str, float | None]:
-        """Values of METRICS, rates since the last call."""
+        """Charts by name; rates are those since the last call."""
         found, steps = self._window.tolist()
-        values = (
-            self.planner.num_untried(), self.share, self.start_value,
-            self.planner.num_waiting,  # the last step included
-            1000 * found / steps if steps else None,
-        )  # fmt: skip
         self._window[:] = 0
-        return dict(zip(self.METRICS, values, strict=True))
+        return {
+            "frontier/untried": self.planner.num_untried(), "frontier/share": self.share,
+            "frontier/start_value": self.start_value,
+            "frontier/waiting": self.planner.num_waiting,  # the last step included
+            "frontier/states_per_1000": 1000 * found / steps if steps else None,
+        }  # fmt: skip

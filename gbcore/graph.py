@@ -98,14 +98,14 @@ class TransitionGraph:
             if np.dtype(dtype.str) != dtype or dtype.char in "gG":
                 # A saved graph could not tell; of long doubles some bytes are unset.
                 raise ValueError(f"Require plain dtypes, got {dtype}; view it as np.uint8")
-        self._frames: Interner | None = None
+        self.frames: Interner | None = None  # with frame_stack
         self._contents: NDArray[Any] | None = None
         content = self.obs_shape, self.obs_dtype  # of a node; with frames, their ids
         if frame_stack:
             if len(self.obs_shape) < 2:
                 raise ValueError(f"Require a stack of frames, got obs_shape {self.obs_shape}")
-            self._frames = Interner(self.obs_shape[1:], self.obs_dtype, capacity)
-            self._frame_uses = np.zeros(self._frames.capacity, np.int32)
+            self.frames = Interner(self.obs_shape[1:], self.obs_dtype, capacity)
+            self._frame_uses = np.zeros(self.frames.capacity, np.int32)
             content = self.obs_shape[:1], np.dtype(np.int32)
         if key_shape is None:  # the content is the key
             self._keys = Interner(*content, capacity)
@@ -168,11 +168,6 @@ class TransitionGraph:
         return self._keys.generations
 
     @property
-    def num_frames(self) -> int:
-        """Number of distinct frames stored (frame_stack only)."""
-        return len(self._stored_frames())
-
-    @property
     def num_edges(self) -> int:
         """Number of distinct transitions."""
         return int(self._arrays.totals[edges.TOTAL_EDGES])
@@ -211,8 +206,8 @@ class TransitionGraph:
 
     def _nodes_of(self, obs, keys):
         with self.lock:
-            if self._frames is not None and self.key_shape is None:
-                keys = self._frame_ids(self._frames.add, obs)
+            if self.frames is not None and self.key_shape is None:
+                keys = self._frame_ids(self.frames.add, obs)
             nodes = self._keys.add(keys)
             rows = np.flatnonzero(self._make_room().in_degree[nodes] == FREED)
             if len(rows):
@@ -221,11 +216,11 @@ class TransitionGraph:
                 new, contents = nodes[rows], obs[rows]
                 edges.enter_nodes(self._arrays, new)
                 if self._contents is not None:
-                    if self._frames is not None:
-                        contents = self._frame_ids(self._frames.add, contents)
+                    if self.frames is not None:
+                        contents = self._frame_ids(self.frames.add, contents)
                     self._contents[new] = contents
-                if self._frames is not None:
-                    self._frame_uses = grown(self._frame_uses, self._frames.capacity)
+                if self.frames is not None:
+                    self._frame_uses = grown(self._frame_uses, self.frames.capacity)
                     np.add.at(self._frame_uses, self._contents_of(new), 1)
             return nodes
 
@@ -243,8 +238,8 @@ class TransitionGraph:
 
     def _find(self, obs, keys):
         with self.lock:
-            if self._frames is not None and self.key_shape is None:
-                keys = self._frame_ids(self._frames.find, obs)  # -1 is in no key
+            if self.frames is not None and self.key_shape is None:
+                keys = self._frame_ids(self.frames.find, obs)  # -1 is in no key
             return self._keys.find(keys)
 
     @property
@@ -265,9 +260,9 @@ class TransitionGraph:
         """
         with self.lock:
             contents = self._contents_of(nodes)
-            if self._frames is None:
+            if self.frames is None:
                 return contents
-            stacks = self._frames.take(contents)
+            stacks = self.frames.take(contents)
         if self.obs_dtype.itemsize > 1 or self.obs_shape[0] != 4 or sys.byteorder == "big":
             return stacks
         # As words this takes a tenth of the time of moving byte by byte.
@@ -277,30 +272,9 @@ class TransitionGraph:
         stacks = words.view(self.obs_dtype).reshape(*np.shape(nodes), *self.obs_shape[1:], 4)
         return np.moveaxis(stacks, -1, np.ndim(nodes))
 
-    @property
-    def num_frame_ids(self) -> int:
-        """Frame ids ever given out: rows of an array indexed by frame (frame_stack only)."""
-        return self._stored_frames().num_ids
-
-    @property
-    def frames(self) -> NDArray[Any]:
-        """[num_frame_ids, *frame_shape], to be read only; rows of freed ids mean nothing."""
-        return self._stored_frames().arrays
-
-    @property
-    def frame_generations(self) -> NDArray[np.int32]:
-        """As `generations`, of frame ids: int32 [num_frame_ids] (frame_stack only)."""
-        return self._stored_frames().generations
-
     def frame_ids_of(self, nodes: ArrayLike) -> NDArray[np.int64]:
-        """int64 [n, stack], rows of `frames` of node ids int64 [n] (frame_stack only)."""
-        self._stored_frames()
+        """int64 [n, stack]: ids in `frames` of those of node ids int64 [n], with frame_stack."""
         return self._contents_of(nodes).astype(np.int64)
-
-    def _stored_frames(self):
-        if self._frames is None:
-            raise ValueError("Require a graph with frame_stack=True")
-        return self._frames
 
     def _contents_of(self, nodes):
         if self._contents is None:
@@ -404,9 +378,9 @@ class TransitionGraph:
                 if num_freed < 0:
                     raise KeyError(_absent((node, action, reward, next_node, terminated)))
                 freed = self._freed[:num_freed].tolist()
-            if self._frames is not None and freed:
+            if self.frames is not None and freed:
                 frames = self._contents_of(np.array(freed)).reshape(-1)
-                hashing.release_keys(self._frames.table, self._frame_uses, frames)
+                hashing.release_keys(self.frames.table, self._frame_uses, frames)
             return freed
 
     @property
@@ -624,8 +598,8 @@ class TransitionGraph:
         columns = self._columns(int(self._arrays.totals[edges.TOTAL_USED]))
         saved |= {name: array[:rows] for name, (array, rows) in columns.items()}
         saved |= self._keys.state("keys_")
-        if self._frames is not None:
-            saved |= self._frames.state("frames_")
+        if self.frames is not None:
+            saved |= self.frames.state("frames_")
         saved["totals"] = self._arrays.totals.copy()
         saved["totals"][edges.TOTAL_FORGOTTEN] = self.num_logged - len(saved["log"])
         return saved
@@ -638,8 +612,8 @@ class TransitionGraph:
         columns = {name: (getattr(arrays, name), number) for name, number in rows.items()}
         if self._contents is not None:
             columns["contents"] = self._contents, self.num_ids
-        if self._frames is not None:
-            columns["frame_uses"] = self._frame_uses, self._frames.num_ids
+        if self.frames is not None:
+            columns["frame_uses"] = self._frame_uses, self.frames.num_ids
         return columns
 
     def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
@@ -675,9 +649,9 @@ class TransitionGraph:
             "frame_uses" in saved, max(capacity, len(saved["degree"])), *keys,
         )  # fmt: skip
         graph._keys.restore("keys_", saved)
-        if graph._frames is not None:
-            graph._frames.restore("frames_", saved)
-            graph._frame_uses = grown(graph._frame_uses, graph._frames.capacity)
+        if graph.frames is not None:
+            graph.frames.restore("frames_", saved)
+            graph._frame_uses = grown(graph._frame_uses, graph.frames.capacity)
         room = int(saved["edge_room"])
         graph._grow(EDGE_ARRAYS, room)
         for name, (array, rows) in graph._columns(len(saved["edge_next"])).items():

@@ -69,13 +69,6 @@ class Interner:
         generations.flags.writeable = False
         return generations
 
-    @property
-    def arrays(self) -> NDArray[Any]:
-        """The interned arrays by id: [num_ids, *shape], read-only; rows of freed ids are void."""
-        arrays = self._decoded(self.table.rows[: self.num_ids])
-        arrays.flags.writeable = False
-        return arrays
-
     def take(self, ids: ArrayLike) -> NDArray[Any]:
         """The interned arrays of some ids: [*ids.shape, *shape]; void for freed ids.
 
@@ -83,7 +76,12 @@ class Interner:
         """
         ids = np.asarray(ids)
         self.require_ids(ids)
-        return self._decoded(self.table.rows[ids.reshape(-1)]).reshape((*ids.shape, *self.shape))
+        rows = self.table.rows[ids.reshape(-1)].view(np.uint8)[:, : self._num_bytes]
+        if self._is_packed:
+            arrays = np.unpackbits(rows, axis=1, count=self._size).view(np.bool_)
+        else:
+            arrays = np.ascontiguousarray(rows).view(self.dtype)
+        return arrays.reshape((*ids.shape, *self.shape))
 
     def require_ids(self, ids: NDArray[np.int64]) -> None:
         """Raises KeyError for an array of ids in which one never was an id."""
@@ -113,13 +111,6 @@ class Interner:
         keys = np.zeros((len(arrays), self._num_words), np.uint64)
         keys.view(np.uint8)[:, : self._num_bytes] = flat
         return keys
-
-    def _decoded(self, rows):
-        rows = rows.view(np.uint8)[:, : self._num_bytes]
-        if self._is_packed:
-            bits = np.unpackbits(rows, axis=1, count=self._size)
-            return bits.view(np.bool_).reshape(-1, *self.shape)
-        return np.ascontiguousarray(rows).view(self.dtype).reshape(-1, *self.shape)
 
     def _make_room(self, capacity):  # the old table is void
         slots = np.full(slots_for(capacity), EMPTY, np.int32)

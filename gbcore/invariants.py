@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def problems_of(graph: "TransitionGraph") -> list[str]:
     """A sentence for each broken invariant."""
     problems = [f"nodes: {problem}" for problem in graph._keys.check_valid()]
-    if graph._frames is not None:
-        problems += [f"frames: {problem}" for problem in graph._frames.check_valid()]
+    if graph.frames is not None:
+        problems += [f"frames: {problem}" for problem in graph.frames.check_valid()]
     problems += _check_blocks(graph)
     return problems or _check_edges(graph) + _check_frames(graph)
 
@@ -93,7 +93,7 @@ def _check_edges(graph):
 
 def _check_frames(graph):
     """Is each frame used as often as its count has it?"""
-    if graph._frames is None:
+    if graph.frames is None:
         return []
     frames = graph._contents_of(np.flatnonzero(graph._arrays.in_degree[: graph.num_ids] != FREED))
     uses = np.zeros_like(graph._frame_uses)

@@ -133,7 +133,8 @@ class Replay:
     def sample(self, batch_size: int, rng: np.random.Generator) -> Batch:
         """`Batch` of rows, each equally likely. ValueError where there is none."""
         with self.graph.lock:
-            self._require_rows()
+            if not self.size:
+                raise ValueError("Require a transition to sample, got an empty replay")
             return self.batch_of(rng.integers(self.size, size=batch_size))
 
     def batch_of(
@@ -172,10 +173,6 @@ class Replay:
                 batch.rows, depth, self.node, self.action, self.reward, self.next_node,
                 self.terminated, self.cut,
             )  # fmt: skip
-
-    def _require_rows(self):
-        if not self.size:
-            raise ValueError("Require a transition to sample, got an empty replay")
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes back; its arrays are views, to be saved or copied at once."""
@@ -315,7 +312,6 @@ class PrioritizedReplay(Replay):
         if not 0 <= importance_exponent < np.inf:
             raise ValueError(f"Require 0 <= importance_exponent < inf, got {importance_exponent}")
         with self.graph.lock:
-            self._require_rows()
             rows = self.priorities.sample(batch_size, rng)
             priorities = self.priorities.get(rows)
             with np.errstate(over="ignore"):

@@ -249,8 +249,8 @@ def test_frames_on_the_device_follow_the_graph(tmp_path):
         np.testing.assert_array_equal(on.frames[torch.from_numpy(ids)].numpy(), expected)
         for obs in more:
             replay.add(graph.node(obs), 0, 0.0, graph.node(obs), False)
-    assert graph.num_frame_ids < 300, "ids were used again"
-    assert (graph.frame_generations > 0).any()
+    assert graph.frames.num_ids < 300, "ids were used again"
+    assert (graph.frames.generations > 0).any()
 
 
 def test_bfloat16_is_near_and_of_layers_alone(filled, monkeypatch):

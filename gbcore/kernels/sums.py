@@ -1,10 +1,10 @@
-"""Sum tree: sampling in proportion to priority."""
+"""Sum tree: sampling in proportion to priority.
+
+tree float64 [2 C], C a power of two: node i has children 2i and 2i + 1, the root is node 1,
+priority j is node C + j.
+"""
 
 from gbcore.jit import jit_in_place
-
-#
-#   tree float64 [2 C], C a power of two: node i has children 2i and 2i + 1, the root is node 1,
-#   priority j is node C + j.
 
 
 @jit_in_place
