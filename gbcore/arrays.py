@@ -19,7 +19,7 @@ def grown(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
     """
     if len(array) >= length:
         return array
-    bigger = np.zeros((length, *array.shape[1:]), array.dtype)  # takes memory as it is used
+    bigger = np.zeros((length, *array.shape[1:]), array.dtype)  # pages come as they are written
     if fill:
         bigger[len(array) :] = fill
     bigger[: len(array)] = array

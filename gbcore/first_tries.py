@@ -27,9 +27,9 @@ class ContextGains:
     """Tells the mean gain of an action in a state by those of its contexts that explain most.
 
     In context k, n(k, a) tries of action a were made, and m(k, a) is the sum of their gains. One
-    kind of context tells more than another: of a step, the cell ahead. So those are asked that have
-    explained the gains of this action best, where a place had this content: of their kind the sum
-    of m(k, a)^2 / n(k, a) is the largest. (It leaves the least squared error.)
+    kind of context tells more than another: of a step, the cell ahead. For each action those kinds
+    are asked that predicted its gains best at places with this content. Their sum of
+    m(k, a)^2 / n(k, a) is the largest, which leaves the least squared error.
 
         w(s, a) = geometric mean over these k of (1 + m(k, a)) / (1 + n(k, a))
 

@@ -236,21 +236,19 @@ class FrontierEpisodes:
 
         share * max(0, 1 - r / r_planned) * min(1, r_planned / WORTHWHILE)
 
-    with the rates r at which steps lately (see MEMORY) found states that were never acted in:
-    r_planned of planned steps, r of all others. So it is small where planned steps find no more
-    than others do, as where every state is new anyway, and where they find next to nothing. It is
-    0 where the plan is complete and nothing untried can be reached from the start. A rate is
-    (found + 1) / (steps + 1): without recent steps it is high, so that the planner is given a try
-    again.
+    with the rates at which steps found states that were never acted in, over the last MEMORY steps
+    or so: r_planned of planned steps, r of all others. A rate is (found + 1) / (steps + 1): without
+    recent steps it is high, and the planner is tried again. The share is 0 where the plan is
+    complete and nothing untried can be reached from the start.
 
     Where levels change every episode finds new states, and the share is
 
         share * (1 - success) * (1 + frontier_success) / 2
 
-    with the means of "had a reward > 0" over the last episodes (see EPISODES) that were left alone,
-    and over the others. Where neither meets a reward, half of them look elsewhere. There
-    `FirstTries` says which actions are worth trying in a new level, and the planner's discount is
-    0.85: what is near is tried before what is worth more and far.
+    with the means of "had a reward > 0" over the last EPISODES episodes that were left alone, and
+    over the others. Where neither meets a reward, half of them look elsewhere. `FirstTries` says
+    which actions are worth trying in a new level. The planner's discount is then 0.85: what is near
+    is tried first.
 
     In a frontier episode, too, a step is left alone where nothing untried can be reached. The first
     `act`, and the first one after `end_episode`, starts an episode.

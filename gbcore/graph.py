@@ -617,7 +617,7 @@ class TransitionGraph:
         return columns
 
     def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Become the graph whose `state` this is, with at least the room for nodes that there is.
+        """Become the graph that `state` described; room for nodes never shrinks.
 
         Ids may name other states than before: tables by id, as a `LeafTable` or a
         `FrontierPlanner`, have to be restored after. Raises as `from_state`, and ValueError for a

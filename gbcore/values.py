@@ -385,9 +385,9 @@ class GraphValues:
         self._followed = self.graph.num_logged
 
     def _follows(self, nodes, came):
-        """Were ids int64 [n] there at the last update, and unless `came` their transitions, too?
-
-        Others may lead to a state without a value, which kernels do not look at.
+        """bool [n]: does the last update cover these ids? With `came` it is enough that they were
+        there; else their transitions must not have changed since, as they may lead to a state
+        without a value, which kernels do not look at.
         """
         self._make_room()
         changed = set(self.graph.changed(self._followed, came).tolist())  # NumPy: 20 us for a few

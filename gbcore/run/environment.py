@@ -238,12 +238,12 @@ class GymnasiumTask(Replayed):
 
     def _own_key(self, info):
         """`info["key"]` as uint8 [n]; None where the environment gives none."""
-        key = np.empty(0)
+        key, is_given = np.empty(0), "key" in info
         with contextlib.suppress(ValueError):  # of a ragged list
-            key = np.asarray(info.get("key", key), order="C")
-        kind = key.dtype, key.shape
+            key = np.asarray(info.get("key", key))
+        kind, is_array = (key.dtype, key.shape), key.dtype.kind in "biufSU"
         self._key_kind = self._key_kind or kind
-        if kind != self._key_kind or key.dtype.kind not in "biufSU" or ("key" in info) > key.size:
+        if kind != self._key_kind or not is_array or (is_given and not key.size):
             fail(
                 f'{self._env_id}: require info["key"], an array of one shape and dtype at every '
                 f"reset and step, got {info.get('key')!r:.200}"
@@ -366,8 +366,8 @@ def maker_of(
 def import_module(name: str, message: str) -> ModuleType:
     """The module that a user typed: the current folder's, if it has one, else as Python finds it.
 
-    The program ends, with the message, where there is none. A folder's module takes the place of
-    another one of its name, which lends it the names that it lacks: libraries may look for them.
+    The program ends, with the message, where there is none. Where a folder's module hides another
+    one of its name, names that it lacks are looked up in that one: libraries may import them.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         fail(f"{message}: no module can have this name")

@@ -126,7 +126,7 @@ def play_episodes(
 
 
 def _steps(policy, envs, rng, epsilon):
-    """Yields numbers and rewards of the environments that made a step; first of none, reset."""
+    """Yields which environments made a step, and their rewards; none first, once all are reset."""
     for env in envs:
         env.reset()
     running = list(range(len(envs)))

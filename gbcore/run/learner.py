@@ -49,8 +49,9 @@ class LearnerState:
                         warn(f"checkpoints leave out {why}")
         return self._state(names)
 
-    # An attribute is a shell or a value. A shell is an object that gets a state: the script's own
-    # or, where it makes none of the kind, a new one. Wherever it is held, the pickle has its name.
+    # An attribute is saved as a shell or as a value. A shell is an object with a state of its own
+    # (a network, an optimizer, a generator). The pickle has that state once, and its name wherever
+    # it is held. The state is restored into the script's own object, or into a new one.
 
     def _state(self, names):
         known = {id(value): ("outside", name) for name, value in self._outside().items()}
@@ -189,7 +190,7 @@ def _sizes_of(module):
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Of objects known by other names these alone, and of tensors views of one memory as such."""
+    """Pickles known objects as their names, and tensors that share memory as views of one array."""
 
     def __init__(self, file, known=None, module=None):
         super().__init__(file, protocol=5)
@@ -270,7 +271,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _rows_that_differ(array):
-    """How many first rows tell a large array, if its last ones are alike, as room for nodes is."""
+    """How many rows to save of a large array whose other rows equal the last one, or None."""
     if array.nbytes < LARGE or array.dtype.hasobject or not array.flags.c_contiguous:
         return None
     rows = array.reshape(len(array), -1).view(np.uint8)
