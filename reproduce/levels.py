@@ -29,6 +29,8 @@ from gbcore.run import one_line_errors
 ROWS = RESULTS / "levels.csv"
 LAST = 100  # episodes of the trained network
 ENOUGH = 0.9  # of the best return
+BACKUPS = "whole-graph", "graph", "tree", "one-step"
+PARTS = "graph", "graph, network", "graph, first tries", "network"  # all that acts, or a part
 
 
 @dataclass
@@ -107,7 +109,8 @@ def returns_of(rows, agent):
 def table(rows):
     """Of docs/levels.md: when each agent got to ENOUGH, and where it ended; medians."""
     result, best, untrained = [], returns_of(rows, "search"), returns_of(rows, "untrained")
-    rows = rows[~rows.agent.isin(["search", "untrained"])]
+    is_own = rows.agent + rows.exploration == "whole-graphfrontier"  # others: `ablations`
+    rows = rows[is_own | rows.agent.isin(["ppo", "dqn"])]
     for (task, name), part in rows.groupby([rows.task, names_of(rows)]):
         curves, enough = part[part.episodes != LAST], ENOUGH * best.get(task, 1.0)
         reached = curves[curves.mean_return >= enough].groupby("seed").step.min()
@@ -124,6 +127,24 @@ def table(rows):
         result.append(cells)
     header = ["task", "best", "untrained", "agent", "seeds", "steps to 0.9 of the best"]
     return markdown([*header, "own graph, in the end", "network alone"], result)
+
+
+def ablations(rows):
+    """Two tables of docs/levels.md, of seed 1 after the same steps: by backup, by what acts."""
+    is_last = (rows.episodes == LAST) & (rows.seed == 1) & (rows.num_levels == 0)
+    rows = rows[is_last & (rows["view"] == "grid")]
+    cells = [f"{r:.2f} ({n})" for r, n in zip(rows.mean_return, rows.solved, strict=True)]
+    task = rows.task.str.removeprefix("MiniGrid-").str.replace("-v[0-9]+$", "", regex=True)
+    rows = rows.assign(name=names_of(rows), cell=cells, task=task)
+    agents = [backup + explores for explores in (", frontier", "") for backup in BACKUPS]
+    own = rows[rows.act_on == "graph"]
+    for kind, by, columns in (
+        (own, "name", agents),
+        (rows[rows.name == agents[0]], "act_on", list(PARTS)),
+    ):
+        wide = kind.pivot_table("cell", ["task", "step"], by, aggfunc="last")[columns].dropna()
+        lines = [[task, f"{step:,}", *row] for task, step, *row in wide.reset_index().to_numpy()]
+        yield markdown(["task", "steps", *columns], lines)
 
 
 def draw(rows):
@@ -170,7 +191,10 @@ def main():
         write_rows(collect(folder))
     rows = pd.read_csv(ROWS, keep_default_na=False)
     draw(rows)
-    replace_block(ROOT / "docs" / "levels.md", "rows", "levels.py", table(rows))
+    page = ROOT / "docs" / "levels.md"
+    texts = zip(("rows", "backups", "parts"), (table(rows), *ablations(rows)), strict=True)
+    for name, text in texts:
+        replace_block(page, name, "levels.py", text)
 
 
 if __name__ == "__main__":
