@@ -30,7 +30,10 @@ ROWS = RESULTS / "levels.csv"
 LAST = 100  # episodes of the trained network
 ENOUGH = 0.9  # of the best return
 BACKUPS = "whole-graph", "graph", "tree", "one-step"
-PARTS = "graph", "graph, network", "graph, first tries", "network"  # all that acts, or a part
+PARTS = {  # act_on of a row -> what acts
+    "graph": "all", "graph, network": "without first tries",
+    "graph, first tries": "without a network", "network": "the network alone",
+}  # fmt: skip
 
 
 @dataclass
@@ -139,12 +142,12 @@ def ablations(rows):
     agents = [backup + explores for explores in (", frontier", "") for backup in BACKUPS]
     own = rows[rows.act_on == "graph"]
     for kind, by, columns in (
-        (own, "name", agents),
-        (rows[rows.name == agents[0]], "act_on", list(PARTS)),
+        (own, "name", {agent: agent for agent in agents}),
+        (rows[rows.name == agents[0]], "act_on", PARTS),
     ):
-        wide = kind.pivot_table("cell", ["task", "step"], by, aggfunc="last")[columns].dropna()
+        wide = kind.pivot_table("cell", ["task", "step"], by, aggfunc="last")[[*columns]].dropna()
         lines = [[task, f"{step:,}", *row] for task, step, *row in wide.reset_index().to_numpy()]
-        yield markdown(["task", "steps", *columns], lines)
+        yield markdown(["task", "steps", *columns.values()], lines)
 
 
 def draw(rows):
