@@ -160,7 +160,9 @@ class RainbowNetwork(nn.Module):
     def features(self, obs, dtype=torch.float32):
         """uint8 [B, 4, 84, 84] -> [B, 3136], computed in float32 or bfloat16."""
         x = obs.contiguous(memory_format=torch.channels_last).to(dtype).div_(255)
-        with torch.autocast(obs.device.type, dtype, enabled=dtype != torch.float32):
+        if dtype == torch.float32:
+            return self.convolutions(x)
+        with torch.autocast(obs.device.type, dtype):
             return self.convolutions(x)
 
     def layers(self):

@@ -18,9 +18,13 @@ from numba import config, njit
 from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 
-WITHOUT = "gbcore is compiled anew in each process: set NUMBA_CACHE_DIR to a folder to write to"
+WITHOUT = (
+    "gbcore is compiled anew in this process, as no folder for Numba's cache can be used; "
+    "set NUMBA_CACHE_DIR to one that can be written"
+)
 LIBRARIES = ("builtins", "math", "numba", "numpy")  # their kernels change with their versions
 _sources: dict[Callable[..., Any], str] = {}  # function -> digest of its file, when imported
+_told: list[BaseException] = []
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -35,8 +39,10 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
         _sources[function] = _digest(function.__code__.co_filename)
         try:
             kernel._cache = _Cache(function)
-        except (RuntimeError, OSError):  # no folder that can be written
-            warnings.warn(WITHOUT, RuntimeWarning, stacklevel=1)  # by default shown once
+        except (RuntimeError, OSError) as error:  # no folder that can be written
+            if not _told:
+                _told.append(error)
+                warnings.warn(f"{WITHOUT}: {error!r}", RuntimeWarning, stacklevel=2)
     return kernel
 
 

@@ -361,7 +361,7 @@ PROGRAM = """
 import warnings
 import numpy as np
 with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("default")
+    warnings.simplefilter("always")
     from gbcore import replay
     tree = replay.SumTree(4)
     tree.set([1], [2.0])

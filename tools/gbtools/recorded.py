@@ -136,7 +136,8 @@ def load_script(script):
         fail(f"no script {script}")
     if path.parent == ROOT:
         return importlib.import_module(path.stem)
-    if (path.parent / "gbcore").is_dir():
+    own = path.parent / "gbcore"
+    if own.is_dir() and not own.samefile(ROOT / "gbcore"):
         warn(f"{path} is read with {ROOT / 'gbcore'}, not with the gbcore beside it")
     if str(path) not in sys.modules:
         sys.path.insert(0, str(path.parent))  # modules beside it, as where Python runs it
