@@ -98,6 +98,7 @@ class Args(gb.RunFlags):
     FREE = (*gb.RunFlags.FREE, "cuda_graphs")
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.v_min < self.v_max:
             gb.fail(f"--v-min must be < --v-max, got {self.v_min} and {self.v_max}")
 

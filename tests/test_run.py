@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import gymnasium
@@ -222,6 +223,11 @@ def test_what_a_run_leaves(name, tmp_path, capsys):
     graph = TransitionGraph.load(run / "graph.npz")
     assert graph.num_transitions == 20
     assert graph.check_valid() == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_folder_in_a_script_s_own_default_may_be_the_user_s(script):
+    assert script.Args(run_dir="~/mine").run_dir == str(Path.home() / "mine")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

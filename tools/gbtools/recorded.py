@@ -76,7 +76,7 @@ class Recorded:
 
     @cached_property
     def learner(self):
-        """The script's learner, its one class on top of LearnerState, as the checkpoint left it."""
+        """The script's learner, its last class on top of LearnerState, as it was saved."""
         classes = [one for one in vars(self.module).values() if isinstance(one, type)]
         learners = [one for one in classes if issubclass(one, LearnerState)]
         if not learners:
