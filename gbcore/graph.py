@@ -304,14 +304,10 @@ class TransitionGraph:
 
     def require_nodes(self, nodes: NDArray[np.int64]) -> None:
         """As `require_node`, for each of int64 [n]."""
-        for bad in nodes[~self._are_nodes(nodes)][:1]:
-            freed = ", which was freed" if 0 <= bad < self.num_ids else ""
-            raise KeyError(f"Require ids of nodes, got {bad}{freed}")
-
-    def _are_nodes(self, ids):
-        in_degree = self._arrays.in_degree
-        is_id = (ids >= 0) & (ids < len(in_degree))
-        return is_id & (in_degree[np.where(is_id, ids, 0)] != FREED)
+        row = edges.find_no_node(self._arrays.in_degree, nodes)
+        if row < len(nodes):
+            freed = ", which was freed" if 0 <= nodes[row] < self.num_ids else ""
+            raise KeyError(f"Require ids of nodes, got {nodes[row]}{freed}")
 
     # --- Edges ---
 
@@ -427,9 +423,11 @@ class TransitionGraph:
         for name, column in zip(COLUMNS, checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
-        wrong = ~(self._are_nodes(node) & self._are_nodes(next_node) & np.isfinite(reward))
-        wrong |= (action < 0) | (action >= self.num_actions) | (ends != terminated)
-        for row in np.flatnonzero(wrong)[:1]:
+        wrong = (action < 0) | (action >= self.num_actions) | (ends != terminated)
+        wrong |= ~np.isfinite(reward)
+        rows = [edges.find_no_node(self._arrays.in_degree, ids) for ids in (node, next_node)]
+        row = min(*rows, *np.flatnonzero(wrong)[:1])
+        if row < len(node):
             try:
                 self._check_transition(*(column[row] for column in (*checked[:4], terminated)))
             except (KeyError, ValueError) as error:
@@ -505,8 +503,9 @@ class TransitionGraph:
         if nodes.shape != actions.shape:
             raise ValueError(f"Require an action per node, got {actions.shape} for {nodes.shape}")
         self.require_nodes(nodes)
-        if len(actions) and not 0 <= actions.min() <= actions.max() < self.num_actions:
-            raise ValueError(f"Require 0 <= action < {self.num_actions}, got {actions}")
+        row = edges.find_beyond(actions, self.num_actions)
+        if row < len(actions):
+            raise ValueError(f"Require 0 <= action < {self.num_actions}, got {actions[row]}")
         return nodes, actions
 
     # --- Storage ---

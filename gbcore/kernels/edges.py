@@ -58,6 +58,24 @@ def log_node(graph, node):
 
 
 @jit_in_place
+def find_no_node(in_degree, ids):
+    """The first row of ids int64 [n] that names no node, or n."""
+    for row in range(ids.shape[0]):
+        if not 0 <= ids[row] < in_degree.shape[0] or in_degree[ids[row]] == FREED:
+            return row
+    return ids.shape[0]
+
+
+@jit_in_place
+def find_beyond(actions, num_actions):
+    """The first row of int64 [n] that is none of 0 .. num_actions - 1, or n."""
+    for row in range(actions.shape[0]):
+        if not 0 <= actions[row] < num_actions:
+            return row
+    return actions.shape[0]
+
+
+@jit_in_place
 def enter_nodes(graph, nodes):
     """Make nodes int64 [n] of distinct ids that were just given out."""
     for node in nodes:

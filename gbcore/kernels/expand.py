@@ -132,8 +132,12 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, 
     lists = new_lists(max(room[0], num_roots), np.zeros(4, np.int64), pair_of, row_of)
     sizes, level_nodes = lists.sizes, root_nodes
     for level in range(depth):
-        kept = np.ones(graph.degree[level_nodes].sum(), np.bool_)
-        lists = with_room(lists, sizes.max() + kept.shape[0] + num_roots + 1, most)
+        num_edges = 0
+        for node in level_nodes:
+            num_edges += graph.degree[node]
+        kept, wanted = np.ones(num_edges, np.bool_), sizes.max() + num_edges + num_roots + 1
+        if lists.nodes.shape[0] < wanted:
+            lists = longer(lists, wanted, most)
         if level > 0 and breadth > 0:
             sample_level(graph, level_nodes, starts, breadth, state, kept)
         last, is_inner = sizes[VERTICES], level + 1 < depth
@@ -157,17 +161,15 @@ def new_lists(length, sizes, pair_of, row_of):
 
 
 @jit
-def with_room(lists, wanted, most):
-    """The lists, or longer ones where they are shorter than wanted. MemoryError for too long."""
-    length = lists.nodes.shape[0]
-    if wanted <= length:
-        return lists
+def longer(lists, wanted, most):
+    """Copies of lists, twice as long as wanted. MemoryError where that is more than most."""
     if wanted > most:
         raise MemoryError("Require a smaller depth, breadth or batch for subgraphs that fit")
-    longer = new_lists(2 * wanted, lists.sizes, lists.pair_of, lists.row_of)
-    longer.integers[:, :length] = lists.integers
-    longer.numbers[:, :length] = lists.numbers
-    return longer
+    length = lists.nodes.shape[0]
+    copies = new_lists(2 * wanted, lists.sizes, lists.pair_of, lists.row_of)
+    copies.integers[:, :length] = lists.integers
+    copies.numbers[:, :length] = lists.numbers
+    return copies
 
 
 @jit_in_place
