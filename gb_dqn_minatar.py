@@ -52,7 +52,10 @@ class Args(gb.RunFlags):
     gamma: gb.Fraction = 0.99  # the discount
     target_network_frequency: gb.Count = 8_000
     """steps between two copies of the online network into the target network"""
-    batch_size: gb.Count = 32  # transitions per update
+    sample: Literal["transitions", "states"] = "transitions"
+    """what updates learn from: transitions of the replay, or states of the graph, drawn alike, each
+    with one tried action: for the backups graph, graph-mixed and whole-graph"""
+    batch_size: gb.Count = 32  # transitions, or states, per update
     learning_starts: gb.NonNegative = 1_600  # steps before the first update
     train_frequency: gb.Count = 4  # steps between updates
     updates_per_train: gb.Count = 1  # updates at a time, each of its own batch
@@ -263,6 +266,7 @@ record_video = functools.partial(gb.record_video, make_env, fps=15)
 def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
     graph, replay, frontier = learner.graph, learner.replay, learner.frontier
+    sample = replay.sample_states if args.sample == "states" else replay.sample
     obs, node = env.obs, graph.node(env.obs)
     while True:
         if logger.evaluation_is_due():
@@ -293,7 +297,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
         logger.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             for _ in range(args.updates_per_train):
-                loss, q_values = learner.update(replay.sample(args.batch_size, rng), rng)
+                loss, q_values = learner.update(sample(args.batch_size, rng), rng)
             logger.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
         if step % args.target_network_frequency == 0:
             learner.update_target()
@@ -311,6 +315,8 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
 @gb.one_line_errors
 def main():
     args = gb.parse_flags(Args, __file__)
+    if args.sample == "states" and BACKUPS.get(args.backup, ("graph",))[0] != "graph":
+        gb.fail(f"--sample states has no trajectories, as --backup {args.backup} needs")
     env_id = task_of(args.env_id)
     rng, device = gb.seed_everything(args)
     env = make_env(args, env_id, rng)

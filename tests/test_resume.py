@@ -67,7 +67,8 @@ CASES = {
     ),
     "minatar": (
         gb_dqn_minatar,
-        f"--env-id asterix --train-frequency 7 --backup graph-mixed {FRONTIER} {DQN} --end-e 0.5",
+        "--env-id asterix --train-frequency 7 --backup graph-mixed --sample states "
+        f"{FRONTIER} {DQN} --end-e 0.5",
     ),
     "atari": (
         gb_rainbow_atari, f"--env-id Breakout --buffer-size 100 {FRONTIER} {DQN} "
