@@ -52,10 +52,7 @@ class Args(gb.RunFlags):
     gamma: gb.Fraction = 0.99  # the discount
     target_network_frequency: gb.Count = 8_000
     """steps between two copies of the online network into the target network"""
-    sample: Literal["transitions", "states"] = "transitions"
-    """what updates learn from: transitions of the replay, or states of the graph, drawn alike, each
-    with one tried action: for the backups graph, graph-mixed and whole-graph"""
-    batch_size: gb.Count = 32  # transitions, or states, per update
+    batch_size: gb.Count = 32  # transitions per update
     learning_starts: gb.NonNegative = 1_600  # steps before the first update
     train_frequency: gb.Count = 4  # steps between updates
     updates_per_train: gb.Count = 1  # updates at a time, each of its own batch
@@ -266,7 +263,6 @@ record_video = functools.partial(gb.record_video, make_env, fps=15)
 def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
     """The agent-environment loop, from where the run stands."""
     graph, replay, frontier = learner.graph, learner.replay, learner.frontier
-    sample = replay.sample_states if args.sample == "states" else replay.sample
     obs, node = env.obs, graph.node(env.obs)
     while True:
         if logger.evaluation_is_due():
@@ -297,7 +293,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
         logger.charts["charts/epsilon"] = epsilon
         if step > args.learning_starts and step % args.train_frequency == 0:
             for _ in range(args.updates_per_train):
-                loss, q_values = learner.update(sample(args.batch_size, rng), rng)
+                loss, q_values = learner.update(replay.sample(args.batch_size, rng), rng)
             logger.charts |= {"losses/td_loss": loss, "losses/q_values": q_values}
         if step % args.target_network_frequency == 0:
             learner.update_target()
@@ -308,15 +304,13 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
             logger.log(learner, **(frontier.metrics() if frontier else {}))
         if logger.is_due(args.checkpoint_frequency):
             checkpoint.save()
-    if stop.asked:
+    if logger.step < args.total_timesteps:
         checkpoint.save()
 
 
 @gb.one_line_errors
 def main():
     args = gb.parse_flags(Args, __file__)
-    if args.sample == "states" and BACKUPS.get(args.backup, ("graph",))[0] != "graph":
-        gb.fail(f"--sample states has no trajectories, as --backup {args.backup} needs")
     env_id = task_of(args.env_id)
     rng, device = gb.seed_everything(args)
     env = make_env(args, env_id, rng)
@@ -332,12 +326,13 @@ def main():
         checkpoint.load()
     with logger, gb.StopSignal() as stop:
         train(args, env_id, env, learner, rng, logger, checkpoint, stop)
+        random_actions = gb.score_at_random(evaluate, args, env_id, logger.step, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
         logger.finish(
             learner,
             score=gb.last_tenth(logger.evaluations),
-            random_actions=gb.score_at_random(evaluate, args, env_id, logger.step, stop),
+            random_actions=random_actions,
         )
     if args.capture_video:
         seed = [args.seed, args.total_timesteps, 1]

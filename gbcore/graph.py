@@ -451,23 +451,6 @@ class TransitionGraph:
         first = self._arrays.block_start[: self.num_ids] - (np.cumsum(degree) - degree)
         return np.arange(degree.sum()) + np.repeat(first, degree)
 
-    def sample(
-        self, size: int, rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Nodes and actions int64 [size]: states equally likely, each with one of its transitions.
-
-        Distinct transitions of a state are equally likely. ValueError for a graph without any.
-        """
-        with self.lock:
-            if not self.num_edges:
-                raise ValueError("Require a transition to sample, got a graph without any")
-            degree, nodes = self._arrays.degree, np.empty(0, np.int64)
-            while len(nodes) < size:
-                some = rng.integers(self.num_ids, size=2 * size)
-                nodes = np.append(nodes, some[degree[some] > 0])[:size]
-            places = self._arrays.block_start[nodes] + rng.integers(degree[nodes])
-            return nodes, self._arrays.edge_action[places].astype(np.int64)
-
     # --- Expansion ---
 
     def expand(

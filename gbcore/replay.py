@@ -16,7 +16,7 @@ from gbcore.subgraph import Subgraphs
 class Batch(NamedTuple):
     """Rows that were drawn from a replay."""
 
-    rows: NDArray[np.int64]  # [B], rows of the replay; -1 of states drawn from the graph
+    rows: NDArray[np.int64]  # [B], rows of the replay
     nodes: NDArray[np.int64]  # [B], their states
     actions: NDArray[np.int64]  # [B]
     weights: NDArray[np.float32] | None = None  # [B], importance-sampling weights
@@ -136,15 +136,6 @@ class Replay:
             if not self.size:
                 raise ValueError("Require a transition to sample, got an empty replay")
             return self.batch_of(rng.integers(self.size, size=batch_size))
-
-    def sample_states(self, batch_size: int, rng: np.random.Generator) -> Batch:
-        """`Batch` of states of the graph, each with one tried action: `TransitionGraph.sample`.
-
-        Raises as that, and ValueError where the graph's key is not the observation.
-        """
-        if self.obs is not None:
-            raise ValueError("Require a graph whose states have one observation each, got keys")
-        return Batch(np.full(batch_size, -1), *self.graph.sample(batch_size, rng))
 
     def batch_of(
         self, rows: NDArray[np.int64], weights: NDArray[np.float32] | None = None

@@ -258,11 +258,6 @@ def test_update_moves_the_prediction_towards_the_target(script, task, tmp_path):
 # --- What is refused ---
 
 
-def test_states_have_no_trajectories(capsys):
-    flags = ["--sample", "states", "--backup", "tree"]
-    assert refuses(capsys, minatar_script, flags, "--backup tree")
-
-
 def test_a_grid_with_other_actions_is_one_line(capsys, monkeypatch):
     class WheelEnv(EmptyEnv):
         def __init__(self, **options):

@@ -52,31 +52,6 @@ def test_rows_that_are_there_are_equally_likely():
     np.testing.assert_allclose(shares, [0.25] * 4 + [0] * 5, atol=0.03)
 
 
-def test_states_are_equally_likely_and_so_are_the_transitions_of_each():
-    replay, rng = replay_of(4), np.random.default_rng(0)
-    with pytest.raises(ValueError, match="a transition to sample"):
-        replay.sample_states(1, rng)
-    replay.add(4, 2, 0.0, 0, False)  # the ring forgets it below
-    for action, next_node in (0, 1), (0, 2), (1, 1):
-        replay.add(0, action, 0.0, next_node, False)
-        replay.add(0, 0, 0.0, 1, False)
-    replay.add(1, 2, 0.0, 3, True)
-    batch = replay.sample_states(6_000, rng)
-    counts = np.zeros((5, 3), int)
-    np.add.at(counts, (batch.nodes, batch.actions), 1)
-    left = [(0, 0), (0, 1), (1, 2)]  # of 0 as often as of 1, though it was met thrice as often
-    np.testing.assert_allclose(
-        [counts[pair] / 6_000 for pair in left], [0.25, 0.25, 0.5], atol=0.02
-    )
-    assert counts.sum() == sum(counts[pair] for pair in left)
-    assert replay.observations(batch).shape == (6_000, *replay.graph.obs_shape)
-    with pytest.raises(IndexError, match="got -1"):
-        replay.subgraphs(batch, "trajectory", 2)
-    keyed = TransitionGraph(2, (1,), np.uint8, key_shape=(1,))
-    with pytest.raises(ValueError, match="got keys"):
-        Replay(keyed, 3).sample_states(1, rng)
-
-
 def test_what_the_graph_refuses_is_no_row():
     replay = replay_of(4)
     with pytest.raises(ValueError, match="action"):
