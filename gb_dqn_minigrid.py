@@ -338,7 +338,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
             logger.log(learner, **(frontier.metrics() if frontier else {}))
         if logger.is_due(args.checkpoint_frequency):
             checkpoint.save()
-    if stop.asked:
+    if logger.step < args.total_timesteps:
         checkpoint.save()
 
 
@@ -362,13 +362,14 @@ def main():
         checkpoint.load()
     with logger, gb.StopSignal() as stop:
         train(args, env_id, env, learner, rng, logger, checkpoint, stop)
+        random_actions = gb.score_at_random(evaluate, args, env_id, logger.step, stop)
         if stop.asked:
             logger.finish(learner)  # the program ends
         logger.finish(
             learner,
             score=gb.last_tenth(logger.evaluations),
             train_score=gb.last_tenth(logger.train_evaluations),
-            random_actions=gb.score_at_random(evaluate, args, env_id, logger.step, stop),
+            random_actions=random_actions,
             starts_met=gb.starts_met(make_env, args, env_id, graph),
         )
     if args.capture_video:

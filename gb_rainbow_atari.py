@@ -411,7 +411,7 @@ def train(args, env_id, env, learner, rng, logger, checkpoint, stop):
             logger.log(learner, **(frontier.metrics() if frontier else {}))
         if logger.is_due(args.checkpoint_frequency):
             checkpoint.save()
-    if stop.asked:
+    if logger.step < args.total_timesteps:
         checkpoint.save()
 
 

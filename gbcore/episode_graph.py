@@ -91,6 +91,8 @@ class EpisodeGraph:
 
         over: bool [n], terminated or truncated; such an episode is forgotten.
         """
+        if self.values is None:
+            raise ValueError("Require `act` before `observe` (OwnGraph: `predict` before `step`)")
         graph, leaves = self.values.graph, self.values.leaves
         episodes, nodes = self._nodes(next_obs, episodes)
         nodes = nodes.tolist()

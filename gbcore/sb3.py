@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import NormalizeObservation
 from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer, ReplayBufferSamples
@@ -202,9 +203,10 @@ class GraphDQN(DQN):
     @staticmethod
     def _wrap_env(env, *args, **kwargs):  # of the constructor, set_env and load
         env = DQN._wrap_env(env, *args, **kwargs)
-        if unwrap_vec_normalize(env) is not None:
+        if unwrap_vec_normalize(env) or any(env.env_is_wrapped(NormalizeObservation)):
             raise ValueError(
-                "Require an environment without VecNormalize: one state, one observation"
+                "Require an environment without VecNormalize and NormalizeObservation: one state, "
+                "one observation"
             )
         if isinstance(env.observation_space, spaces.Dict):
             raise ValueError(
@@ -366,6 +368,12 @@ class GraphDQN(DQN):
             super().save(*args, **kwargs)
         finally:
             self._actions = loaded  # its own graph tells it more
+
+    def collect_rollouts(self, *args, **kwargs):
+        rollout = super().collect_rollouts(*args, **kwargs)
+        if not rollout.continue_training:  # a callback stopped it: DQN lost the last step
+            self._last_obs = None
+        return rollout
 
     def _on_step(self) -> None:
         super()._on_step()

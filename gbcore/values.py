@@ -599,7 +599,7 @@ def solve(
     find_tried(graph, rule_of(unread, gamma, tried_only=True), tried)
     actions = tried.chosen.astype(np.int64)
     counts = np.where(actions < 0, 0, graph.arrays.pair_count[np.arange(n), actions])
-    return tried.value, actions, counts
+    return tried.value, actions, counts.astype(np.int64)
 
 
 def rule_of(

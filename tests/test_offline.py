@@ -31,7 +31,7 @@ def test_the_stitched_path_is_shorter_than_any_seen():
     values, actions, counts = solve(graph, 0.5)
     assert values[[0, 1, 3, 2, 9, 5]].tolist() == [0.5, 0.25, 0.5, 1, 0, 0]
     assert actions[[0, 2, 9, 5]].tolist() == [1, 0, -1, -1]
-    assert (counts[0], counts[9]) == (1, 0)
+    assert (counts[0], counts[9], counts.dtype) == (1, 0, np.int64)
     found, length, ends, visits = follow(graph, actions, np.array([0]), 10)
     assert (found, length, ends) == (1, 2, 1)
     assert visits[[0, 2, 9, 1]].tolist() == [1, 1, 0, 0]

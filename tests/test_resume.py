@@ -67,8 +67,7 @@ CASES = {
     ),
     "minatar": (
         gb_dqn_minatar,
-        "--env-id asterix --train-frequency 7 --backup graph-mixed --sample states "
-        f"{FRONTIER} {DQN} --end-e 0.5",
+        f"--env-id asterix --train-frequency 7 --backup graph-mixed {FRONTIER} {DQN} --end-e 0.5",
     ),
     "atari": (
         gb_rainbow_atari, f"--env-id Breakout --buffer-size 100 {FRONTIER} {DQN} "
@@ -150,6 +149,38 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_pa
     assert TransitionGraph.load(run / "graph.npz").check_valid() == []
 
 
+PLAYED = {  # in an evaluation that the script's `evaluate` plays besides: of flags, of environments
+    "random actions": lambda args, _: args.eval_epsilon == 1,
+    "levels of training": lambda _, of_env: of_env.get("held_out") is False,
+}
+
+
+@pytest.mark.parametrize("what", PLAYED)
+def test_an_evaluation_that_was_cut_short_is_played_again(what, tmp_path, monkeypatch):
+    script, flags = CASES["gymnasium, levels"]
+    flags, evaluate = [*flags, "--num-levels", "3"], script.evaluate
+
+    def evaluating(args, *arguments, **of_env):
+        if PLAYED[what](args, of_env):
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(args, *arguments, **of_env)
+
+    assert command(script, *flags, "--run-dir", tmp_path / "whole") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "evaluate", evaluating)
+        assert command(script, *flags, "--run-dir", tmp_path / "parts") == 130
+    run = only_run(tmp_path / "parts")
+    assert result_of(run)["interrupted"]
+    assert command(script, "--resume", run) == 0
+    assert result_of(run)["random_actions"] is not None
+    are_alike(left_behind(run), left_behind(only_run(tmp_path / "whole")))
+
+
+def test_a_part_that_cannot_be_saved_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"state\(\) and restore\(\) of part mine"):
+        gb.Checkpoint(None, "mine.py", None, tmp_path, mine=object())
+
+
 def test_a_second_ctrl_c_acts_at_once(undisturbed, tmp_path, capsys):
     """Without a checkpoint at the end: the run goes on from the last one."""
     script, flags = CASES["minigrid"]
@@ -215,7 +246,7 @@ def test_a_restored_environment_goes_on_the_same(case, name):
         np.testing.assert_array_equal(moved[0], again[0])
         assert moved[1:] == again[1:]
         if env.is_over if case == "atari" else moved[2] or moved[3]:
-            break
+            np.testing.assert_array_equal(env.reset(), other.reset())  # of its own generator
     assert len(state["actions"]) == number, "a state does not follow its environment"
 
 
@@ -281,8 +312,17 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         "        # Log and save.\n",
         """        if step > 40:
             logger.charts |= {"mine/mean": learner.mean[0], "mine, best": learner.loss_of_best}
+            logger.charts["table"] = step
 
         # Log and save.
+""",
+    ),
+    ("logger.step == args.total_timesteps:", "logger.step == 220:  # it is good enough"),
+    (
+        "        step = logger.begin_step()\n",
+        """        step = logger.begin_step()
+        if step % 30 == 1:
+            logger.log(learner)
 """,
     ),
     (
@@ -296,7 +336,8 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
 
 def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, capsys):
     """Another optimiser, a tensor, networks from the start and a later one, charts, an evaluation,
-    and chance of all sources. What else a learner may hold is in test_learner.py.
+    chance of all sources, an early end and more rows. What else a learner may hold is in
+    test_learner.py.
 
     Its annotations are postponed: flags are checked all the same.
     """
@@ -315,8 +356,11 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, c
         assert command(mine, *flags, "--gamma", "2") == 2
         assert command(mine, *flags, "--run-dir", tmp_path / "whole") == 0
         expected = left_behind(only_run(tmp_path / "whole"))
-        assert expected["metrics"][0]["mine/mean"] == ""  # before it learned
-        assert all(float(row["mine/mean"]) for row in expected["metrics"][1:])
+        rows = {int(row["global_step"]): row for row in expected["metrics"]}
+        assert list(rows) == [step for n in range(0, 240, 30) for step in (n, n + 1)][1:]
+        assert not any(rows[step]["mine/mean"] for step in (1, 30, 31))  # before it learned
+        assert all(float(rows[step]["mine/mean"]) for step in rows if step > 40)
+        assert (rows[61]["table"], expected["checkpoint"]["logger"]["step"]) == ("60", 220)
         assert float(expected["metrics"][-1]["mine, best"])
         header, *rows = expected["evaluations"].splitlines()
         assert header.endswith(",longest")

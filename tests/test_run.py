@@ -1,5 +1,7 @@
 """What all scripts share: their flags, what a command refuses, a run's folder and its end."""
 
+import dataclasses
+import enum
 import re
 import shlex
 import sys
@@ -127,6 +129,22 @@ if not torch.cuda.is_available():
 @pytest.mark.parametrize(("script", "flags", "words"), BAD_INPUT)
 def test_bad_input_is_one_line_and_status_2(script, flags, words, capsys):
     assert refuses(capsys, script, flags.split(), *words.split(" ... "))
+
+
+class Mode(enum.Enum):
+    FAST, SLOW = "fast", "slow"
+
+
+@dataclasses.dataclass
+class OwnArgs(script.Args):
+    mode: Mode = Mode.FAST
+
+
+def test_a_flag_of_a_class_in_the_script_is_refused(capsys):
+    """A checkpoint's pickle would bring another class, and `args.mode is Mode.FAST` be false."""
+    with pytest.raises(SystemExit):
+        check_flags(OwnArgs())
+    assert is_one_line(capsys, "error: --mode: ", "Mode; use Literal")
 
 
 def test_an_error_of_the_algorithm_is_shown_whole(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import command, is_one_line, jitted
-from gymnasium.wrappers import TransformAction, TransformObservation
+from gymnasium.wrappers import NormalizeObservation, TransformAction, TransformObservation
 
 pytest.importorskip("stable_baselines3", reason="pip install -r requirements-sb3.txt")
 
@@ -353,6 +353,8 @@ def dict_observation():
     [
         ("MlpPolicy", late_actions, {}, "actions that begin at 0, got Discrete"),
         ("MlpPolicy", lambda: VecNormalize(cart_pole()), {}, "without VecNormalize"),
+        ("MlpPolicy", lambda: NormalizeObservation(gymnasium.make("CartPole-v1")), {},
+         "and NormalizeObservation"),
         ("MultiInputPolicy", dict_observation, {}, "FlattenObservation"),
         ("MlpPolicy", dict_observation, {}, "FlattenObservation"),
         ("CnnPolicy", dict_observation, {}, "FlattenObservation"),
@@ -434,3 +436,17 @@ def test_a_model_plays_on_a_graph_of_its_own_episode():
     graph = own._graph.values.graph
     own.reset()
     assert graph.num_transitions < 4 * 100
+    with pytest.raises(ValueError, match="Require `act` before `observe`"):
+        evaluate_policy(model, own)  # which acts by itself
+
+
+def test_a_training_that_a_callback_ended_goes_on_with_a_new_episode():
+    env = gymnasium.make("FrozenLake-v1", is_slippery=False)
+    model, of_task = make_model(lambda: env, 1), env.unwrapped.P
+    for _ in range(10):
+        model.learn(50, lambda found, _: found["self"].num_timesteps % 7, reset_num_timesteps=False)
+    edges = model.replay_buffer.graph.edges()
+    states = model.replay_buffer.graph.observations.reshape(-1)
+    assert edges["count"].sum() > 30
+    for source, action, after in zip(edges["source"], edges["action"], edges["next"], strict=True):
+        assert states[after] == of_task[states[source]][action][0][1]

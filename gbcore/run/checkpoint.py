@@ -21,7 +21,7 @@ import torch
 from gbcore.run.learner import LearnerState, dump, generator_state, load, set_generator
 
 NAME = "checkpoint.zip"
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 
 
 class Checkpoint:
@@ -45,7 +45,9 @@ class Checkpoint:
         self._args, self._script, self._rng, self._parts = args, script, rng, parts
         if taken := parts.keys() & {"flags", "module", "obs", "rng", "format_version"}:
             raise ValueError(f"Require other names of parts, got {sorted(taken)}")
-        for part in parts.values():
+        for name, part in parts.items():
+            if not (hasattr(part, "state") and hasattr(part, "restore")):
+                raise ValueError(f"Require state() and restore() of part {name}, got {part!r}")
             if isinstance(part, LearnerState):
                 part.outside = {"rng": rng, **parts}
                 part.state()  # warns now, before anything is learned

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gbcore.episode_graph import EpisodeGraph
 from gbcore.graph import TransitionGraph
 from gbcore.run.checkpoint import replacing
+from gbcore.run.learner import generator_state, set_generator
 from gbcore.run.output import fail
 
 ELSEWHERE = "for another environment see examples/ and docs/your_own.md"
@@ -33,13 +34,17 @@ class Replayed:
 
     def state(self) -> dict[str, Any]:
         """A tree for `restore`."""
-        return {"seed": self.seed, "actions": list(self.actions)}
+        rngs = {n: one for n, one in vars(self).items() if isinstance(one, np.random.Generator)}
+        rngs = {name: generator_state(rng) for name, rng in rngs.items()}
+        return {"seed": self.seed, "actions": list(self.actions), "rngs": rngs}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Play an episode again, up to where `state` was called."""
         self._begin(state["seed"])
         for action in state["actions"]:
             self.step(action)
+        for name, rng in state["rngs"].items():
+            set_generator(getattr(self, name), rng)
 
 
 class RewardsAtStart:
@@ -94,6 +99,7 @@ def evaluate_and_log(
     played, training = play(args, env_id, learner.policy(), *how), None
     if getattr(args, "num_levels", None) not in (None, 0, 1):  # MinAtar has no levels
         training = play(args, env_id, learner.policy(held_out=False), *how, held_out=False)
+        played = training and played  # a signal has cut it short
     logger.log_evaluation(played, training)
 
 
@@ -157,7 +163,7 @@ def score_at_random(
 ) -> float | None:
     """Mean return of random actions in a script's evaluation; None if stop was asked."""
     how = replace(args, eval_epsilon=1.0), env_id, any_action, [args.seed, step]
-    played = evaluate(*how, args.eval_episodes, stop)
+    played = None if stop.asked else evaluate(*how, args.eval_episodes, stop)
     return None if played is None else float(np.mean(played[0]))
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -113,6 +113,9 @@ def parse_flags(flags_class: type[Flags], script: str) -> Flags:
 
 def check_flags(args: Any) -> None:
     """Refuse flags that cannot run, before anything is written."""
+    for name, value in vars(args).items():  # a pickle makes another class of the script's own
+        if type(value).__module__ == type(args).__module__:
+            fail(f"{_flag(name)}: no run can be resumed with a {type(value).__name__}; use Literal")
     for name in ("buffer_size", "total_timesteps"):
         if 0 < (number := getattr(args, name)) < args.batch_size:
             fail(f"{_flag(name)} {number} is smaller than --batch-size {args.batch_size}")
@@ -156,7 +159,7 @@ def _flags_of_run(flags_class, script, folder):
         raise ValueError(f"Require the flags of {folder}, got a script without {sorted(gone)}")
     saved = flags_class(**own | {"resume": str(folder)})
     args = tyro.cli(flags_class, default=saved)
-    for name, value in asdict(saved).items():
+    for name, value in vars(saved).items():
         given = getattr(args, name)
         if name in own and name not in args.FREE and str(given) != str(value):  # NaN is no NaN
             raise ValueError(f"Require {_flag(name)} {value!r}, which the run has, got {given!r}")

@@ -160,7 +160,7 @@ class Logger:
         row = {
             "charts/episodic_return": last_return,
             "charts/episodic_length": last_length,
-            "charts/SPS": steps / seconds,
+            "charts/SPS": max(steps, 1) / max(seconds, 1e-9),
             **self.charts,
             "graph/nodes": graph.num_nodes,
             "graph/edges": graph.num_edges,
@@ -168,7 +168,7 @@ class Logger:
             "graph/evaluated_per_update": evaluated / updates if updates else None,
             **_numbers(more),
         }
-        self._write(METRICS, global_step=self.step, **row)
+        self._write(METRICS, {"global_step": self.step, **row})
         for name in row.keys() - {"charts/episodic_return", "charts/episodic_length"}:
             if row[name] is not None:
                 self._writer.add_scalar(name, row[name], self.step)
@@ -192,10 +192,9 @@ class Logger:
         train_returns = training[0] if training else [None] * len(returns)
         rows = zip(returns, lengths, train_returns, strict=True)
         for number, (of_episode, length, of_training) in enumerate(rows):
-            self._write(
-                EVALUATIONS, global_step=self.step, episode=number, episodic_return=of_episode,
-                episodic_length=length, train_return=of_training, **more,
-            )  # fmt: skip
+            row = {"episode": number, "episodic_return": of_episode, "episodic_length": length}
+            row |= {"train_return": of_training, **more}
+            self._write(EVALUATIONS, {"global_step": self.step, **row})
         self.evaluated_step = self.step
         self.evaluations.append(float(np.mean(returns)))
         for name, value in {"episodic_return": self.evaluations[-1], **more}.items():
@@ -278,7 +277,7 @@ class Logger:
         for name, table in state["tables"].items():
             self._tables[name] = table.tobytes().decode().splitlines(keepends=True)
 
-    def _write(self, table, **row):
+    def _write(self, table, row):
         """A row, at once: a killed run loses none. A new column widens the table."""
         lines = self._tables[table]
         names = next(csv.reader(lines[:1])) if lines else []
