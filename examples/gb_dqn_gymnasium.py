@@ -34,7 +34,7 @@ from gbcore import (
     TransitionGraph,
     q_targets,
 )
-from gbcore.first_tries import are_planes, as_grids, kinds_of_grids
+from gbcore.first_tries import are_planes, as_grids, is_one_of, kinds_of_grids
 from gbcore.run.environment import GymnasiumTask, warn_unless_repeatable
 from gbcore.run.environment import gymnasium_id as task_of
 
@@ -120,8 +120,9 @@ class QNetwork(nn.Module):
     float64 [16], NaN before so many were met. The last layer gives a value of the state and an
     advantage of each action (dueling, Wang et al. 2016). A grid is moved until the agent is in the
     middle: a wall beside it is then a wall beside it, wherever the agent is. `agent` is the channel
-    and the code of its cell, or -1 and NaN. Every cell is told which codes the grid has anywhere: a
-    gate may be open where a coin is gone.
+    and the codes of its cell, or -1, then NaN; `ahead` where it looks with each of these, if it
+    turns: then grids are turned until it looks up. Every cell is told which codes the grid has
+    anywhere: a gate may be open where a coin is gone.
     """
 
     def __init__(self, args, obs_shape, num_actions):
@@ -131,7 +132,8 @@ class QNetwork(nn.Module):
         self.channels_last = len(obs_shape) == 3 and not self.channels_first
         self.is_grid = sees_grids(args, obs_shape)
         self.register_buffer("codes", torch.full((NUM_CODES,), torch.nan).double())
-        self.register_buffer("agent", torch.tensor([-1.0, torch.nan]).double())
+        self.register_buffer("ahead", torch.zeros(NUM_CODES, 2))
+        self.register_buffer("agent", torch.tensor([-1.0, *[torch.nan] * NUM_CODES]).double())
         if self.is_grid:
             height, width, depth = [*np.roll(obs_shape, -self.channels_first).tolist(), 1][:3]
             size = 32 * ((height + 1) // 2) * ((width + 1) // 2)
@@ -156,8 +158,9 @@ class QNetwork(nn.Module):
         if self.is_grid:
             if torch.is_grad_enabled():  # an update's
                 self.meet(obs)
-            obs = self.move_to_agent(obs.permute(0, 2, 3, 1) if self.channels_first else obs)
-            x = obs.reshape(*obs.shape[:3], -1, 1) == self.codes  # [B, H, W, C, NUM_CODES]
+            obs = obs.permute(0, 2, 3, 1) if self.channels_first else obs
+            obs = self.move_to_agent(obs.reshape(*obs.shape[:3], -1))
+            x = obs[..., None] == self.codes  # [B, H, W, C, NUM_CODES]
             x = x.flatten(3).permute(0, 3, 1, 2).float()
             is_there = x.amax((2, 3), keepdim=True).expand_as(x)  # in any cell
             x = self.layers(torch.cat([x, is_there], 1))
@@ -178,21 +181,28 @@ class QNetwork(nn.Module):
         self.codes[free[: len(new)]] = new
 
     def move_to_agent(self, obs):
-        """Grids [B, H, W, ...] that go on beyond each side with the other one.
+        """Grids [B, H, W, C] that go on beyond each side with the other one.
 
-        Without an agent a grid stays as it is.
+        An agent that looks where `ahead` says looks up then, and has its first code. Without an
+        agent a grid stays as it is.
         """
         height, width = obs.shape[1:3]
-        channel, code = self.agent
-        cells = obs.reshape(len(obs), height * width, -1)
-        marks = cells.index_select(2, channel.long().clamp(0)[None])[..., 0]  # [B, H * W]
-        is_agent = marks == code
-        middle = height // 2 * width + width // 2
-        at = torch.where(is_agent.any(1), is_agent.int().argmax(1), middle)[:, None]
-        rows = (torch.arange(height, device=obs.device) - height // 2 + at // width) % height
-        columns = (torch.arange(width, device=obs.device) - width // 2 + at % width) % width
-        batch = torch.arange(len(obs), device=obs.device)[:, None, None]
-        return obs[batch, rows[:, :, None], columns[:, None]]
+        middle, channel = (height // 2, width // 2), self.agent[:1].long().clamp(0)
+        is_code = obs.flatten(1, 2).index_select(2, channel) == self.agent[1:]
+        is_agent = is_code.any(2)  # [B, H * W]
+        at = torch.where(is_agent.any(1), is_agent.int().argmax(1), middle[0] * width + middle[1])
+        ahead = is_code.any(1).float() @ self.ahead  # [B, 2]
+        turns = ahead.any(1)
+        ahead[:, 0] -= (~turns).float()  # up
+        at, (down, right) = at[:, None, None], ahead.long().T[..., None, None]
+        forward = middle[0] - torch.arange(height, device=obs.device)[:, None]
+        beside = torch.arange(width, device=obs.device) - middle[1]
+        rows = (at // width + forward * down + beside * right) % height  # [B, H, W]
+        columns = (at % width + forward * right - beside * down) % width
+        moved = obs[torch.arange(len(obs), device=obs.device)[:, None, None], rows, columns]
+        own = moved[:, *middle, channel]
+        moved[:, *middle, channel] = torch.where(turns[:, None], self.agent[1].to(own.dtype), own)
+        return moved
 
 
 make_network = QNetwork
@@ -204,27 +214,58 @@ def sees_grids(args, obs_shape):
 
 
 def look_at_grids(env, rng, num_steps=300):
-    """Codes float64 [n] of the cells of grids [H, W] or [H, W, C]; channel and code of the agent's
-    cell, -1 and NaN without any. Every grid has that code in one cell, whose moves depend on the
-    actions more than others do. Enemies move by themselves.
+    """Codes float64 [n] of the cells of grids [H, W] or [H, W, C]; channel and codes of the agent's
+    cell, -1 without any; where a step with each of these codes leads, as `ways_ahead` has it.
+
+    Every grid has one cell with one of the agent's codes, and its moves depend on the actions more
+    than others do. Enemies move by themselves.
     """
     env.reset()
     grids, actions, goes_on = [], rng.integers(env.num_actions, size=num_steps), []
     for action in actions.tolist():
         grid = as_grids(env.obs)
-        grids.append(grid.reshape(grid.shape[0] * grid.shape[1], -1))
+        grids.append(grid.reshape(*grid.shape[:2], -1))
         goes_on.append(not any(env.step(action)[2:]))
         if not goes_on[-1]:
             env.reset()
-    grids, goes_on = np.array(grids), np.flatnonzero(goes_on[:-1])  # [num_steps, H * W, C]
-    codes, agent, most = np.unique(grids).astype(np.float64), (-1, np.nan), 0.1
-    for code in codes if len(goes_on) and len(codes) <= NUM_CODES else ():
-        cells = grids == code
-        for channel in np.flatnonzero((cells.sum(axis=1) == 1).all(axis=0)):
-            moves = np.diff(cells[..., channel].argmax(axis=1))[goes_on]
+    grids, goes_on = np.array(grids), np.flatnonzero(goes_on[:-1])  # [num_steps, H, W, C]
+    codes, agent, ahead, most = np.unique(grids).astype(np.float64), (-1,), (), 0.1
+    if not len(goes_on) or len(codes) > NUM_CODES:
+        return codes, agent, ahead
+    for channel, cells in enumerate(np.moveaxis(grids, 3, 0)):
+        numbers = np.array([(cells == code).sum(axis=(1, 2)) for code in codes])
+        for group in one_in_each(numbers.T):
+            own = np.sort(codes[list(group)])
+            is_own = is_one_of(cells, own).reshape(num_steps, -1)
+            moves = np.diff(is_own.argmax(axis=1))[goes_on]
             if (score := dependence(actions[goes_on], moves)) > most:
-                most, agent = score, (int(channel), float(code))
-    return codes, agent
+                most, agent = score, (channel, *own.tolist())
+                ahead = ways_ahead(cells, is_own, own, goes_on)
+    return codes, agent, ahead
+
+
+def ways_ahead(cells, is_agent, codes, goes_on):
+    """Steps (down, right) that an agent makes by each of four codes, all of them with that code;
+    () of other agents and in grids [num_steps, H, W] that are no squares.
+    """
+    size, at = cells.shape[2], is_agent.argmax(axis=1)
+    code, ways = cells.reshape(is_agent.shape)[is_agent][goes_on], []
+    moves = np.diff(np.stack(np.divmod(at, size), axis=1), axis=0)[goes_on]
+    for one in codes:
+        made = np.unique(moves[(code == one) & moves.any(axis=1)], axis=0)
+        ways.append(tuple(made[0].tolist()) if len(made) == 1 else None)
+    return ways if cells.shape[1] == size and {*ways} == {(-1, 0), (0, 1), (1, 0), (0, -1)} else ()
+
+
+def one_in_each(numbers, group=()):
+    """Groups of columns of int [n, k] whose numbers add up to 1 in each row."""
+    sums = numbers[:, group].sum(axis=1)
+    if (sums == 1).all():
+        yield group
+    elif sums.max(initial=0) <= 1:
+        first = sums.argmin()  # a row whose sum is 0: which column has its 1?
+        for column in np.flatnonzero(numbers[first] == 1):
+            yield from one_in_each(numbers, (*group, int(column)))
 
 
 def dependence(a, b):
@@ -241,14 +282,15 @@ class Learner(gb.LearnerState):
 
     num_evaluated = property(lambda self: self.leaves.num_evaluated)  # states, for targets
 
-    def __init__(self, args, graph, replay, device, scale=None, codes=None, agent=None):
+    def __init__(self, args, graph, replay, device, scale=None, codes=None, agent=None, ahead=()):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.online = make_network(args, graph.obs_shape, graph.num_actions).to(device)
         if scale is not None:  # else a checkpoint's
             self.online.scale.copy_(torch.from_numpy(scale))
         if codes is not None:
             self.online.meet(torch.from_numpy(codes))
-            self.online.agent.copy_(torch.tensor(agent))
+            self.online.agent[: len(agent)] = torch.tensor(agent)
+            self.online.ahead[: len(ahead)] = torch.tensor(ahead).reshape(-1, 2)
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.first_tries, self.frontier, self.graph_values, self.found = None, None, None, None
@@ -417,12 +459,17 @@ def main():
         key_shape=None if env.key is None else env.key.shape,
     )  # fmt: skip
     replay = Replay(graph, capacity)
-    seen = None, None
+    seen = None, None, ()
     if sees_grids(args, obs.shape) and args.resume is None:  # else a checkpoint's
         new_each = replace(args, level_tries=1)  # many levels show which cell is the agent's
         other = make_env(new_each, env_id, np.random.default_rng(args.seed))
         seen = look_at_grids(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, *seen)
+    if args.levels_change and args.resume is None and (seen[1] or [-1])[0] < 0:
+        gb.warn(
+            f"no agent's cell is seen in observations {list(obs.shape)}: what is learned at one "
+            "place is not known at others; docs/your_own.md says which grids show it"
+        )
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium",))
     parts = {"logger": logger, "graph": graph, "replay": replay, "learner": learner, "env": env}
     checkpoint = gb.Checkpoint(args, __file__, rng, logger.path, **parts)

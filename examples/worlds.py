@@ -175,5 +175,23 @@ class Guard(World):
         return reward, end or is_met
 
 
-for world in (Tiles, Coins, Block, Lever, Guard):
+class Turner(Tiles):
+    """As Tiles, but the player turns left or right, or steps ahead, as his code tells."""
+
+    action_space = gymnasium.spaces.Discrete(3)
+    WAYS = PLAYER, 7, 8, 9  # up, right, down, left
+
+    def act(self, cells, action):
+        here = tuple(np.argwhere(np.isin(cells, self.WAYS))[0])
+        way = self.WAYS.index(cells[here])
+        if action < 2:
+            cells[here] = self.WAYS[(way + (-1, 1)[action]) % 4]
+            return 0.0, False
+        cells[here] = PLAYER
+        result = super().act(cells, (0, 3, 1, 2)[way])
+        cells[cells == PLAYER] = self.WAYS[way]
+        return result
+
+
+for world in (Tiles, Coins, Block, Lever, Guard, Turner):
     gymnasium.register(f"{world.__name__}-v0", world, max_episode_steps=100)

@@ -28,7 +28,7 @@ from examples import mazes, offline, sokoban, worlds
 from gbcore import FrontierEpisodes, Replay, TransitionGraph
 from gbcore.first_tries import as_grids
 from gbcore.run import load_checkpoint, write_video
-from gbcore.run.environment import GymnasiumTask, warn_unless_repeatable
+from gbcore.run.environment import GymnasiumTask, grid_among, warn_unless_repeatable
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 FLAGS = (
@@ -131,6 +131,59 @@ def test_numbers_are_one_hot_and_bounds_are_the_scale():
     assert task_of("FrozenLake-v1").reset().tolist() == [1] + [0] * 15
     np.testing.assert_allclose(task_of("CartPole-v1").scale, [4.8, 1, np.deg2rad(24), 1], 1e-6)
     assert (task_of(kwargs={"space": "image"}).scale == 255).all()
+
+
+def small(*shape, most=255, dtype=np.uint8):
+    return spaces.Box(0, most, shape, dtype)
+
+
+GRIDS = {  # a space; grid [H, W, C] and other numbers of an observation; dtype where levels change
+    "a code of three": (
+        spaces.Dict(at=small(4, 6), left=spaces.Discrete(3)),
+        lambda obs: (obs["at"][..., None], np.eye(3)[obs["left"]]), np.uint8,
+    ),
+    "planes": (
+        spaces.Tuple((spaces.MultiBinary(2), small(2, 6, 5, most=1, dtype=np.bool_))),
+        lambda obs: (np.moveaxis(obs[1], 0, 2), obs[0]), np.uint8,
+    ),
+    "bits": (
+        spaces.Dict(at=small(6, 5, 2, most=1, dtype=np.bool_), on=small(1, most=1, dtype=np.bool_)),
+        lambda obs: (obs["at"], obs["on"]), np.bool_,
+    ),
+    "deeper, below 0": (
+        spaces.Dict(a=spaces.Dict(at=small(4, 4)), b=spaces.Box(-3, 4, (2,), np.int64)),
+        lambda obs: (obs["a"]["at"][..., None], obs["b"]), np.int16,
+    ),
+    "nothing else": (spaces.Dict(at=small(4, 6)), lambda obs: (obs["at"][..., None], []), np.uint8),
+}  # fmt: skip
+NO_GRIDS = [
+    spaces.Dict(a=small(4, 6), b=small(4, 6)),
+    spaces.Dict(at=small(4, 6), left=small(1, most=16)),  # 17 values
+    spaces.Dict(at=small(4, 6), left=spaces.Discrete(17)),  # 17 numbers
+    spaces.Dict(at=small(4, 6), left=spaces.Box(0, 1, (1,))),  # reals
+    spaces.Dict(at=small(6, 9), left=spaces.Discrete(8)),  # [6, 9, 9] is the shape of planes
+    spaces.Dict(left=small(3, most=9)),
+]
+
+
+@pytest.mark.parametrize(("space", "parts_of", "dtype"), GRIDS.values(), ids=GRIDS)
+def test_where_levels_change_a_grid_beside_a_few_integers_stays_one(
+    space, parts_of, dtype, monkeypatch
+):
+    monkeypatch.setitem(SPACES, "made", space)
+    one, many = (task_of(kwargs={"space": "made"}, num_levels=n) for n in (1, 0))
+    assert one.shape == (spaces.flatdim(space),)
+    assert (many.reset().shape, many.dtype) == (many.shape, dtype)
+    obs = space.sample()
+    (grid, numbers), seen = parts_of(obs), many.flatten(obs)
+    assert (seen.shape, seen.dtype) == (many.scale.shape, dtype)
+    for row, column in np.ndindex(*grid.shape[:2]):
+        np.testing.assert_array_equal(seen[row, column], [*grid[row, column], *numbers])
+
+
+@pytest.mark.parametrize("space", NO_GRIDS)
+def test_other_parts_are_one_row_of_numbers(space):
+    assert grid_among(space) is None
 
 
 def test_environments_of_an_evaluation_are_closed(monkeypatch):
@@ -556,13 +609,14 @@ def maze_of(shown, seed=0):
 def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(shown, agent):
     env, rng = maze_of(lambda maze, time: shown(maze))
     network = example.make_network(example.Args(num_levels=0), env.reset().shape, env.num_actions)
-    codes, found = example.look_at_grids(env, rng)
-    assert found == agent  # the goal has one cell as well, and never moves
-    network.agent.copy_(torch.tensor(found))
+    codes, found, ahead = example.look_at_grids(env, rng)
+    assert (found, ahead) == (agent, ())  # the goal has one cell as well, and never moves
+    network.agent[: len(found)] = torch.tensor(found)
     network.meet(torch.from_numpy(codes))
     for action in rng.integers(env.num_actions, size=20):
         grid = as_grids(env.obs)
-        is_player = grid.reshape(*grid.shape[:2], -1)[..., agent[0]] == agent[1]
+        grid = grid.reshape(*grid.shape[:2], -1)
+        is_player = grid[..., agent[0]] == agent[1]
         row, column = np.argwhere(is_player)[0]
         (moved,) = network.move_to_agent(torch.from_numpy(grid[None]))
         height, width = is_player.shape
@@ -572,6 +626,57 @@ def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(sh
         assert network(obs).shape == (2, env.num_actions)
         if any(env.step(int(action))[2:]):
             env.reset()
+
+
+def turner(seed=0):
+    name, rng = example.task_of("examples.worlds:Turner-v0"), np.random.default_rng(seed)
+    return GymnasiumTask(name, rng, num_levels=0), rng
+
+
+def test_a_grid_is_turned_until_the_agent_looks_up():
+    env, rng = turner()
+    args, ways = example.Args(num_levels=0), worlds.Turner.WAYS
+    graph = TransitionGraph(3, (8, 8), np.uint8)
+    codes, agent, ahead = example.look_at_grids(env, rng)
+    assert agent == (0, *ways)
+    assert ahead == [(-1, 0), (0, 1), (1, 0), (0, -1)]
+    seen = np.ones((8, 8)), codes, agent, ahead
+    network = example.Learner(args, graph, Replay(graph, 9), torch.device("cpu"), *seen).online
+    env.reset()
+    for action in rng.integers(3, size=60):
+        (is_agent,) = np.argwhere(np.isin(env.obs, ways))
+        way = ways.index(env.obs[tuple(is_agent)])
+        (moved,) = network.move_to_agent(torch.from_numpy(env.obs[None, ..., None]))
+        for forward, beside in np.ndindex(3, 3):  # what lies there for whom looks that way
+            step = np.array(ahead[way]) * forward + np.array(ahead[(way + 1) % 4]) * beside
+            there = env.obs[tuple((is_agent + step) % 8)]
+            expected = worlds.PLAYER if forward == beside == 0 else there
+            assert moved[4 - forward, 4 + beside, 0] == expected
+        turned = np.rot90(env.obs, -1).copy()  # the same level, seen from beside
+        turned[np.isin(turned, ways)] = ways[(way + 1) % 4]
+        with torch.inference_mode():
+            values = network(torch.from_numpy(np.array([env.obs, turned])))
+        np.testing.assert_array_equal(values[0], values[1])
+        if any(env.step(int(action))[2:]):
+            env.reset()
+
+
+@pytest.mark.parametrize(
+    ("code", "cell"),  # of the world's code, and of its grid
+    [
+        (lambda codes: codes, lambda cells: cells[:, :7]),
+        (lambda codes: np.where(codes > 7, 7, codes), lambda cells: cells),
+    ],
+    ids=["no square", "two ways of one code"],
+)
+def test_other_agents_do_not_turn_the_grid(code, cell):
+    class Other(GymnasiumTask):
+        def flatten(self, obs):
+            return cell(code(obs)).copy()
+
+    name, rng = example.task_of("examples.worlds:Turner-v0"), np.random.default_rng(0)
+    _, (channel, *_), ahead = example.look_at_grids(Other(name, rng, num_levels=0), rng)
+    assert (channel, ahead) == (0, ())
 
 
 GUARD = 4
@@ -612,11 +717,18 @@ def as_shares_of_ten(maze, time):
     return maze / 10  # reals of 64 bits, which no real of 32 bits is equal to
 
 
-SHOWN = {  # codes of the cells, channel and code of the agent
+def with_heading(maze, time):
+    """The player has a code for each of four ways to look; a lamp goes on and off."""
+    maze[0, 0] = 8 + time // 2 % 2
+    return np.where(maze == mazes.PLAYER, 4 + time % 4, maze)
+
+
+SHOWN = {  # codes of the cells, channel and codes of the agent
     "guard": (with_guard, range(5), (0, mazes.PLAYER)),
-    "spark": (with_spark, range(5), (-1, np.nan)),
-    "ghost": (with_ghost, range(4), (-1, np.nan)),
-    "torch": (with_torch, (0, 1, 2, 3, 40), (-1, np.nan)),
+    "spark": (with_spark, range(5), (-1,)),
+    "ghost": (with_ghost, range(4), (-1,)),
+    "torch": (with_torch, (0, 1, 2, 3, 40), (0, mazes.PLAYER, 40)),
+    "heading": (with_heading, (0, 1, 2, 4, 5, 6, 7, 8, 9), (0, 4, 5, 6, 7)),
     "characters": (as_characters, sorted(b" #G@"), (0, ord("@"))),
     "reals": (as_shares, np.float32([0, 1 / 3, 2 / 3, 1]), (0, 1)),
     "wide reals": (as_shares_of_ten, np.arange(4) / 10, (0, 0.3)),
@@ -626,9 +738,14 @@ SHOWN = {  # codes of the cells, channel and code of the agent
 @pytest.mark.parametrize(("shown", "codes", "agent"), SHOWN.values(), ids=SHOWN)
 def test_the_agent_is_what_actions_move(shown, codes, agent):
     for seed in range(3):
-        found_codes, found_agent = example.look_at_grids(*maze_of(shown, seed))
+        found_codes, found_agent, _ = example.look_at_grids(*maze_of(shown, seed))
         np.testing.assert_array_equal(found_agent, agent)
         np.testing.assert_array_equal(found_codes, codes)
+
+
+def test_a_run_says_that_no_agent_is_seen(tmp_path, capsys):
+    run_example(tmp_path, *sampled(space="matrix"), "--num-levels", "0")
+    assert "no agent's cell is seen in observations [4, 5]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shown", [as_shares_of_ten, as_characters, as_shares])
@@ -676,7 +793,7 @@ def test_a_checkpoint_of_an_environment_that_changed_is_refused(monkeypatch, tmp
     assert refuses(capsys, example, words, "the episode under way plays otherwise")
 
 
-@pytest.mark.parametrize("name", ["Tiles", "Coins", "Block", "Lever", "Guard"])
+@pytest.mark.parametrize("name", ["Tiles", "Coins", "Block", "Lever", "Guard", "Turner"])
 def test_worlds_are_drawn_anew_and_can_be_solved(name):
     env = gymnasium.make(f"{name}-v0", disable_env_checker=True).unwrapped
     check_env(env, skip_render_check=True)
@@ -684,9 +801,10 @@ def test_worlds_are_drawn_anew_and_can_be_solved(name):
     assert len({*levels}) == 10
     assert levels[0] == levels[-1]
     for _ in range(2_000):
-        cells, reward, terminated, *_ = env.step(int(env.np_random.integers(4)))
+        cells, reward, terminated, *_ = env.step(int(env.np_random.integers(env.action_space.n)))
         assert reward in ({0, 1} if terminated else {0})
-        assert (cells == worlds.PLAYER).sum() == 1 or terminated
+        players = getattr(env, "WAYS", [worlds.PLAYER])
+        assert np.isin(cells, players).sum() == 1 or terminated
         assert (np.pad(cells[1:-1, 1:-1], 1, constant_values=worlds.WALL) == cells).all()
         if terminated:
             assert env.reset()[1]["level"] not in levels

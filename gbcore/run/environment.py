@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import json
+import math
 import os
 import sys
 import traceback
@@ -19,10 +20,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from gbcore.episode_graph import is_held_out
+from gbcore.first_tries import are_planes, as_grids
 from gbcore.run.episodes import Replayed, plain, task_meant
 from gbcore.run.output import fail, warn
 
 LONG = 10_000  # numbers in an observation that was no array; more are slow
+FEW = 16  # numbers beside a grid, and their values, that each of its cells can have
 _warn_once = functools.cache(warn)  # an evaluation makes an environment for each of its episodes
 
 
@@ -30,8 +33,10 @@ class GymnasiumTask(Replayed):
     """An environment whose observations are arrays, and whose episodes can be played again.
 
     A Box is observed as it is, and everything else as `gymnasium.spaces.flatten` writes it: a
-    Discrete state is one-hot. A time limit is a truncation. An environment that cannot be used ends
-    the program with one line; errors of an environment's own code are shown as they are.
+    Discrete state is one-hot. Where levels change, a grid beside a few small integers stays a grid:
+    every cell has these, too (`grid_among`). A time limit is a truncation. An environment that
+    cannot be used ends the program with one line; errors of an environment's own code are shown as
+    they are.
 
     Args:
         env_id: as `gymnasium_id` returns it.
@@ -138,16 +143,18 @@ class GymnasiumTask(Replayed):
             message += f": {', '.join(odd)}; --leave-out {','.join(odd)} does"
         if odd or flat is None:
             fail(message)
-        box = self._space if self._is_flat else flat
-        self.shape: tuple[int, ...] = box.shape
-        self.dtype: np.dtype[Any] = box.dtype
+        self._box = self._space if self._is_flat else flat
+        self._grid = None if num_levels in (None, 1) else grid_among(self._space)
+        low, high = self._as_grid(self._box.low), self._as_grid(self._box.high)
+        self.shape: tuple[int, ...] = low.shape
+        self.dtype: np.dtype[Any] = low.dtype
         if (size := np.prod(self.shape)) > LONG and not self._is_flat:
             _warn_once(
                 f"{env_id}: an observation in {self._space} becomes {size:,} numbers, one-hot, "
                 "which is slow; a wrapper that observes a Box, such as the digits of a state's "
                 "number or its coordinates, is quicker"
             )
-        most = np.maximum(*(np.abs(bound.astype(np.float64)) for bound in (box.low, box.high)))
+        most = np.maximum(abs(low.astype(np.float64)), abs(high.astype(np.float64)))
         self.scale = np.where((most > 0) & (most < 1e6), most, 1.0).astype(np.float32)
 
     def reset(self) -> NDArray[Any]:
@@ -215,17 +222,27 @@ class GymnasiumTask(Replayed):
         Raises:
             ValueError: where a cast to the space's dtype would change it, but for reals rounded.
         """
-        obs = without(obs, self._left_out)
+        obs, box = without(obs, self._left_out), self._box
         with own_code(), np.errstate(all="ignore"):
             if self._is_flat:
-                flat = cast = np.array(obs, self.dtype)  # environments may write on into theirs
+                flat = cast = np.array(obs, box.dtype)  # environments may write on into theirs
             else:
-                flat = np.array(spaces.flatten(self._space, obs), self.dtype)
+                flat = np.array(spaces.flatten(self._space, obs), box.dtype)
                 cast = spaces.unflatten(self._space, flat)
-        if flat.shape != self.shape or not _is_same(cast, obs):
+        if flat.shape != box.shape or not _is_same(cast, obs):
             message = f"require observations of {self._space}, got {obs}"
             raise ValueError(f"{self._env_id}: {message:.400}")
-        return flat
+        return self._as_grid(flat)
+
+    def _as_grid(self, flat):
+        """The grid [H, W, C] in an observation's numbers, as `grid_among` found it."""
+        if self._grid is None:
+            return flat
+        part, shape, dtype = self._grid
+        grid, others = as_grids(flat[part].reshape(shape)), np.delete(flat, part)
+        grid = grid.reshape(*grid.shape[:2], -1)
+        in_cells = np.broadcast_to(others, (*grid.shape[:2], len(others)))
+        return np.concatenate([grid, in_cells], axis=2).astype(dtype)
 
     def _observe(self, obs, info):
         self.obs: NDArray[Any] = (obs := self.flatten(obs))
@@ -330,6 +347,33 @@ def flat_box(space: gymnasium.Space[Any]) -> spaces.Box | None:
         return None
     is_array = isinstance(box, spaces.Box) and box.dtype.kind in "biuf" and 0 not in box.shape
     return box if is_array else None
+
+
+def grid_among(space: gymnasium.Space[Any]) -> tuple[slice, tuple[int, ...], Any] | None:
+    """Place, shape and dtype of the one grid in a flattened Dict or Tuple of integers; None if the
+    numbers beside it are more than FEW, or of more than FEW values.
+    """
+    found, first = [], 0
+    for part in part_names(space).values():
+        last = first + spaces.flatdim(part)
+        if isinstance(part, spaces.Box) and len(part.shape) in (2, 3):
+            found.append((slice(first, last), part.shape))
+        first = last
+    box = flat_box(space)
+    if len(found) != 1 or box is None or box.dtype.kind not in "biu":
+        return None
+    ((place, shape),) = found
+    low, high = (np.delete(bound, place) for bound in (box.low, box.high))
+    height, width, *_ = as_grids(np.empty(shape)).shape
+    if (
+        len(low) > FEW
+        or int(high.max(initial=0)) - int(low.min(initial=0)) >= FEW
+        or are_planes((height, width, math.prod(shape) // (height * width) + len(low)))
+    ):
+        return None
+    bounds = int(box.low.min()), int(box.high.max())
+    kind = np.promote_types(*map(np.min_scalar_type, bounds))
+    return place, shape, box.dtype if box.dtype.kind == "b" else kind
 
 
 def rounded(obs: NDArray[Any], decimals: int) -> NDArray[Any]:
