@@ -188,10 +188,11 @@ class QNetwork(nn.Module):
         """
         height, width = obs.shape[1:3]
         middle, channel = (height // 2, width // 2), self.agent[:1].long().clamp(0)
-        is_code = obs.flatten(1, 2).index_select(2, channel) == self.agent[1:]
+        codes = self.agent[1:][~self.agent[1:].isnan()]
+        is_code = obs.flatten(1, 2).index_select(2, channel) == codes
         is_agent = is_code.any(2)  # [B, H * W]
         at = torch.where(is_agent.any(1), is_agent.int().argmax(1), middle[0] * width + middle[1])
-        ahead = is_code.any(1).float() @ self.ahead  # [B, 2]
+        ahead = is_code.any(1).float() @ self.ahead[: len(codes)]  # [B, 2]
         turns = ahead.any(1)
         ahead[:, 0] -= (~turns).float()  # up
         at, (down, right) = at[:, None, None], ahead.long().T[..., None, None]
