@@ -39,6 +39,7 @@ from gbcore.run.environment import GymnasiumTask, warn_unless_repeatable
 from gbcore.run.environment import gymnasium_id as task_of
 
 NUM_CODES = 16  # of a grid's cells, where levels change
+WAYS = (-1, 0), (0, 1), (1, 0), (0, -1)  # up, right, down, left
 # The paper's backups are two choices: where the subgraph comes from, and how a state's value is
 # read. The sixth, whole-graph, keeps values of all states: its subgraph is the graph.
 BACKUPS = {
@@ -120,9 +121,9 @@ class QNetwork(nn.Module):
     float64 [16], NaN before so many were met. The last layer gives a value of the state and an
     advantage of each action (dueling, Wang et al. 2016). A grid is moved until the agent is in the
     middle: a wall beside it is then a wall beside it, wherever the agent is. `agent` is the channel
-    and the codes of its cell, or -1, then NaN; `ahead` where it looks with each of these, if it
-    turns: then grids are turned until it looks up. Every cell is told which codes the grid has
-    anywhere: a gate may be open where a coin is gone.
+    and the codes of its cell, or -1, then NaN; `look` the same of the four codes in it that say
+    where it looks, in the order of WAYS: a grid is turned until that is up. Every cell is told
+    which codes the grid has anywhere: a gate may be open where a coin is gone.
     """
 
     def __init__(self, args, obs_shape, num_actions):
@@ -132,7 +133,8 @@ class QNetwork(nn.Module):
         self.channels_last = len(obs_shape) == 3 and not self.channels_first
         self.is_grid = sees_grids(args, obs_shape)
         self.register_buffer("codes", torch.full((NUM_CODES,), torch.nan).double())
-        self.register_buffer("ahead", torch.zeros(NUM_CODES, 2))
+        self.register_buffer("look", torch.tensor([-1.0, *[torch.nan] * len(WAYS)]).double())
+        self.register_buffer("ways", torch.tensor(WAYS).float())
         self.register_buffer("agent", torch.tensor([-1.0, *[torch.nan] * NUM_CODES]).double())
         if self.is_grid:
             height, width, depth = [*np.roll(obs_shape, -self.channels_first).tolist(), 1][:3]
@@ -183,26 +185,27 @@ class QNetwork(nn.Module):
     def move_to_agent(self, obs):
         """Grids [B, H, W, C] that go on beyond each side with the other one.
 
-        An agent that looks where `ahead` says looks up then, and has its first code. Without an
-        agent a grid stays as it is.
+        An agent that turns looks up then. Without an agent a grid stays as it is.
         """
         height, width = obs.shape[1:3]
-        middle, channel = (height // 2, width // 2), self.agent[:1].long().clamp(0)
-        codes = self.agent[1:][~self.agent[1:].isnan()]
-        is_code = obs.flatten(1, 2).index_select(2, channel) == codes
+        middle, every = (height // 2, width // 2), torch.arange(len(obs), device=obs.device)
+        codes, (channel, side) = self.agent[1:], torch.stack([self.agent[0], self.look[0]]).long()
+        cells = obs.flatten(1, 2)  # [B, H * W, C]
+        is_code = cells[..., channel.clamp(0), None] == codes[~codes.isnan()]
         is_agent = is_code.any(2)  # [B, H * W]
-        at = torch.where(is_agent.any(1), is_agent.int().argmax(1), middle[0] * width + middle[1])
-        ahead = is_code.any(1).float() @ self.ahead[: len(codes)]  # [B, 2]
-        turns = ahead.any(1)
+        is_there = is_agent.any(1)
+        at = torch.where(is_there, is_agent.int().argmax(1), middle[0] * width + middle[1])
+        looks = (cells[every, at, side.clamp(0)][:, None] == self.look[1:]) & is_there[:, None]
+        turns, ahead = looks.any(1), looks.float() @ self.ways  # [B, 2]
         ahead[:, 0] -= (~turns).float()  # up
         at, (down, right) = at[:, None, None], ahead.long().T[..., None, None]
         forward = middle[0] - torch.arange(height, device=obs.device)[:, None]
         beside = torch.arange(width, device=obs.device) - middle[1]
         rows = (at // width + forward * down + beside * right) % height  # [B, H, W]
         columns = (at % width + forward * right - beside * down) % width
-        moved = obs[torch.arange(len(obs), device=obs.device)[:, None, None], rows, columns]
-        own = moved[:, *middle, channel]
-        moved[:, *middle, channel] = torch.where(turns[:, None], self.agent[1].to(own.dtype), own)
+        moved = obs[every[:, None, None], rows, columns]
+        own = moved[:, *middle, side]
+        moved[:, *middle, side] = torch.where(turns, self.look[1].to(own.dtype), own)
         return moved
 
 
@@ -216,7 +219,7 @@ def sees_grids(args, obs_shape):
 
 def look_at_grids(env, rng, num_steps=300):
     """Codes float64 [n] of the cells of grids [H, W] or [H, W, C]; channel and codes of the agent's
-    cell, -1 without any; where a step with each of these codes leads, as `ways_ahead` has it.
+    cell, -1 without any; channel and codes that say where it looks, as `look_of` has them.
 
     Every grid has one cell with one of the agent's codes, and its moves depend on the actions more
     than others do. Enemies move by themselves.
@@ -230,32 +233,34 @@ def look_at_grids(env, rng, num_steps=300):
         if not goes_on[-1]:
             env.reset()
     grids, goes_on = np.array(grids), np.flatnonzero(goes_on[:-1])  # [num_steps, H, W, C]
-    codes, agent, ahead, most = np.unique(grids).astype(np.float64), (-1,), (), 0.1
+    codes, agent, look, most = np.unique(grids).astype(np.float64), (-1,), (-1,), 0.1
     if not len(goes_on) or len(codes) > NUM_CODES:
-        return codes, agent, ahead
+        return codes, agent, look
     for channel, cells in enumerate(np.moveaxis(grids, 3, 0)):
         numbers = np.array([(cells == code).sum(axis=(1, 2)) for code in codes])
         for group in one_in_each(numbers.T):
             own = np.sort(codes[list(group)])
-            is_own = is_one_of(cells, own).reshape(num_steps, -1)
-            moves = np.diff(is_own.argmax(axis=1))[goes_on]
-            if (score := dependence(actions[goes_on], moves)) > most:
+            at = is_one_of(cells, own).reshape(num_steps, -1).argmax(axis=1)
+            if (score := dependence(actions[goes_on], np.diff(at)[goes_on])) > most:
                 most, agent = score, (channel, *own.tolist())
-                ahead = ways_ahead(cells, is_own, own, goes_on)
-    return codes, agent, ahead
+                look = look_of(grids, at, goes_on)
+    return codes, agent, look
 
 
-def ways_ahead(cells, is_agent, codes, goes_on):
-    """Steps (down, right) that an agent makes by each of four codes, all of them with that code;
-    () of other agents and in grids [num_steps, H, W] that are no squares.
+def look_of(grids, at, goes_on):
+    """Channel of the agent's cell in which each of four codes is one of WAYS, as all steps made
+    with it lead there, and these codes; -1 of other agents and in grids that are no squares.
     """
-    size, at = cells.shape[2], is_agent.argmax(axis=1)
-    code, ways = cells.reshape(is_agent.shape)[is_agent][goes_on], []
-    moves = np.diff(np.stack(np.divmod(at, size), axis=1), axis=0)[goes_on]
-    for one in codes:
-        made = np.unique(moves[(code == one) & moves.any(axis=1)], axis=0)
-        ways.append(tuple(made[0].tolist()) if len(made) == 1 else None)
-    return ways if cells.shape[1] == size and {*ways} == {(-1, 0), (0, 1), (1, 0), (0, -1)} else ()
+    height, width = grids.shape[1:3]
+    moves = np.diff(np.stack(np.divmod(at, width), axis=1), axis=0)[goes_on]
+    for channel, cells in enumerate(np.moveaxis(grids, 3, 0)):
+        code, of_way = cells.reshape(len(at), -1)[np.arange(len(at)), at][goes_on], {}
+        for one in np.unique(code):
+            made = np.unique(moves[(code == one) & moves.any(axis=1)], axis=0)
+            of_way[tuple(made[0].tolist()) if len(made) == 1 else None] = float(one)
+        if height == width and {*of_way} == {*WAYS} and len(np.unique(code)) == len(WAYS):
+            return channel, *(of_way[way] for way in WAYS)
+    return (-1,)
 
 
 def one_in_each(numbers, group=()):
@@ -283,7 +288,7 @@ class Learner(gb.LearnerState):
 
     num_evaluated = property(lambda self: self.leaves.num_evaluated)  # states, for targets
 
-    def __init__(self, args, graph, replay, device, scale=None, codes=None, agent=None, ahead=()):
+    def __init__(self, args, graph, replay, device, scale=None, codes=None, agent=None, look=None):
         self.args, self.graph, self.replay, self.device = args, graph, replay, device
         self.online = make_network(args, graph.obs_shape, graph.num_actions).to(device)
         if scale is not None:  # else a checkpoint's
@@ -291,7 +296,7 @@ class Learner(gb.LearnerState):
         if codes is not None:
             self.online.meet(torch.from_numpy(codes))
             self.online.agent[: len(agent)] = torch.tensor(agent)
-            self.online.ahead[: len(ahead)] = torch.tensor(ahead).reshape(-1, 2)
+            self.online.look[: len(look)] = torch.tensor(look)
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.first_tries, self.frontier, self.graph_values, self.found = None, None, None, None
@@ -460,7 +465,7 @@ def main():
         key_shape=None if env.key is None else env.key.shape,
     )  # fmt: skip
     replay = Replay(graph, capacity)
-    seen = None, None, ()
+    seen = None, None, None
     if sees_grids(args, obs.shape) and args.resume is None:  # else a checkpoint's
         new_each = replace(args, level_tries=1)  # many levels show which cell is the agent's
         other = make_env(new_each, env_id, np.random.default_rng(args.seed))

@@ -609,8 +609,8 @@ def maze_of(shown, seed=0):
 def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(shown, agent):
     env, rng = maze_of(lambda maze, time: shown(maze))
     network = example.make_network(example.Args(num_levels=0), env.reset().shape, env.num_actions)
-    codes, found, ahead = example.look_at_grids(env, rng)
-    assert (found, ahead) == (agent, ())  # the goal has one cell as well, and never moves
+    codes, found, look = example.look_at_grids(env, rng)
+    assert (found, look) == (agent, (-1,))  # the goal has one cell as well, and never moves
     network.agent[: len(found)] = torch.tensor(found)
     network.meet(torch.from_numpy(codes))
     for action in rng.integers(env.num_actions, size=20):
@@ -628,32 +628,50 @@ def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(sh
             env.reset()
 
 
-def turner(seed=0):
-    name, rng = example.task_of("examples.worlds:Turner-v0"), np.random.default_rng(seed)
-    return GymnasiumTask(name, rng, num_levels=0), rng
+def turner(shown):
+    """Turner, shown as shown(cells), and its generator."""
+
+    class Env(GymnasiumTask):
+        def flatten(self, obs):
+            return shown(obs.copy())
+
+    rng = np.random.default_rng(0)
+    return Env(example.task_of("examples.worlds:Turner-v0"), rng, num_levels=0), rng
 
 
-def test_a_grid_is_turned_until_the_agent_looks_up():
-    env, rng = turner()
-    args, ways = example.Args(num_levels=0), worlds.Turner.WAYS
-    graph = TransitionGraph(3, (8, 8), np.uint8)
-    codes, agent, ahead = example.look_at_grids(env, rng)
-    assert agent == (0, *ways)
-    assert ahead == [(-1, 0), (0, 1), (1, 0), (0, -1)]
-    seen = np.ones((8, 8)), codes, agent, ahead
-    network = example.Learner(args, graph, Replay(graph, 9), torch.device("cpu"), *seen).online
-    env.reset()
+def with_look_apart(cells):
+    """As MiniGrid has it: the player has one code, and where he looks is another channel's."""
+    is_player = np.isin(cells, worlds.Turner.WAYS)
+    return np.stack([np.where(is_player, worlds.PLAYER, cells), cells * is_player], axis=2)
+
+
+@pytest.mark.parametrize(
+    ("shown", "agent", "side"),
+    [
+        (lambda cells: cells[..., None], worlds.Turner.WAYS, 0),
+        (with_look_apart, [worlds.PLAYER], 1),
+    ],
+    ids=["codes", "a channel of its own"],
+)
+def test_a_grid_is_turned_until_the_agent_looks_up(shown, agent, side):
+    (env, rng), codes_of_ways = turner(shown), worlds.Turner.WAYS
+    graph = TransitionGraph(3, env.reset().shape, np.uint8)
+    seen = example.look_at_grids(env, rng)
+    assert seen[1:] == ((0, *agent), (side, *codes_of_ways))
+    learner = graph, Replay(graph, 9), torch.device("cpu"), np.ones(graph.obs_shape), *seen
+    network = example.Learner(example.Args(num_levels=0), *learner).online
     for action in rng.integers(3, size=60):
-        (is_agent,) = np.argwhere(np.isin(env.obs, ways))
-        way = ways.index(env.obs[tuple(is_agent)])
-        (moved,) = network.move_to_agent(torch.from_numpy(env.obs[None, ..., None]))
+        ((row, column),) = np.argwhere(np.isin(env.obs[..., side], codes_of_ways))
+        way = codes_of_ways.index(env.obs[row, column, side])
+        ahead, right = np.array(example.WAYS)[[way, (way + 1) % 4]]
+        (moved,) = network.move_to_agent(torch.from_numpy(env.obs[None]))
         for forward, beside in np.ndindex(3, 3):  # what lies there for whom looks that way
-            step = np.array(ahead[way]) * forward + np.array(ahead[(way + 1) % 4]) * beside
-            there = env.obs[tuple((is_agent + step) % 8)]
-            expected = worlds.PLAYER if forward == beside == 0 else there
-            assert moved[4 - forward, 4 + beside, 0] == expected
+            expected = env.obs[tuple(((row, column) + forward * ahead + beside * right) % 8)].copy()
+            if forward == beside == 0:
+                expected[side] = codes_of_ways[0]
+            np.testing.assert_array_equal(moved[4 - forward, 4 + beside], expected)
         turned = np.rot90(env.obs, -1).copy()  # the same level, seen from beside
-        turned[np.isin(turned, ways)] = ways[(way + 1) % 4]
+        turned[column, 7 - row, side] = codes_of_ways[(way + 1) % 4]
         with torch.inference_mode():
             values = network(torch.from_numpy(np.array([env.obs, turned])))
         np.testing.assert_array_equal(values[0], values[1])
@@ -662,21 +680,13 @@ def test_a_grid_is_turned_until_the_agent_looks_up():
 
 
 @pytest.mark.parametrize(
-    ("code", "cell"),  # of the world's code, and of its grid
-    [
-        (lambda codes: codes, lambda cells: cells[:, :7]),
-        (lambda codes: np.where(codes > 7, 7, codes), lambda cells: cells),
-    ],
-    ids=["no square", "two ways of one code"],
+    "shown",
+    [lambda cells: cells[:, :7], lambda cells: np.where(cells > 7, 7, cells)],
+    ids=["no square", "ways of one code"],
 )
-def test_other_agents_do_not_turn_the_grid(code, cell):
-    class Other(GymnasiumTask):
-        def flatten(self, obs):
-            return cell(code(obs)).copy()
-
-    name, rng = example.task_of("examples.worlds:Turner-v0"), np.random.default_rng(0)
-    _, (channel, *_), ahead = example.look_at_grids(Other(name, rng, num_levels=0), rng)
-    assert (channel, ahead) == (0, ())
+def test_other_agents_do_not_turn_the_grid(shown):
+    _, (channel, *_), look = example.look_at_grids(*turner(shown))
+    assert (channel, look) == (0, (-1,))
 
 
 GUARD = 4
