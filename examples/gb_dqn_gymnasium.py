@@ -489,7 +489,6 @@ def main():
         logger.finish(
             learner,
             score=gb.last_tenth(logger.evaluations),
-            train_score=gb.last_tenth(logger.train_evaluations),
             random_actions=random_actions,
             starts_met=gb.starts_met(make_env, args, env_id, graph),
         )

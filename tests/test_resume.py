@@ -156,7 +156,7 @@ PLAYED = {  # in an evaluation that the script's `evaluate` plays besides: of fl
 
 
 @pytest.mark.parametrize("what", PLAYED)
-def test_an_evaluation_that_was_cut_short_is_played_again(what, tmp_path, monkeypatch):
+def test_an_evaluation_that_was_cut_short_is_played_again(what, tmp_path, monkeypatch, capsys):
     script, flags = CASES["gymnasium, levels"]
     flags, evaluate = [*flags, "--num-levels", "3"], script.evaluate
 
@@ -171,6 +171,7 @@ def test_an_evaluation_that_was_cut_short_is_played_again(what, tmp_path, monkey
         assert command(script, *flags, "--run-dir", tmp_path / "parts") == 130
     run = only_run(tmp_path / "parts")
     assert result_of(run)["interrupted"]
+    assert "seed 1: interrupted after" in capsys.readouterr().out
     assert command(script, "--resume", run) == 0
     assert result_of(run)["random_actions"] is not None
     are_alike(left_behind(run), left_behind(only_run(tmp_path / "whole")))

@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 from gbcore.run.checkpoint import module_file, replacing
+from gbcore.run.episodes import last_tenth
 from gbcore.run.output import fail
 
 METRICS, EVALUATIONS = "metrics.csv", "evaluations.csv"
@@ -210,6 +211,8 @@ class Logger:
         Without a score, of a run that was interrupted, the program ends with status 130.
         """
         args = self._args
+        if score is not None:
+            more = {"train_score": last_tenth(self.train_evaluations), **more}
         more = {name: value for name, value in more.items() if value is not None}
         self._bar.close()
         if args.save_model:
