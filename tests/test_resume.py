@@ -149,8 +149,8 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(case, undisturbed, tmp_pa
     assert TransitionGraph.load(run / "graph.npz").check_valid() == []
 
 
-PLAYED = {  # in an evaluation that the script's `evaluate` plays besides: of flags, of environments
-    "random actions": lambda args, _: args.eval_epsilon == 1,
+PLAYED = {  # by the script's `evaluate`, beside held-out levels
+    "random actions": lambda policy, _: policy is gb.any_action,
     "levels of training": lambda _, of_env: of_env.get("held_out") is False,
 }
 
@@ -160,10 +160,10 @@ def test_an_evaluation_that_was_cut_short_is_played_again(what, tmp_path, monkey
     script, flags = CASES["gymnasium, levels"]
     flags, evaluate = [*flags, "--num-levels", "3"], script.evaluate
 
-    def evaluating(args, *arguments, **of_env):
-        if PLAYED[what](args, of_env):
+    def evaluating(args, env_id, policy, *arguments, **of_env):
+        if PLAYED[what](policy, of_env):
             signal.raise_signal(signal.SIGTERM)
-        return evaluate(args, *arguments, **of_env)
+        return evaluate(args, env_id, policy, *arguments, **of_env)
 
     assert command(script, *flags, "--run-dir", tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
