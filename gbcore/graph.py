@@ -423,10 +423,9 @@ class TransitionGraph:
         for name, column in zip(COLUMNS, checked, strict=True):
             if column.shape != node.shape:
                 raise ValueError(f"Require {name} of shape {node.shape}, got {column.shape}")
-        wrong = (action < 0) | (action >= self.num_actions) | (ends != terminated)
-        wrong |= ~np.isfinite(reward)
+        wrong = np.flatnonzero(~np.isfinite(reward) | (ends != terminated))
         rows = [edges.find_no_node(self._arrays.in_degree, ids) for ids in (node, next_node)]
-        row = min(*rows, *np.flatnonzero(wrong)[:1])
+        row = min(*rows, edges.find_beyond(action, self.num_actions), *wrong[:1])
         if row < len(node):
             try:
                 self._check_transition(*(column[row] for column in (*checked[:4], terminated)))

@@ -369,9 +369,10 @@ class GraphDQN(DQN):
         finally:
             self._actions = loaded  # its own graph tells it more
 
-    def collect_rollouts(self, *args, **kwargs):
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        """As DQN.collect_rollouts; after a callback's stop a new episode begins."""
         rollout = super().collect_rollouts(*args, **kwargs)
-        if not rollout.continue_training:  # a callback stopped it: DQN lost the last step
+        if not rollout.continue_training:  # DQN has lost the last step
             self._last_obs = None
         return rollout
 
