@@ -4,9 +4,11 @@
 
 Levels, held-out worlds, observations and network (all but its last layer) are those of the script.
 An evaluation is of 20 held-out levels, with actions drawn. Training ends where `--enough` is
-reached. Each evaluation is a row of results/levels.csv.
+reached, with 100 levels more, by the network alone and on a graph of each episode. Each evaluation
+is a row of results/levels.csv.
 """
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -15,12 +17,13 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
-from levels import row_of, same_of, write_rows
+from levels import LAST, row_of, same_of, write_rows
 from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import gb_dqn_minigrid
+from gbcore import EpisodeGraph
 from gbcore.run import one_line_errors
 from gbcore.run.logger import versions
 
@@ -65,6 +68,18 @@ class Features(BaseFeaturesExtractor):
         return self.network(obs)
 
 
+def action_values(model, obs):
+    """V(s) + alpha log pi(a | s), alpha PPO's weight of entropy: float32 [n, A] of [n, *obs_shape].
+
+    Of a policy that is best with its entropy among the rewards, these are its action values
+    (Schulman et al. 2017).
+    """
+    obs = torch.from_numpy(obs)
+    with torch.inference_mode():
+        log_pi = model.policy.get_distribution(obs).distribution.logits  # [n, A]
+        return (model.policy.predict_values(obs) + model.ent_coef * log_pi).numpy()
+
+
 @one_line_errors
 def main():
     args = tyro.cli(Args, description=__doc__)
@@ -80,17 +95,25 @@ def main():
         policy_kwargs=how, seed=args.seed, device="cpu",
     )  # fmt: skip
     begin, mean = time.perf_counter(), 0.0
-    while model.num_timesteps < args.total_timesteps and mean < args.enough:
-        model.learn(args.eval_frequency, reset_num_timesteps=False)
+
+    def play(act_on, policy, episodes):
         seed = [args.seed, model.num_timesteps]
-        returns, _ = gb_dqn_minigrid.evaluate(
-            flags, task, lambda obs, keys=None: model.predict(obs)[0], seed, EPISODES
-        )
+        returns, _ = gb_dqn_minigrid.evaluate(flags, task, policy, seed, episodes)
         same = same_of(task, "ppo", flags, versions()["commit"], time.perf_counter() - begin)
-        row = row_of(same, "network", model.num_timesteps, returns)
+        row = row_of(same, act_on, model.num_timesteps, returns)
         print(row, flush=True)
         write_rows([row])
-        mean = row["mean_return"]
+        return row["mean_return"]
+
+    def policy(obs, keys=None):
+        return model.predict(obs)[0]
+
+    while model.num_timesteps < args.total_timesteps and mean < args.enough:
+        model.learn(args.eval_frequency, reset_num_timesteps=False)
+        mean = play("network", policy, EPISODES)
+    q = functools.partial(action_values, model)
+    play("network", policy, LAST)
+    play("graph", EpisodeGraph(q, envs.action_space.n, model.gamma), LAST)
 
 
 if __name__ == "__main__":
