@@ -201,7 +201,7 @@ class Learner(gb.LearnerState):
         self.first_tries, self.frontier, self.graph_values = None, None, None
         if args.exploration == "frontier":
             if args.num_levels != 1:
-                self.first_tries = FirstTries(graph.num_actions, agent=(0, OBJECT_TO_IDX["agent"]))
+                self.first_tries = FirstTries(graph.num_actions, [(0, OBJECT_TO_IDX["agent"])])
             by_kind = args.backup == "whole-graph" and args.num_levels == 1 and args.view == "grid"
             how = args.frontier_share, kinds_of_grids if by_kind else None, self.first_tries
             self.frontier = FrontierEpisodes(graph, *how)

@@ -11,6 +11,7 @@ DQN with six choices of bootstrap target. docs/your_own.md says which lines to c
 
 import copy
 import functools
+import itertools
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from gbcore import (
     TransitionGraph,
     q_targets,
 )
-from gbcore.first_tries import are_planes, as_grids, is_one_of, kinds_of_grids
+from gbcore.first_tries import are_planes, as_grids, kinds_of_grids
 from gbcore.run.environment import GymnasiumTask, warn_unless_repeatable
 from gbcore.run.environment import gymnasium_id as task_of
 
@@ -120,10 +121,10 @@ class QNetwork(nn.Module):
     Where levels change a grid [H, W], [H, W, C] or [C, H, W] has a channel for each of `codes`,
     float64 [16], NaN before so many were met. The last layer gives a value of the state and an
     advantage of each action (dueling, Wang et al. 2016). A grid is moved until the agent is in the
-    middle: a wall beside it is then a wall beside it, wherever the agent is. `agent` is the channel
-    and the codes of its cell, or -1, then NaN; `look` the same of the four codes in it that say
-    where it looks, in the order of WAYS: a grid is turned until that is up. Every cell is told
-    which codes the grid has anywhere: a gate may be open where a coin is gone.
+    middle: a wall beside it is then a wall beside it, wherever the agent is. `agent` is pairs of a
+    channel and a code, of which its cell has one, then NaN; `look` four such pairs that say where
+    it looks, in the order of WAYS: a grid is turned until that is up. Every cell is told which
+    codes the grid has anywhere: a gate may be open where a coin is gone.
     """
 
     def __init__(self, args, obs_shape, num_actions):
@@ -133,9 +134,9 @@ class QNetwork(nn.Module):
         self.channels_last = len(obs_shape) == 3 and not self.channels_first
         self.is_grid = sees_grids(args, obs_shape)
         self.register_buffer("codes", torch.full((NUM_CODES,), torch.nan).double())
-        self.register_buffer("look", torch.tensor([-1.0, *[torch.nan] * len(WAYS)]).double())
+        self.register_buffer("agent", torch.full((NUM_CODES, 2), torch.nan).double())
+        self.register_buffer("look", torch.full((len(WAYS), 2), torch.nan).double())
         self.register_buffer("ways", torch.tensor(WAYS).float())
-        self.register_buffer("agent", torch.tensor([-1.0, *[torch.nan] * NUM_CODES]).double())
         if self.is_grid:
             height, width, depth = [*np.roll(obs_shape, -self.channels_first).tolist(), 1][:3]
             size = 32 * ((height + 1) // 2) * ((width + 1) // 2)
@@ -163,9 +164,15 @@ class QNetwork(nn.Module):
             obs = obs.permute(0, 2, 3, 1) if self.channels_first else obs
             obs = self.move_to_agent(obs.reshape(*obs.shape[:3], -1))
             x = obs[..., None] == self.codes  # [B, H, W, C, NUM_CODES]
-            x = x.flatten(3).permute(0, 3, 1, 2).float()
+            x = x.flatten(3).permute(0, 3, 1, 2)
+            met = x.flatten(2).any(2).any(0)  # the others add 0: of planes, nearly all
+            met[0] = True
+            x = x[:, met].float()
             is_there = x.amax((2, 3), keepdim=True).expand_as(x)  # in any cell
-            x = self.layers(torch.cat([x, is_there], 1))
+            first = self.layers[0]
+            weight = first.weight[:, torch.cat([met, met])]
+            x = F.conv2d(torch.cat([x, is_there], 1), weight, first.bias, padding=1)
+            x = self.layers[1:](x)
             return x[:, :1] + x[:, 1:] - x[:, 1:].mean(1, keepdim=True)
         obs = obs.float() / self.scale
         return self.layers(obs.permute(0, 3, 1, 2) if self.channels_last else obs)
@@ -187,15 +194,13 @@ class QNetwork(nn.Module):
 
         An agent that turns looks up then. Without an agent a grid stays as it is.
         """
-        height, width = obs.shape[1:3]
+        height, width, depth = obs.shape[1:]
         middle, every = (height // 2, width // 2), torch.arange(len(obs), device=obs.device)
-        codes, (channel, side) = self.agent[1:], torch.stack([self.agent[0], self.look[0]]).long()
         cells = obs.flatten(1, 2)  # [B, H * W, C]
-        is_code = cells[..., channel.clamp(0), None] == codes[~codes.isnan()]
-        is_agent = is_code.any(2)  # [B, H * W]
+        is_agent = has_pairs(cells, self.agent[~self.agent[:, 0].isnan()]).any(2)  # [B, H * W]
         is_there = is_agent.any(1)
         at = torch.where(is_there, is_agent.int().argmax(1), middle[0] * width + middle[1])
-        looks = (cells[every, at, side.clamp(0)][:, None] == self.look[1:]) & is_there[:, None]
+        looks = has_pairs(cells[every, at], self.look) & is_there[:, None]  # [B, 4]
         turns, ahead = looks.any(1), looks.float() @ self.ways  # [B, 2]
         ahead[:, 0] -= (~turns).float()  # up
         at, (down, right) = at[:, None, None], ahead.long().T[..., None, None]
@@ -204,9 +209,21 @@ class QNetwork(nn.Module):
         rows = (at // width + forward * down + beside * right) % height  # [B, H, W]
         columns = (at % width + forward * right - beside * down) % width
         moved = obs[every[:, None, None], rows, columns]
-        own = moved[:, *middle, side]
-        moved[:, *middle, side] = torch.where(turns, self.look[1].to(own.dtype), own)
+        # The way it looks is then up: where each way has a channel, they change places.
+        channels = self.look[:, 0].nan_to_num().long()
+        up, own = channels[0], channels[looks.int().argmax(1)]
+        order = torch.arange(depth, device=obs.device).repeat(len(obs), 1)
+        order[:, up], order[every, own] = own, up
+        moved = moved.take_along_dim(order[:, None, None], 3)
+        code = moved[:, *middle, up]
+        moved[:, *middle, up] = torch.where(turns, self.look[0, 1].to(code.dtype), code)
         return moved
+
+
+def has_pairs(cells, pairs):
+    """Has a cell [..., C] the code of a pair float64 [n, 2] in its channel? bool [..., n]"""
+    channels, codes = pairs.unbind(1)
+    return cells[..., channels.nan_to_num().long()] == codes
 
 
 make_network = QNetwork
@@ -218,10 +235,11 @@ def sees_grids(args, obs_shape):
 
 
 def look_at_grids(env, rng, num_steps=300):
-    """Codes float64 [n] of the cells of grids [H, W] or [H, W, C]; channel and codes of the agent's
-    cell, -1 without any; channel and codes that say where it looks, as `look_of` has them.
+    """Codes float64 [n] of the cells of grids [H, W] or [H, W, C], or of planes; pairs of a channel
+    and a code of which the agent's cell has one; those that say where it looks, as `look_of` has
+    them. Empty where there are none.
 
-    Every grid has one cell with one of the agent's codes, and its moves depend on the actions more
+    Every grid has one cell with one of the agent's pairs, and its moves depend on the actions more
     than others do. Enemies move by themselves.
     """
     env.reset()
@@ -232,35 +250,47 @@ def look_at_grids(env, rng, num_steps=300):
         goes_on.append(not any(env.step(action)[2:]))
         if not goes_on[-1]:
             env.reset()
-    grids, goes_on = np.array(grids), np.flatnonzero(goes_on[:-1])  # [num_steps, H, W, C]
-    codes, agent, look, most = np.unique(grids).astype(np.float64), (-1,), (-1,), 0.1
+    grids, goes_on = np.array(grids), np.flatnonzero(goes_on[:-1])
+    cells = grids.reshape(num_steps, -1, grids.shape[3])  # [num_steps, H * W, C]
+    codes, agent, look, most = np.unique(grids).astype(np.float64), [], [], 0.1
     if not len(goes_on) or len(codes) > NUM_CODES:
         return codes, agent, look
-    for channel, cells in enumerate(np.moveaxis(grids, 3, 0)):
-        numbers = np.array([(cells == code).sum(axis=(1, 2)) for code in codes])
-        for group in one_in_each(numbers.T):
-            own = np.sort(codes[list(group)])
-            at = is_one_of(cells, own).reshape(num_steps, -1).argmax(axis=1)
-            if (score := dependence(actions[goes_on], np.diff(at)[goes_on])) > most:
-                most, agent = score, (channel, *own.tolist())
-                look = look_of(grids, at, goes_on)
+    pairs, numbers = pairs_in(cells, codes)
+    for group in itertools.islice(one_in_each(numbers), 1_000):
+        own = sorted(pairs[i] for i in group)
+        at = np.any([cells[..., c] == code for c, code in own], axis=0).argmax(axis=1)
+        score = dependence(actions[goes_on], np.diff(at)[goes_on])
+        if score > most and len(own) <= NUM_CODES:
+            most, agent = score, own
+            look = look_of(cells, at, codes, goes_on, grids.shape[1:3])
     return codes, agent, look
 
 
-def look_of(grids, at, goes_on):
-    """Channel of the agent's cell in which each of four codes is one of WAYS, as all steps made
-    with it lead there, and these codes; -1 of other agents and in grids that are no squares.
+def pairs_in(cells, codes):
+    """Pairs of a channel and a code that one cell at most has in each of [n, N, C]: a list; in how
+    many cells each is, int [n, pairs].
     """
-    height, width = grids.shape[1:3]
-    moves = np.diff(np.stack(np.divmod(at, width), axis=1), axis=0)[goes_on]
-    for channel, cells in enumerate(np.moveaxis(grids, 3, 0)):
-        code, of_way = cells.reshape(len(at), -1)[np.arange(len(at)), at][goes_on], {}
-        for one in np.unique(code):
-            made = np.unique(moves[(code == one) & moves.any(axis=1)], axis=0)
-            of_way[tuple(made[0].tolist()) if len(made) == 1 else None] = float(one)
-        if height == width and {*of_way} == {*WAYS} and len(np.unique(code)) == len(WAYS):
-            return channel, *(of_way[way] for way in WAYS)
-    return (-1,)
+    numbers = np.stack([(cells == code).sum(axis=1) for code in codes], axis=2)  # [n, C, codes]
+    kept = np.argwhere(numbers.max(axis=0) == 1)
+    return [(c, float(codes[i])) for c, i in kept.tolist()], numbers[:, *kept.T]
+
+
+def look_of(cells, at, codes, goes_on, size):
+    """Four pairs of which the agent's cell has one, in the order of WAYS: all steps made with it
+    lead that way. Empty for other agents and in grids that are no squares.
+    """
+    moves = np.diff(np.stack(np.divmod(at, size[1]), axis=1), axis=0)[goes_on]
+    pairs, numbers = pairs_in(cells[goes_on, at[goes_on]][:, None], codes)
+    ways = []
+    for has in numbers.T == 1:
+        made = np.unique(moves[has & moves.any(axis=1)], axis=0)
+        ways.append(tuple(made[0].tolist()) if len(made) == 1 else None)
+    kept = [i for i, way in enumerate(ways) if way in WAYS]
+    for group in itertools.islice(one_in_each(numbers[:, kept]), 1_000):
+        of_way = {ways[kept[i]]: pairs[kept[i]] for i in group}
+        if size[0] == size[1] and len(group) == len(of_way) == len(WAYS):
+            return [of_way[way] for way in WAYS]
+    return []
 
 
 def one_in_each(numbers, group=()):
@@ -295,8 +325,8 @@ class Learner(gb.LearnerState):
             self.online.scale.copy_(torch.from_numpy(scale))
         if codes is not None:
             self.online.meet(torch.from_numpy(codes))
-            self.online.agent[: len(agent)] = torch.tensor(agent)
-            self.online.look[: len(look)] = torch.tensor(look)
+            self.online.agent[: len(agent)] = torch.tensor(agent).reshape(-1, 2)
+            self.online.look[: len(look)] = torch.tensor(look).reshape(-1, 2)
         self.target = copy.deepcopy(self.online)
         self.optimizer = torch.optim.Adam(self.online.parameters(), args.learning_rate, fused=True)
         self.first_tries, self.frontier, self.graph_values, self.found = None, None, None, None
@@ -471,7 +501,7 @@ def main():
         other = make_env(new_each, env_id, np.random.default_rng(args.seed))
         seen = look_at_grids(other, np.random.default_rng(args.seed))
     learner = Learner(args, graph, replay, device, env.scale, *seen)
-    if args.levels_change and args.resume is None and (seen[1] or [-1])[0] < 0:
+    if args.levels_change and args.resume is None and not seen[1]:
         gb.warn(
             f"no agent's cell is seen in observations {list(obs.shape)}: what is learned at one "
             "place is not known at others; docs/your_own.md says which grids show it"

@@ -14,6 +14,7 @@ Only actions that were tried count: no network guesses, and a state in which not
 worth the least that the data's rewards allow.
 """
 
+import functools
 import importlib
 import os
 import re
@@ -41,7 +42,7 @@ from gbcore.run import (
     play_episodes,
     warn,
 )
-from gbcore.run.environment import maker_of
+from gbcore.run.environment import import_module
 
 COLUMNS = (
     "observations", "actions", "rewards", "next_observations", "terminations", "truncations",
@@ -373,6 +374,29 @@ def follow(
 
 
 # --------------------------------------------------------------------------------------------------
+# The task
+# --------------------------------------------------------------------------------------------------
+
+
+def maker_of(script, env_id, seed, rng, **flags):
+    """Function that makes a task as a script's module does. flags: of the script."""
+    if script == "gb_rainbow_atari":
+        fail("--script gb_rainbow_atari: require one whose rewards are the task's own")
+    message = "--script requires a module with Args, task_of and make_env"
+    if script is None:
+        module = importlib.import_module("examples.gb_dqn_gymnasium")
+    else:
+        module = import_module(script, message)
+    if not all(hasattr(module, name) for name in ("Args", "task_of", "make_env")):
+        fail(message)
+    for name in flags:
+        if not hasattr(module.Args, name):
+            fail(f"--{name.replace('_', '-')} is no flag of {module.__name__}")
+    args = module.Args(seed=seed, **flags)
+    return functools.partial(module.make_env, args, module.task_of(env_id), rng)
+
+
+# --------------------------------------------------------------------------------------------------
 # Main
 # --------------------------------------------------------------------------------------------------
 
@@ -394,8 +418,7 @@ def main():
         if args.leave_out or args.script is None:
             own["leave_out"] = ",".join(left_out)
         own = {name: value for name, value in own.items() if value}
-        script = args.script or importlib.import_module("examples.gb_dqn_gymnasium")
-        make = maker_of(script, args.env_id, args.seed, rng, **own)
+        make = maker_of(args.script, args.env_id, args.seed, rng, **own)
         env = make()
         env.reset()
     try:

@@ -137,15 +137,15 @@ class FirstTries(ContextGains):
 
     Args:
         num_actions: A.
-        agent: channel of a cell and the codes that the agent's cell has there, alone, such as one
-            for each way it may look; None or a negative channel if that is not known.
+        agent: pairs of a channel and a code, of which the agent's cell has one, alone, such as one
+            pair for each way it may look; none if that is not known.
 
     Raises ValueError for no actions.
     """
 
-    def __init__(self, num_actions: int, agent: Sequence[float] | None = None) -> None:
+    def __init__(self, num_actions: int, agent: Sequence[tuple[int, float]] = ()) -> None:
         super().__init__(num_actions)
-        self._channel, *self._codes = agent or (NONE,)
+        self._agent = agent
         self._changes = ContextGains(num_actions)  # gain 1 of a try that changed something
 
     def contexts_after(
@@ -199,11 +199,12 @@ class FirstTries(ContextGains):
 
     def _agents_in(self, obs):
         """The agent's cell in each of observations [n, ...]: int64 [n], -1 where none is known."""
-        if self._channel < 0 or obs.ndim < 3 or not len(obs):
+        if not self._agent or obs.ndim < 3 or not len(obs):
             return np.full(len(obs), NONE)
         grids = as_grids(obs, 1)
         cells = grids.reshape(len(obs), grids.shape[1] * grids.shape[2], -1)
-        is_agent = is_one_of(cells[..., int(self._channel)], self._codes)
+        has_pairs = [cells[..., channel] == code for channel, code in self._agent]
+        is_agent = np.logical_or.reduce(has_pairs)
         return np.where(is_agent.any(axis=1), is_agent.argmax(axis=1), NONE)
 
 
@@ -314,11 +315,6 @@ def cell_contents(grids: NDArray[Any], num_axes: int = 0) -> NDArray[np.uint64]:
     num_axes: axes in front, which stay.
     """
     return contents(as_grids(grids, num_axes), num_axes + 2)
-
-
-def is_one_of(cells: NDArray[Any], codes: Sequence[float]) -> NDArray[np.bool_]:
-    """Where cells are one of a few codes: bool of their shape."""
-    return np.logical_or.reduce([cells == code for code in codes])
 
 
 def kinds_of_grids(obs: NDArray[Any]) -> NDArray[np.uint64]:

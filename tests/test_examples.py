@@ -610,8 +610,8 @@ def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(sh
     env, rng = maze_of(lambda maze, time: shown(maze))
     network = example.make_network(example.Args(num_levels=0), env.reset().shape, env.num_actions)
     codes, found, look = example.look_at_grids(env, rng)
-    assert (found, look) == (agent, (-1,))  # the goal has one cell as well, and never moves
-    network.agent[: len(found)] = torch.tensor(found)
+    assert (found, look) == ([agent], [])  # the goal has one cell as well, and never moves
+    network.agent[0] = torch.tensor(agent)
     network.meet(torch.from_numpy(codes))
     for action in rng.integers(env.num_actions, size=20):
         grid = as_grids(env.obs)
@@ -645,35 +645,52 @@ def with_look_apart(cells):
     return np.stack([np.where(is_player, worlds.PLAYER, cells), cells * is_player], axis=2)
 
 
-@pytest.mark.parametrize(
-    ("shown", "agent", "side"),
-    [
-        (lambda cells: cells[..., None], worlds.Turner.WAYS, 0),
-        (with_look_apart, [worlds.PLAYER], 1),
-    ],
-    ids=["codes", "a channel of its own"],
-)
-def test_a_grid_is_turned_until_the_agent_looks_up(shown, agent, side):
-    (env, rng), codes_of_ways = turner(shown), worlds.Turner.WAYS
+def as_planes(cells):
+    """A plane for each code: four for the player, one a way."""
+    return (cells == np.arange(10)[:, None, None]).astype(np.uint8)
+
+
+def with_look_everywhere(cells):
+    """The player has one code. Each cell has where he looks, one-hot, as of a Discrete beside."""
+    is_player = np.isin(cells, worlds.Turner.WAYS)
+    looks = (cells[is_player] == worlds.Turner.WAYS) & np.full((8, 8, 1), True)
+    return np.dstack([np.where(is_player, worlds.PLAYER, cells), looks]).astype(np.uint8)
+
+
+TURNERS = {  # how they are shown; pairs of the agent's cell, those that say where it looks
+    "codes": (lambda cells: cells[..., None], *2 * [[(0, code) for code in worlds.Turner.WAYS]]),
+    "a channel of its own": (
+        with_look_apart, [(0, worlds.PLAYER)], [(1, code) for code in worlds.Turner.WAYS],
+    ),
+    "planes": (as_planes, *2 * [[(code, 1) for code in worlds.Turner.WAYS]]),
+    "everywhere": (with_look_everywhere, [(0, worlds.PLAYER)], [(1 + i, 1) for i in range(4)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("shown", "agent", "look"), TURNERS.values(), ids=TURNERS)
+def test_a_grid_is_turned_until_the_agent_looks_up(shown, agent, look):
+    env, rng = turner(shown)
     graph = TransitionGraph(3, env.reset().shape, np.uint8)
     seen = example.look_at_grids(env, rng)
-    assert seen[1:] == ((0, *agent), (side, *codes_of_ways))
+    assert seen[1:] == (agent, look)
     learner = graph, Replay(graph, 9), torch.device("cpu"), np.ones(graph.obs_shape), *seen
     network = example.Learner(example.Args(num_levels=0), *learner).online
     for action in rng.integers(3, size=60):
-        ((row, column),) = np.argwhere(np.isin(env.obs[..., side], codes_of_ways))
-        way = codes_of_ways.index(env.obs[row, column, side])
+        cells = env.env.unwrapped.cells  # as Turner has them
+        ((row, column),) = np.argwhere(np.isin(cells, worlds.Turner.WAYS))
+        way = worlds.Turner.WAYS.index(cells[row, column])
         ahead, right = np.array(example.WAYS)[[way, (way + 1) % 4]]
-        (moved,) = network.move_to_agent(torch.from_numpy(env.obs[None]))
+        (moved,) = network.move_to_agent(torch.from_numpy(as_grids(env.obs)[None]))
+        looks_up = cells.copy()
+        looks_up[row, column] = worlds.PLAYER
+        expected = as_grids(shown(looks_up))
         for forward, beside in np.ndindex(3, 3):  # what lies there for whom looks that way
-            expected = env.obs[tuple(((row, column) + forward * ahead + beside * right) % 8)].copy()
-            if forward == beside == 0:
-                expected[side] = codes_of_ways[0]
-            np.testing.assert_array_equal(moved[4 - forward, 4 + beside], expected)
-        turned = np.rot90(env.obs, -1).copy()  # the same level, seen from beside
-        turned[column, 7 - row, side] = codes_of_ways[(way + 1) % 4]
+            there = tuple(((row, column) + forward * ahead + beside * right) % 8)
+            np.testing.assert_array_equal(moved[4 - forward, 4 + beside], expected[there])
+        turned = np.rot90(cells, -1).copy()  # the same level, seen from beside
+        turned[column, 7 - row] = worlds.Turner.WAYS[(way + 1) % 4]
         with torch.inference_mode():
-            values = network(torch.from_numpy(np.array([env.obs, turned])))
+            values = network(torch.from_numpy(np.array([env.obs, shown(turned)])))
         np.testing.assert_array_equal(values[0], values[1])
         if any(env.step(int(action))[2:]):
             env.reset()
@@ -685,8 +702,8 @@ def test_a_grid_is_turned_until_the_agent_looks_up(shown, agent, side):
     ids=["no square", "ways of one code"],
 )
 def test_other_agents_do_not_turn_the_grid(shown):
-    _, (channel, *_), look = example.look_at_grids(*turner(shown))
-    assert (channel, look) == (0, (-1,))
+    _, agent, look = example.look_at_grids(*turner(shown))
+    assert (len(agent) > 1, look) == (True, [])
 
 
 GUARD = 4
@@ -733,15 +750,15 @@ def with_heading(maze, time):
     return np.where(maze == mazes.PLAYER, 4 + time % 4, maze)
 
 
-SHOWN = {  # codes of the cells, channel and codes of the agent
-    "guard": (with_guard, range(5), (0, mazes.PLAYER)),
-    "spark": (with_spark, range(5), (-1,)),
-    "ghost": (with_ghost, range(4), (-1,)),
-    "torch": (with_torch, (0, 1, 2, 3, 40), (0, mazes.PLAYER, 40)),
-    "heading": (with_heading, (0, 1, 2, 4, 5, 6, 7, 8, 9), (0, 4, 5, 6, 7)),
-    "characters": (as_characters, sorted(b" #G@"), (0, ord("@"))),
-    "reals": (as_shares, np.float32([0, 1 / 3, 2 / 3, 1]), (0, 1)),
-    "wide reals": (as_shares_of_ten, np.arange(4) / 10, (0, 0.3)),
+SHOWN = {  # codes of the cells, those of the agent
+    "guard": (with_guard, range(5), (mazes.PLAYER,)),
+    "spark": (with_spark, range(5), ()),
+    "ghost": (with_ghost, range(4), ()),
+    "torch": (with_torch, (0, 1, 2, 3, 40), (mazes.PLAYER, 40)),
+    "heading": (with_heading, (0, 1, 2, 4, 5, 6, 7, 8, 9), (4, 5, 6, 7)),
+    "characters": (as_characters, sorted(b" #G@"), (ord("@"),)),
+    "reals": (as_shares, np.float32([0, 1 / 3, 2 / 3, 1]), (1,)),
+    "wide reals": (as_shares_of_ten, np.arange(4) / 10, (0.3,)),
 }
 
 
@@ -749,7 +766,7 @@ SHOWN = {  # codes of the cells, channel and codes of the agent
 def test_the_agent_is_what_actions_move(shown, codes, agent):
     for seed in range(3):
         found_codes, found_agent, _ = example.look_at_grids(*maze_of(shown, seed))
-        np.testing.assert_array_equal(found_agent, agent)
+        assert found_agent == [(0, code) for code in agent]
         np.testing.assert_array_equal(found_codes, codes)
 
 

@@ -120,7 +120,7 @@ def room(agent, lava=(), turned=0):
     return grid
 
 
-def make_first_tries(num_actions=2, agent=None):
+def make_first_tries(num_actions=2, agent=()):
     graph = TransitionGraph(num_actions, (4, 4, 1))
     planner = FrontierPlanner(graph)
     return graph, planner, LevelFrontier(planner, FirstTries(num_actions, agent))
@@ -245,7 +245,7 @@ def test_a_step_from_a_state_that_was_not_met_is_no_first_try():
 
 def test_no_ops_are_those_of_their_definition():
     rng, naive_tries, limited = np.random.default_rng(0), NaiveFirstTries(4), Counter()
-    graph, _, tries = make_first_tries(4, agent=(0, AGENT))
+    graph, _, tries = make_first_tries(4, agent=[(0, AGENT)])
 
     def sides(obs):
         (cell,) = map(tuple, np.argwhere(obs[..., 0] == AGENT))
@@ -288,7 +288,7 @@ def test_no_ops_of_planes_are_those_of_the_grid():
     grids = np.array([room((1, 1), [(2, 1)]), room((3, 3), [(2, 1)])])[..., 0]
     planes = np.stack([grids == LAVA, grids == AGENT], axis=1).astype(np.uint8)
     found, q = [], np.ones((2, 2), np.float32)
-    for obs, agent in ((grids, (0, AGENT)), (planes, (1, 1)), (planes, None)):
+    for obs, agent in ((grids, [(0, AGENT)]), (planes, [(1, 1)]), (planes, [])):
         tries = FirstTries(2, agent)
         for _ in range(NO_OP_TRIES):
             tries.learn_change(obs[0], 1, False)
@@ -298,7 +298,7 @@ def test_no_ops_of_planes_are_those_of_the_grid():
 
 
 def test_an_evaluation_does_not_choose_a_no_op():
-    first_tries, obs = FirstTries(2, agent=(0, AGENT)), room((1, 1))
+    first_tries, obs = FirstTries(2, agent=[(0, AGENT)]), room((1, 1))
     for number in range(NO_OP_TRIES + 1):
         episode = EpisodeGraph(network_of(0.5, 0.7), 2, GAMMA, first_tries=first_tries)
         assert episode.act(obs[None]) == [1 if number < NO_OP_TRIES else 0]
@@ -359,7 +359,7 @@ def test_what_is_doubted_is_tried_before_what_leads_nowhere(values):
     ],
 )
 def test_of_a_known_agent_the_place_is_near(before, after, place):
-    first_tries, grids = FirstTries(2, agent=(0, AGENT)), []
+    first_tries, grids = FirstTries(2, agent=[(0, AGENT)]), []
     for agent, guard in (before, after):
         grids.append(room(agent))
         grids[-1][guard] = 7

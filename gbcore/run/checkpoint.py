@@ -21,7 +21,7 @@ import torch
 from gbcore.run.learner import LearnerState, dump, generator_state, load, set_generator
 
 NAME = "checkpoint.zip"
-FORMAT_VERSION = 16
+FORMAT_VERSION = 17
 
 
 class Checkpoint:

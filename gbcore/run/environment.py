@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
@@ -385,26 +385,6 @@ def rounded(obs: NDArray[Any], decimals: int) -> NDArray[Any]:
 def _close(env):
     with contextlib.suppress(BaseException):  # nothing is wanted of it any more
         env.close()
-
-
-def maker_of(
-    script: str | ModuleType, env_id: str, seed: int, rng: np.random.Generator, **flags: Any
-) -> Callable[[], Any]:
-    """Function that makes a task as a script's module does; one that cannot ends the program.
-
-    flags: of the script.
-    """
-    if script == "gb_rainbow_atari":
-        fail("--script gb_rainbow_atari: require one whose rewards are the task's own")
-    message = "--script requires a module with Args, task_of and make_env"
-    module = import_module(script, message) if isinstance(script, str) else script
-    if not all(hasattr(module, name) for name in ("Args", "task_of", "make_env")):
-        fail(message)
-    for name in flags:
-        if not hasattr(module.Args, name):
-            fail(f"--{name.replace('_', '-')} is no flag of {module.__name__}")
-    args = module.Args(seed=seed, **flags)
-    return functools.partial(module.make_env, args, module.task_of(env_id), rng)
 
 
 def import_module(name: str, message: str) -> ModuleType:
