@@ -115,8 +115,10 @@ def save_checkpoint(run_path: str | Path, tree: dict[str, Any]) -> None:
     room for two on the disk, or an error and the old one.
     """
     with replacing(Path(run_path) / NAME) as new:
-        with zipfile.ZipFile(new, "w") as file:
+        with zipfile.ZipFile(new, "w", compresslevel=1) as file:
             for name, part in {"format_version": FORMAT_VERSION, **tree}.items():
+                # A learner's tables have room for nodes to come: zeros.
+                file.compression = zipfile.ZIP_DEFLATED if name == "learner" else zipfile.ZIP_STORED
                 with file.open(name, "w", force_zip64=True) as entry:
                     dump(part, entry)
         _sync(new)

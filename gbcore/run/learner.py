@@ -129,7 +129,6 @@ def set_generator(rng: np.random.Generator, state: dict[str, Any]) -> None:
 
 
 ADVICE = "give it __getstate__, or name it in APART"
-LARGE = 2**16  # bytes of an array
 _warned_of: set[str] = set()  # attributes
 
 
@@ -209,8 +208,6 @@ class _Pickler(cloudpickle.Pickler):
             return _generator, (str(value.device), value.get_state())
         if isinstance(value, torch.nn.Module) and is_parametrized(value):  # itself it refuses
             return copyreg.__newobj__, (type(value),), vars(value)
-        if type(value) is np.ndarray and (size := _rows_that_differ(value)) is not None:
-            return _with_rest, (value[:size], len(value))
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             return super().reducer_override(value)
         memory = value.untyped_storage()
@@ -268,25 +265,6 @@ class _Unpickler(pickle.Unpickler):
         tensor = torch.nn.Parameter(tensor, has_grad) if is_parameter else tensor
         tensor.requires_grad_(has_grad).grad = grad
         return tensor
-
-
-def _rows_that_differ(array):
-    """How many rows to save of a large array whose other rows equal the last one, or None."""
-    if array.nbytes < LARGE or array.dtype.hasobject or not array.flags.c_contiguous:
-        return None
-    rows = array.reshape(len(array), -1).view(np.uint8)
-    if len(rows) < 2 or (rows[-1] != rows[-2]).any():
-        return None
-    unlike = np.flatnonzero((rows != rows[-1]).any(axis=1))
-    return int(unlike[-1]) + 2 if len(unlike) else 1
-
-
-def _with_rest(rows, length):
-    array = np.zeros((length, *rows.shape[1:]), rows.dtype)  # takes memory as it is used
-    array[: len(rows)] = rows
-    if rows[-1].any():
-        array[len(rows) :] = rows[-1]
-    return array
 
 
 def _tensor(*_):
