@@ -266,7 +266,10 @@ class Learner(gb.LearnerState):
         depth = 1 if args.backup == "one-step" else args.depth
         subgraphs = self.replay.subgraphs(batch, source, depth, args.breadth, rng)
 
-        def learn(states, obs, actions, weights):  # a GPU captures it: wait for nothing in here
+        # `updates` calls learn, which calls states.select, which calls values: on a CPU level by
+        # level, where the greedy paths lead, on a GPU once. A GPU captures it: wait for nothing in
+        # here, and numbers of the host stay as they were.
+        def learn(states, obs, actions, weights):
             noise, target_noise = online.noise(2)
             heads = online.heads(noise, dtype)
             with torch.no_grad():  # the online network selects, the target network values leaves

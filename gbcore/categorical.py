@@ -164,7 +164,7 @@ def back_up(
     end = num_leaves + num_vertices
     pmf = leaf_pmf.new_zeros(end + 1 + num_pairs, num_atoms)
     pmf[:num_leaves] = _read(leaf_rule, leaf_pmf, support, best, policy)
-    pmf[end, :1].fill_(1)  # only ever scaled by 0
+    pmf[end, :1].fill_(1)  # at any atom: it is moved to the reward
     of_pairs = pmf[end + 1 :]
     read = sub.outcome_vertex
     if rule == "double" and num_vertices:  # a vertex is a row that is there: a pair's, or a leaf's
@@ -177,7 +177,8 @@ def back_up(
     if prior > 0:
         prior_share = prior / (sub.pair_count[num_roots:, None].to(leaf_pmf.dtype) + prior)
         prior_pmf = leaf_pmf[sub.vertex_row[sub.pair_vertex], sub.pair_action[num_roots:]]
-    for (o0, p0, v0), (o1, p1, v1) in zip(levels[-2::-1], levels[:0:-1], strict=True):
+    for level in reversed(range(len(levels) - 1)):
+        (o0, p0, v0), (o1, p1, v1) = levels[level : level + 2]
         if o0 == o1:
             continue
         outcomes = pmf[read[o0:o1]]
@@ -235,7 +236,8 @@ def _chosen_rows(sub, best, num_leaves, end):
     pair = row[len(row) - num_nested :]
     chosen = row.clone()
     chosen[num_leaves:end] = sub.vertex_row
-    # The others stay, each in its own place: a GPU writes to one place one after another.
+    # A best pair is written at its vertex, the others at themselves: a GPU writes to one place one
+    # after another.
     chosen[torch.where(is_best, num_leaves + sub.pair_vertex, pair)] = pair
     return chosen
 

@@ -466,8 +466,8 @@ class TransitionGraph:
         states that the level above led to, and follows at most `breadth` of their transitions for
         each root: where there are more, `breadth` are sampled without replacement in proportion to
         f(T). A pair with a sampled transition still averages over all its outcomes; those not
-        sampled are leaves. A pair with none is a leaf itself. With breadth 0 nothing is sampled,
-        and the roots share their levels.
+        sampled are leaves. A pair of which no transition was sampled is a leaf itself. With
+        breadth 0 nothing is sampled, and the roots share their levels.
 
         Args:
             nodes: int [B] or one, root states.

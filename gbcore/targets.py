@@ -94,9 +94,9 @@ def rows_read(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The rows of `subgraphs.nodes` that a "double" or "behaviour" target reads.
 
-    With "double" the online network chooses the action at a state, and nested values do not count.
-    So only one pair of each state matters. The online network is needed along that path alone, and
-    the target network where the path leaves the graph. With "behaviour" only the boundary matters.
+    With "double" the online network chooses the action at a state, whatever the nested values: one
+    pair of each state is read. The online network is needed along that path alone, and the target
+    network where the path leaves the graph. With "behaviour" only the boundary matters.
     A prior reads the leaf values of every state on the way, too. Other rows may hold any finite
     number: the targets stay the same.
 
@@ -119,8 +119,8 @@ def rows_read(
     unseen_roots = np.unique(subgraphs.root_row[subgraphs.root_row >= 0])
     if rule == "behaviour":
         boundary = subgraphs.outcome_vertex[subgraphs.outcome_vertex < len(leaf_read)]
-        rows = np.union1d(boundary, subgraphs.vertex_row if prior > 0 else ())
-        leaf_read[rows := rows.astype(np.int64)] = True
+        rows = np.union1d(boundary, subgraphs.vertex_row if prior > 0 else ()).astype(np.int64)
+        leaf_read[rows] = True
     elif rule == "double" and best_actions is not None:
         rows = _follow_paths(subgraphs, best_actions, prior, leaf_read)
     else:

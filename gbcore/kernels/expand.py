@@ -46,7 +46,7 @@ def take_weighted(weights, size, breadth, seed, keys, taken):
     low, high = np.int64(0x7FFFFFFFFFFFFFFF), np.int64(0)
     for i in range(size):
         key = exponential(mix(seed + np.uint64(i) * SEED_STEP)) / weights[i]
-        keys[i] = np.float64(key).view(np.int64) & -positions | i
+        keys[i] = (np.float64(key).view(np.int64) & -positions) | i
         low, high = min(low, keys[i]), max(high, keys[i])
     bound, count = high, size
     while count != breadth:
@@ -127,7 +127,7 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, 
     levels = np.zeros((3, depth + 1), np.int64)  # of vertices, pairs and outcomes
     root_row, state = np.full(num_roots, -1, np.int64), np.full(1, seed, np.uint64)
     # Of groups, each with levels of its own: all roots, or each alone.
-    starts = np.arange(0, num_roots + 1, max(num_roots, 1) if breadth == 0 else 1)
+    starts = np.array([0, num_roots]) if breadth == 0 else np.arange(num_roots + 1)
     pair_of = np.empty(graph.pair_count.shape[1], np.int64)
     lists = new_lists(max(room[0], num_roots), np.zeros(4, np.int64), pair_of, row_of)
     sizes, level_nodes = lists.sizes, root_nodes
@@ -140,14 +140,14 @@ def expand_roots(graph, root_nodes, root_actions, depth, breadth, seed, row_of, 
             lists = longer(lists, wanted, most)
         if level > 0 and breadth > 0:
             sample_level(graph, level_nodes, starts, breadth, state, kept)
-        last, is_inner = sizes[VERTICES], level + 1 < depth
+        end, is_inner = sizes[VERTICES], level + 1 < depth  # of the level's vertices
         expand_level(
             graph, lists, level, levels[0, level], level_nodes, starts, kept, is_inner,
             root_actions, root_row,
         )  # fmt: skip
-        levels[0, level + 1] = last
+        levels[0, level + 1] = end
         levels[1:, level + 1] = sizes[PAIRS:]
-        level_nodes = lists.nodes[lists.vertex_row[last : sizes[VERTICES]]]
+        level_nodes = lists.nodes[lists.vertex_row[end : sizes[VERTICES]]]
     room[0] = lists.nodes.shape[0]
     return finished(lists, root_nodes.copy(), root_row, levels)
 
@@ -199,7 +199,8 @@ def expand_level(
             if level == 0 and lists.pair_count[i] == 0:
                 root_row[i] = row_for(lists, node)
             place += graph.degree[node]
-        begin, starts[group + 1] = end, lists.sizes[VERTICES] - next_level
+        starts[group + 1] = lists.sizes[VERTICES] - next_level  # what stood there was read: end
+        begin = end
 
 
 @jit_in_place(forceinline=True)

@@ -96,7 +96,7 @@ class PathStates:
             return best_actions(result[-1][1]).numpy()
 
         rows, leaf_read = rows_read(self._subgraphs, self._rule, choose, self._prior)
-        if not result or self.num_evaluated < len(rows):  # the last ones need no action
+        if not result or self.num_evaluated < len(rows):  # read, without a choice
             choose(nodes[rows[self.num_evaluated :]])
         self._leaves = rows[leaf_read]
         features, values = map(torch.cat, zip(*result, strict=True))
