@@ -51,7 +51,6 @@ class Replay:
         self.cut: NDArray[np.bool_] = np.ones(self.capacity, np.bool_)
         self.obs: NDArray[Any] | None = None
         if graph.key_shape is not None:
-            self.COLUMNS = (*self.COLUMNS, "obs")
             self.obs = np.zeros((self.capacity, *graph.obs_shape), graph.obs_dtype)
         self.size: int = 0
         self.position: int = 0
@@ -174,9 +173,14 @@ class Replay:
                 self.terminated, self.cut,
             )  # fmt: skip
 
+    def _columns(self):
+        """By name, the arrays with a place for each row, those of a subclass too."""
+        own = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
+        return {name: one for name, one in own.items() if one.shape[:1] == (self.capacity,)}
+
     def state(self) -> dict[str, Any]:
         """What `restore` takes back; its arrays are views, to be saved or copied at once."""
-        columns = {name: getattr(self, name)[: self.size] for name in self.COLUMNS}
+        columns = {name: column[: self.size] for name, column in self._columns().items()}
         return {"rows": columns, "position": self.position, "ended": self._ended}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -193,8 +197,8 @@ class Replay:
             )
         if size > (most := self.graph.num_transitions):  # which may have others as well
             raise ValueError(f"Require rows of the graph's {most} transitions, got {size}")
-        for name in self.COLUMNS:
-            copy_rows(name, rows, getattr(self, name), size)
+        for name, column in self._columns().items():
+            copy_rows(name, rows, column, size)
         self.size, self._ended = size, bool(saved["ended"])
         self.position = position if is_full else size
 

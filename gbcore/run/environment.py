@@ -33,10 +33,10 @@ class GymnasiumTask(Replayed):
     """An environment whose observations are arrays, and whose episodes can be played again.
 
     A Box is observed as it is, and everything else as `gymnasium.spaces.flatten` writes it: a
-    Discrete state is one-hot. Where levels change, a grid beside a few small integers stays a grid:
-    every cell has these, too (`grid_among`). A time limit is a truncation. An environment that
-    cannot be used ends the program with one line; errors of an environment's own code are shown as
-    they are.
+    Discrete state is one-hot. Where levels change, a grid stays one, also as a MultiDiscrete, and
+    beside a few small integers: every cell has these, too (`grid_among`). A time limit is a
+    truncation. An environment that cannot be used ends the program with one line; errors of an
+    environment's own code are shown as they are.
 
     Args:
         env_id: as `gymnasium_id` returns it.
@@ -127,6 +127,8 @@ class GymnasiumTask(Replayed):
                 f"{env_id}: require --leave-out of parts that are observed, {names}; got {unknown}"
             )
         self._space = without(self._space, self._left_out)
+        if num_levels not in (None, 1) and has_grid(numbers := as_numbers(self._space)):
+            self._space = numbers
         self._is_flat = isinstance(self._space, spaces.Box) and self._space.shape != ()
         message = (
             f"{env_id} has observations {self._space}, which Gymnasium cannot flatten to one array "
@@ -347,6 +349,27 @@ def flat_box(space: gymnasium.Space[Any]) -> spaces.Box | None:
         return None
     is_array = isinstance(box, spaces.Box) and box.dtype.kind in "biuf" and 0 not in box.shape
     return box if is_array else None
+
+
+def as_numbers(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """A space in which Discrete and MultiDiscrete parts of few values are numbers, not one-hot."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(name, as_numbers(part)) for name, part in space.items()])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([as_numbers(part) for part in space])
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.Box(0, 1, space.shape, np.int8)
+    size = np.asarray(getattr(space, "n", getattr(space, "nvec", FEW + 1)))
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete) or size.max() > FEW:
+        return space
+    low = np.asarray(space.start)
+    return spaces.Box(low, low + size - 1, size.shape, np.int64)
+
+
+def has_grid(space: gymnasium.Space[Any]) -> bool:
+    """Is it a Box of a grid's shape, or a Dict or Tuple with a grid, as `grid_among` finds it?"""
+    is_grid = isinstance(space, spaces.Box) and len(space.shape) in (2, 3)
+    return is_grid or grid_among(space) is not None
 
 
 def grid_among(space: gymnasium.Space[Any]) -> tuple[slice, tuple[int, ...], Any] | None:

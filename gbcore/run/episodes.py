@@ -89,18 +89,19 @@ def evaluate(
 
 
 def evaluate_and_log(
-    play: Callable[..., Any], args: Any, env_id: str, logger: Any, learner: Any, stop: Any
-) -> None:
+    play: Callable[..., Any], args: Any, env_id: str, logger: Any, learner: Any, stop: Any,
+    **more: Any,
+) -> None:  # fmt: skip
     """Play and log an evaluation of the run as it is; of N levels, those of training as well.
 
-    play: the script's `evaluate`.
+    play: the script's `evaluate`. more: as `Logger.log_evaluation` has it.
     """
     how = [args.seed, logger.step], args.eval_episodes, stop
     played, training = play(args, env_id, learner.policy(), *how), None
     if getattr(args, "num_levels", None) not in (None, 0, 1):  # MinAtar has no levels
         training = play(args, env_id, learner.policy(held_out=False), *how, held_out=False)
         played = training and played  # a signal has cut it short
-    logger.log_evaluation(played, training)
+    logger.log_evaluation(played, training, **more)
 
 
 def record_video(

@@ -179,17 +179,20 @@ class Logger:
         self,
         episodes: tuple[list[float], list[int]] | None,
         training: tuple[list[float], list[int]] | None = None,
-        **more: float | None,
+        **more: Any,
     ) -> None:
         """Log an evaluation: returns and lengths of its episodes; None, of one that was stopped.
 
         training: the same of levels of training, where evaluations play others. more: numbers of
-        the evaluation, further columns of evaluations.csv and scalars `eval/NAME`.
+        the evaluation, or functions of returns and lengths that give them: further columns of
+        evaluations.csv and scalars `eval/NAME`.
         """
         self.require_finite()
         if episodes is None:
             return
-        (returns, lengths), more = episodes[:2], _numbers(more)
+        returns, lengths = episodes[:2]
+        more = {n: one(returns, lengths) if callable(one) else one for n, one in more.items()}
+        more = _numbers(more)
         train_returns = training[0] if training else [None] * len(returns)
         rows = zip(returns, lengths, train_returns, strict=True)
         for number, (of_episode, length, of_training) in enumerate(rows):
