@@ -8,36 +8,31 @@ import signal
 import sys
 from pathlib import Path
 
-import hypothesis
 import numba
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also from another folder
 sys.path.insert(1, f"{sys.path[0]}/tools")
 sys.path.insert(2, f"{sys.path[0]}/reproduce")
 
-from gbtools import recorded
 from gbtools.runs import read_rows, words_of
 from naive import Categoricals, NaiveGraph, Oracle, Scalars
 
-from gbcore import Replay, TransitionGraph
+from gbcore import Replay, TransitionGraph, categorical_targets, q_targets
 from gbcore.arrays import KnownNodes
-from gbcore.run import LearnerState, load_checkpoint
+from gbcore.run import LearnerState
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # The same examples in every run: a failure in CI is a failure at the desk.
-hypothesis.settings.register_profile(
-    "deterministic",
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
-)
-hypothesis.settings.register_profile("long", deadline=None)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
+slow = {"suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("deterministic", derandomize=True, deadline=None, **slow)
+settings.register_profile("long", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 IS_LONG = "HYPOTHESIS_PROFILE" in os.environ  # =long: a hundred times as many random operations
 
 JIT = not numba.config.DISABLE_JIT
@@ -73,33 +68,27 @@ TOLERANCE = 1e-9
 
 
 class Leaves:
-    """Leaf values by state, and what targets and oracles make of them.
-
-    A subclass has num_actions, gamma, naive, and state_of: id of a node -> state.
-    """
+    """Leaf values by state, for a class with num_actions, gamma, naive, state_of: id -> state."""
 
     prior = 0.0  # of all targets; a test may set it
 
-    def draw_leaves(self, rng, num_states, num_atoms=5):
+    def draw_leaves(self, rng, num_states):
         shape = (num_states, self.num_actions)
         self.leaf_q, self.selector_q = rng.normal(size=shape), rng.normal(size=shape)
         self.policy = rng.dirichlet(np.ones(self.num_actions), size=num_states)
-        self.leaf_pmf = rng.dirichlet(np.ones(num_atoms), size=shape)
-        self.support = np.linspace(-2.0, 2.0, num_atoms)
+        self.leaf_pmf = rng.dirichlet(np.ones(5), size=shape)
+        self.support = np.linspace(-2.0, 2.0, 5)
 
     def rows(self, sub):
         """State of every leaf row. int[M]"""
         return np.array([self.state_of[int(n)] for n in sub.nodes], np.int64)
 
     def q_targets(self, sub, name, dtype=np.float64):
-        from gbcore import q_targets
-
         leaf_q = self.leaf_q[self.rows(sub)].astype(dtype)
         return q_targets(sub, leaf_q, self.gamma, **self._rule(sub, name, dtype))
 
     def categorical_targets(self, sub, name, dtype=np.float64):
         """As q_targets, but with torch in and NumPy out. [B, n_atoms]"""
-        from gbcore import categorical_targets
 
         def tensor(array):
             return torch.from_numpy(np.ascontiguousarray(array.astype(dtype)))
@@ -122,13 +111,74 @@ class Leaves:
 
     def oracle(self, name, categorical=False):
         rule, online = RULES[name]
-        values = (
-            Categoricals(self.leaf_pmf, self.support, self.gamma)
-            if categorical
-            else Scalars(self.leaf_q, self.gamma)
-        )
+        values = Scalars(self.leaf_q, self.gamma)
+        if categorical:
+            values = Categoricals(self.leaf_pmf, self.support, self.gamma)
         selector_q = self.selector_q if online else None
         return Oracle(self.naive, values, rule, selector_q, self.policy, self.prior)
+
+
+class Twins:
+    """One graph twice. Nodes are named by their observation, since the ids need not agree."""
+
+    def __init__(self, num_actions, obs_shape, obs_dtype=np.uint8, **options):
+        self.graph = TransitionGraph(num_actions, obs_shape, obs_dtype, **options)
+        self.naive, self.kind = NaiveGraph(num_actions), (obs_shape, obs_dtype)
+
+    def ids(self, state):
+        """The ids of a naive state in both graphs."""
+        return self.graph.find(self.naive.observation[state], self.naive.key[state]), state
+
+    def node(self, obs, key=None):
+        before, known = (of.find(obs, key) for of in (self.graph, self.naive))
+        got, state = self.graph.node(obs, key), self.naive.node(obs, key)
+        assert isinstance(got, int | np.integer)
+        assert (before, known) in ((-1, -1), (got, state))
+        assert self.graph.find(obs, key) == got
+        return state
+
+    def add(self, s, action, reward, s2, done):
+        self.graph.add(self.ids(s)[0], action, reward, self.ids(s2)[0], done)
+        self.naive.add(s, action, reward, s2, done)
+
+    def remove(self, s, action, reward, s2, done):
+        names = {self.ids(state)[0]: state for state in (s, s2)}
+        freed = self.graph.remove(self.ids(s)[0], action, reward, self.ids(s2)[0], done)
+        expected = self.naive.remove(s, action, reward, s2, done)
+        assert sorted(names[i] for i in freed) == expected
+
+    def check(self):
+        """Everything that can be seen from outside agrees."""
+        graph, naive, expected = self.graph, self.naive, self.naive.edges()
+        assert graph.check_valid() == []
+        num_transitions = sum(row[-1] for row in expected)
+        ratio = len({row[0] for row in expected}) / max(num_transitions, 1)
+        assert (graph.num_nodes, graph.num_edges) == (len(naive.out), len(expected))
+        assert (graph.num_transitions, graph.novel_state_ratio) == (num_transitions, ratio)
+
+        observations, state_of = graph.observations, {}
+        assert (observations.shape[1:], observations.dtype) == self.kind
+        for state, obs in naive.observation.items():
+            node = self.ids(state)[0]
+            assert node >= 0
+            assert observations[node].tobytes() == obs.tobytes()
+            state_of[node] = state
+        assert len(state_of) == len(naive.out)  # no two states share an id
+
+        edges = graph.edges()
+        dtypes = [(name, column.dtype, column.ndim) for name, column in edges.items()]
+        assert dtypes == [(name, dtype, 1) for name, dtype in COLUMNS.items()]
+        for name in ("source", "next"):
+            edges[name] = np.array([state_of[int(i)] for i in edges[name]], np.int64)
+        assert sorted(rows(edges)) == sorted(expected)
+
+
+COLUMNS = {"source": np.int64, "action": np.int64, "reward": np.float64, "terminated": np.bool_}
+COLUMNS |= {"next": np.int64, "count": np.int64}
+
+
+def rows(edges):
+    return list(zip(*(edges[name].tolist() for name in COLUMNS), strict=True))
 
 
 class Case(Leaves):
@@ -139,45 +189,32 @@ class Case(Leaves):
     Node ids differ from states on purpose, so that mixing them up shows.
     """
 
-    def __init__(
-        self, num_actions, transitions, removals=(), num_states=0, gamma=0.9, seed=0, num_atoms=5
-    ):
-        from gbcore import TransitionGraph
-
-        self.arguments = (num_actions, transitions, removals, num_states, gamma, seed, num_atoms)
+    def __init__(self, num_actions, transitions, removals=(), num_states=0, gamma=0.9, seed=0):
+        self.arguments = (num_actions, transitions, removals, num_states, gamma, seed)
         self.num_actions, self.gamma = num_actions, gamma
         self.num_states = 1 + max([num_states - 1, *(max(t[0], t[4]) for t in transitions)])
-        self.naive = NaiveGraph(num_actions, (1,), np.int64)
-        self.graph = TransitionGraph(num_actions, obs_shape=(1,), obs_dtype=np.int64)
+        twins = Twins(num_actions, (1,), np.int64)
+        self.graph, self.naive = twins.graph, twins.naive
         for s in range(self.num_states):
-            assert self.naive.node(self.obs(s)) == s
-        for s in reversed(range(self.num_states)):
-            self.graph.node(self.obs(s))
+            assert self.naive.node([s]) == s
+        self.graph.nodes(np.arange(self.num_states)[::-1, None])
 
         rng = np.random.default_rng(seed)
         single = [t[:5] for t in transitions for _ in range(t[5] if len(t) > 5 else 1)]
         single = [single[i] for i in rng.permutation(len(single))]
-        for t in single:
-            self._apply("add", t)
+        for s, a, r, done, s2 in single:
+            twins.add(s, a, r, s2, bool(done))
         for i in sorted({i % len(single) for i in removals} if single else (), reverse=True):
-            self._apply("remove", single.pop(i))
+            s, a, r, done, s2 = single.pop(i)
+            twins.remove(s, a, r, s2, bool(done))
 
         self.states = sorted(self.naive.out)
-        self.id_of = {s: self.graph.find(self.obs(s)) for s in self.states}
+        self.id_of = {s: twins.ids(s)[0] for s in self.states}
         self.state_of = {node: s for s, node in self.id_of.items()}
-        self.draw_leaves(rng, self.num_states, num_atoms)
+        self.draw_leaves(rng, self.num_states)
 
     def __repr__(self):
         return f"Case{self.arguments}"
-
-    def obs(self, state):
-        return np.array([state], np.int64)
-
-    def _apply(self, method, transition):
-        s, a, r, done, s2 = transition
-        nodes = self.graph.find(self.obs(s)), self.graph.find(self.obs(s2))
-        getattr(self.graph, method)(nodes[0], a, r, nodes[1], bool(done))
-        getattr(self.naive, method)(s, a, r, s2, bool(done))
 
     @property
     def pairs(self):
@@ -200,17 +237,11 @@ def cases(draw, max_states=5, max_actions=3, max_transitions=14, removals=True):
     done = st.sampled_from([False, False, False, True])
     row = st.tuples(state, action, reward, done, state, st.integers(1, 3))
     least = draw(st.sampled_from([6, 3, 1, 0]))  # or half of all examples have no transition
-    transitions = draw(
-        st.lists(row, min_size=least, max_size=max_transitions, unique_by=lambda t: t[:5])
-    )
-    case = Case(
-        num_actions,
-        transitions,
-        draw(st.lists(st.integers(0, 40), max_size=6)) if removals else (),
-        num_states,
-        draw(st.sampled_from([0.9, 1.0, 0.5, 0.0])),
-        draw(st.integers(0, 1000)),
-    )
+    rows = st.lists(row, min_size=least, max_size=max_transitions, unique_by=lambda t: t[:5])
+    rows, positions = draw(rows), st.lists(st.integers(0, 40), max_size=6)
+    positions = draw(positions) if removals else ()
+    gamma, seed = draw(st.sampled_from([0.9, 1.0, 0.5, 0.0])), draw(st.integers(0, 1000))
+    case = Case(num_actions, rows, positions, num_states, gamma, seed)
     case.prior = draw(st.sampled_from([0.0, 0.0, 0.5, 3.0]))
     return case
 
@@ -228,8 +259,6 @@ def torch_settings():
 
 def graph_of(num_states, rows=(), num_actions=2):
     """A graph of transitions (s, a, r, s2, done), each an observation [s]; ids are the states."""
-    from gbcore import TransitionGraph
-
     graph = TransitionGraph(num_actions, (1,), np.int64)
     graph.nodes(np.arange(num_states)[:, None])
     for row in rows:
@@ -270,11 +299,9 @@ def refuses(capsys, script, flags, *words):
 
 
 def play(script, folder, evaluate=lambda *_: ([0.0], [1]), **flags):
-    """The learner of a run in this process, of random steps if nothing else is asked; its folder.
-
-    Nothing is evaluated in earnest.
-    """
-    flags = {"learning_starts": 10**6, "log_frequency": 1, "threads": 1, "cuda": False} | flags
+    """The learner of a run in this process, of 200 random steps by default, and its folder."""
+    usual = {"learning_starts": 10**6, "log_frequency": 1, "threads": 1, "cuda": False}
+    usual |= {"total_timesteps": 200, "eval_frequency": 0, "batch_size": 8, "breadth": 5}
     learners = []
 
     class Learner(script.Learner):
@@ -285,7 +312,7 @@ def play(script, folder, evaluate=lambda *_: ([0.0], [1]), **flags):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "Learner", Learner)
         patch.setattr(script, "evaluate", evaluate)
-        assert command(script, *words_of(flags), "--run-dir", folder) == 0
+        assert command(script, *words_of(usual | flags), "--run-dir", folder) == 0
     return learners[0], only_run(folder)
 
 
@@ -350,42 +377,3 @@ def as_bytes(tree):
     if isinstance(tree, (TransitionGraph, Replay)):
         return as_bytes(tree.state())
     return as_bytes(vars(tree)) if hasattr(tree, "__dict__") else tree
-
-
-def learned(run):
-    """All that the learner of a run's checkpoint holds."""
-    learner = recorded.read(run).learner
-    parts = {name: value for name, value in vars(learner).items() if name not in learner.APART}
-    return {
-        name: part.state_dict() if hasattr(part, "state_dict") else part
-        for name, part in parts.items()
-        if hasattr(part, "state_dict") or not (callable(part) or isinstance(part, LearnerState))
-    }
-
-
-HOW = ("run_dir", "resume", "checkpoint_frequency")
-
-
-def left_behind(run):
-    """What a finished run leaves, but for times and paths: to be compared."""
-    tree = load_checkpoint(run)
-    for name in ("training_seconds", "_logged", "tables"):
-        del tree["logger"][name]
-    tree["learner"] = learned(run)
-    tree["flags"] = {k: v for k, v in tree["flags"].items() if k not in HOW}
-    result = result_of(run)
-    for name in ("sps", "training_seconds", "wall_seconds", "versions"):  # of an edited tree
-        del result[name]
-    return {
-        "metrics": read_metrics(run),
-        "evaluations": (run / "evaluations.csv").read_text(),
-        "checkpoint": as_bytes(tree),
-        "model": as_bytes(torch.load(run / "model.pt")),
-        "graph": as_bytes(dict(np.load(run / "graph.npz"))),
-        "result": result,
-    }
-
-
-def files_in(folder):
-    """Path -> content of every file in a folder and below."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

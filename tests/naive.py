@@ -4,8 +4,10 @@ A transition is the tuple `(state, action, reward, done, next_state)`. States ar
 a `NaiveGraph`, which never reuses an id, so that tables of leaf values are indexed by state.
 """
 
+import copy
+import functools
+import itertools
 from collections import Counter
-from itertools import accumulate
 
 import numpy as np
 
@@ -13,83 +15,41 @@ import numpy as np
 class NaiveGraph:
     """TransitionGraph on dictionaries: `out[state][(action, reward, done, next_state)] = count`."""
 
-    def __init__(self, num_actions, obs_shape, obs_dtype=np.uint8):
-        self.num_actions = num_actions
-        self.obs_shape, self.obs_dtype = tuple(obs_shape), np.dtype(obs_dtype)
+    def __init__(self, num_actions):
+        self.num_actions, self._ids = num_actions, itertools.count()
         self.id_of = {}  # bytes of the observation, or of the key -> state
-        self.observation, self.key = {}, {}  # of each state
-        self.out = {}
-        self._uses = Counter()  # state -> distinct edges that lead to it
-        self._next_id = 0
+        self.observation, self.key, self.out = {}, {}, {}  # of each state
 
     def node(self, obs, key=None):
         """With a key, states are told apart by it, and keep the observation they came with."""
         name = np.ascontiguousarray(obs if key is None else key).tobytes()
         if name not in self.id_of:
-            self.id_of[name] = self._next_id
-            self.observation[self._next_id] = np.array(obs)
-            self.key[self._next_id] = None if key is None else np.array(key)
-            self.out[self._next_id] = {}
-            self._next_id += 1
+            self.id_of[name] = state = next(self._ids)
+            self.observation[state], self.key[state] = np.array(obs), copy.copy(key)
+            self.out[state] = Counter()
         return self.id_of[name]
 
     def find(self, obs, key=None):
         return self.id_of.get(np.ascontiguousarray(obs if key is None else key).tobytes(), -1)
 
     def add(self, node, action, reward, next_node, terminated):
-        edge = (action, float(reward), bool(terminated), next_node)
-        self._uses[next_node] += edge not in self.out[node]
-        self.out[node][edge] = self.out[node].get(edge, 0) + 1
+        self.out[node][action, float(reward), bool(terminated), next_node] += 1
 
     def remove(self, node, action, reward, next_node, terminated):
         """One observation fewer. Forgets, and returns, the states that no edge names any more."""
-        edge = (action, float(reward), bool(terminated), next_node)
-        if edge not in self.out.get(node, {}):
-            raise KeyError(f"no transition {edge} from node {node}")
+        edge = action, float(reward), bool(terminated), next_node
         self.out[node][edge] -= 1
-        if self.out[node][edge] > 0:
-            return []
-        del self.out[node][edge]
-        self._uses[next_node] -= 1
-        freed = [s for s in sorted({node, next_node}) if not self.out[s] and not self._uses[s]]
-        for s in freed:
-            del self.out[s], self._uses[s]
-            obs, key = self.observation.pop(s), self.key.pop(s)
-            del self.id_of[(obs if key is None else key).tobytes()]
+        self.out[node] += Counter()  # without what came to 0
+        named = {s for row in self.edges() for s in (row[0], row[4])}
+        freed = sorted({node, next_node} - named)
+        for state in freed:
+            del self.out[state], self.observation[state], self.key[state]
+        self.id_of = {name: state for name, state in self.id_of.items() if state in self.out}
         return freed
 
-    @property
-    def num_nodes(self):
-        return len(self.out)
-
-    @property
-    def num_edges(self):
-        return sum(len(edges) for edges in self.out.values())
-
-    @property
-    def num_transitions(self):
-        return sum(sum(edges.values()) for edges in self.out.values())
-
-    @property
-    def novel_state_ratio(self):
-        if self.num_transitions == 0:
-            return 0.0
-        return sum(1 for edges in self.out.values() if edges) / self.num_transitions
-
     def edges(self):
-        """The edges as parallel arrays, like TransitionGraph.edges()."""
-        rows = [
-            (s, a, r, done, s2, f)
-            for s, edges in self.out.items()
-            for (a, r, done, s2), f in edges.items()
-        ]
-        columns = list(zip(*rows, strict=True)) or [()] * 6
-        names = ("source", "action", "reward", "terminated", "next", "count")
-        dtypes = (np.int64, np.int64, np.float64, np.bool_, np.int64, np.int64)
-        return {
-            name: np.array(column, dtype)
-            for name, column, dtype in zip(names, columns, dtypes, strict=True)
-        }
+        """Rows (state, action, reward, done, next state, count)."""
+        return [(s, *edge, count) for s, edges in self.out.items() for edge, count in edges.items()]
 
     def transitions(self, state, action=None):
         """{transition: count} of a state, or of one of its actions only."""
@@ -100,176 +60,111 @@ class NaiveGraph:
         }
 
 
-# --- what a value is: a number, or a distribution on a support ---
-
-
 class Scalars:
-    """Values are floats. leaf_q: [S, A]."""
+    """Values are floats. leaves: [S, A]."""
 
-    def __init__(self, leaf_q, gamma):
-        self.leaf_q, self.gamma = leaf_q, gamma
-
-    def leaf(self, state, action):
-        return float(self.leaf_q[state][action])
+    def __init__(self, leaves, gamma):
+        self.leaves, self.gamma = leaves, gamma
 
     def back_up(self, reward, done, value):
-        return reward if done else reward + self.gamma * value
-
-    def mean(self, weights, values):
-        return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+        return reward + self.gamma * (not done) * value
 
     def expectation(self, value):
         return value
 
 
 class Categoricals:
-    """Values are lists of probabilities. leaf_pmf: [S, A, n]; support: n evenly spaced atoms."""
+    """Values are distributions [n] on a support of n evenly spaced atoms. leaves: [S, A, n]."""
 
-    def __init__(self, leaf_pmf, support, gamma):
-        self.leaf_pmf, self.support, self.gamma = leaf_pmf, [float(z) for z in support], gamma
-
-    def leaf(self, state, action):
-        return [float(p) for p in self.leaf_pmf[state][action]]
+    def __init__(self, leaves, support, gamma):
+        self.leaves, self.support, self.gamma = leaves, support, gamma
 
     def back_up(self, reward, done, value):
         """Clip reward + gamma Z; an atom at x then gives z_i the share (1 - |x - z_i| / dz)+."""
         z = self.support
+        x = np.clip(reward + self.gamma * (not done) * z, z[0], z[-1])
         dz = (z[-1] - z[0]) / (len(z) - 1)
-        projected = [0.0] * len(z)
-        for atom, mass in [(0.0, 1.0)] if done else zip(z, value, strict=True):
-            x = min(max(reward + self.gamma * atom, z[0]), z[-1])
-            for i, target in enumerate(z):
-                projected[i] += mass * max(0.0, 1.0 - abs(x - target) / dz)
-        return projected
-
-    def mean(self, weights, values):
-        total = sum(weights)
-        return [
-            sum(w * p for w, p in zip(weights, column, strict=True)) / total
-            for column in zip(*values, strict=True)
-        ]
+        return value @ np.maximum(0, 1 - abs(x[:, None] - z) / dz)
 
     def expectation(self, value):
-        return sum(p * z for p, z in zip(value, self.support, strict=True))
+        return value @ self.support
 
 
-# --- nested backups ---
+def mean(weights, values):
+    """Of floats or distributions."""
+    return np.average(values, axis=0, weights=weights)
 
 
 class Oracle:
-    """Targets on a NaiveGraph.
-
-    values: Scalars or Categoricals; rule, prior: as in gbcore; selector_q, policy: [S, A] or None.
-    """
+    """Targets on a NaiveGraph, of Scalars or Categoricals; selector_q, policy: [S, A] or None."""
 
     def __init__(self, graph, values, rule, selector_q=None, policy=None, prior=0):
         self.graph, self.values, self.rule = graph, values, rule
         self.selector_q, self.policy, self.prior = selector_q, policy, prior
         self.tied = False  # a greedy choice between different values was left to rounding
-        self._memo = {}
 
     def target(self, state, action, depth):
-        """G_depth(state, action): exact, synchronous, unlimited breadth."""
-        key = (state, action, depth)
-        if key not in self._memo:
-            outcomes = self.graph.transitions(state, action)
-            if depth == 0 or not outcomes:
-                self._memo[key] = self.values.leaf(state, action)
-            else:
-                self._memo[key] = self._average(outcomes, lambda t: self._state(t[4], depth - 1))
-        return self._memo[key]
-
-    def _state(self, state, depth):
-        """V_depth(state)."""
-        key = (state, depth)
-        if key not in self._memo:
-            counts = [self._count(state, a) for a in self._actions()]
-            pairs = [
-                self._with_prior(state, a, self.target(state, a, depth), counts[a])
-                for a in self._actions()
-            ]
-            if self.rule != "behaviour":
-                self._memo[key] = self._read(state, pairs)
-            elif depth == 0 or not any(counts):
-                self._memo[key] = self.leaf_state(state)
-            else:
-                self._memo[key] = self.values.mean(counts, pairs)
-        return self._memo[key]
+        """G_depth(state, action): exact, all transitions are kept."""
+        ((_, kept),) = enumerate_kept(self.graph, state, action, depth, 0)
+        return self.limited_target(state, action, kept)
 
     def limited_target(self, state, action, kept):
-        """Breadth-limited target of depth len(kept), given the kept transitions of each level.
+        """The target given the transitions kept on each level: on the first, all that there are."""
 
-        kept[0] must hold all outcomes of (state, action), which is always expanded.
-        """
-        if not self.graph.transitions(state, action):
-            return self.values.leaf(state, action)
-        return self._limited_pair(state, action, kept, 0)
+        @functools.cache
+        def of_state(state, level):
+            expanded = {t[1] for t in kept[level] if t[0] == state} if level < len(kept) else ()
+            if not expanded:
+                return self.leaf_state(state)
+            counts, pairs = [], list(self.values.leaves[state])
+            for a in expanded:
+                counts.append(sum(self.graph.transitions(state, a).values()))
+                pairs[a] = self._with_prior(state, a, of_pair(state, a, level), counts[-1])
+            if self.rule == "behaviour":
+                return mean(counts, [pairs[a] for a in expanded])
+            return self._read(state, pairs)
 
-    def _limited_pair(self, state, action, kept, level):
-        # A pair averages over all its outcomes; those that were not kept end in a leaf, also where
-        # the same next state is expanded by way of another transition.
-        def next_value(t):
-            return (
-                self._limited_state(t[4], kept, level + 1)
-                if t in kept[level]
-                else self.leaf_state(t[4])
-            )
+        def of_pair(state, action, level):
+            # A pair averages over all its outcomes; those that were not kept end in a leaf, also
+            # where the same next state is expanded by way of another transition.
+            def backed_up(t):
+                is_leaf = t[3] or t not in kept[level]
+                value = self.leaf_state(t[4]) if is_leaf else of_state(t[4], level + 1)
+                return self.values.back_up(t[2], t[3], value)
 
-        return self._average(self.graph.transitions(state, action), next_value)
+            outcomes = self.graph.transitions(state, action)
+            return mean(list(outcomes.values()), [backed_up(t) for t in outcomes])
 
-    def _limited_state(self, state, kept, level):
-        expanded = {t[1] for t in kept[level] if t[0] == state} if level < len(kept) else set()
-        if not expanded:
-            return self.leaf_state(state)
-        counts = {a: self._count(state, a) for a in expanded}
-        pairs = {
-            a: self._with_prior(state, a, self._limited_pair(state, a, kept, level), counts[a])
-            for a in expanded
-        }
-        if self.rule == "behaviour":
-            return self.values.mean(list(counts.values()), list(pairs.values()))
-        return self._read(
-            state,
-            [pairs[a] if a in pairs else self.values.leaf(state, a) for a in self._actions()],
-        )
+        is_seen = self.graph.transitions(state, action)
+        return of_pair(state, action, 0) if is_seen else self.values.leaves[state][action]
 
     def trajectory_target(self, start, depth, node, action, reward, next_node, terminated, cut):
         """Target of ring row `start` along its own trajectory; row 0 follows the last row."""
 
         def pair(t, steps):
-            if terminated[t]:
-                return self.values.back_up(reward[t], True, None)
             after, s2 = (t + 1) % len(node), next_node[t]
-            if steps == 1 or cut[t]:
-                value = self.leaf_state(s2)
-            else:
-                taken = int(action[after])
-                value = self._with_prior(s2, taken, pair(after, steps - 1), 1)
+            value = self.leaf_state(s2)
+            if not (terminated[t] or cut[t] or steps == 1):
+                taken, pairs = int(action[after]), list(self.values.leaves[s2])
+                pairs[taken] = value = self._with_prior(s2, taken, pair(after, steps - 1), 1)
                 if self.rule != "behaviour":
-                    per_action = [self.values.leaf(s2, a) for a in self._actions()]
-                    per_action[taken] = value
-                    value = self._read(s2, per_action)
-            return self.values.back_up(reward[t], False, value)
+                    value = self._read(s2, pairs)
+            return self.values.back_up(reward[t], terminated[t], value)
 
         return pair(start, depth)
 
     def leaf_state(self, state):
         """V_0(state)."""
-        return self._read(state, [self.values.leaf(state, a) for a in self._actions()])
-
-    def _count(self, state, action):
-        return sum(self.graph.transitions(state, action).values())
+        return self._read(state, list(self.values.leaves[state]))
 
     def _with_prior(self, state, action, value, count):
         """A nested value, as the mean of count observations and the prior's leaf values."""
-        if self.prior == 0 or count == 0:
-            return value
-        return self.values.mean([count, self.prior], [value, self.values.leaf(state, action)])
+        return mean([count, self.prior], [value, self.values.leaves[state][action]])
 
     def _read(self, state, per_action):
         """Value of a state from the values of its actions."""
         if self.rule == "policy":
-            return self.values.mean(self.policy[state], per_action)
+            return mean(self.policy[state], per_action)
         if self.rule == "double" or (self.rule == "behaviour" and self.selector_q is not None):
             return per_action[int(np.argmax(self.selector_q[state]))]
         best = max(per_action, key=self.values.expectation)
@@ -277,26 +172,6 @@ class Oracle:
             gap = self.values.expectation(best) - self.values.expectation(value)
             self.tied |= gap < 1e-9 and not np.allclose(value, best, rtol=0, atol=1e-9)
         return best
-
-    def _average(self, transitions, next_value):
-        backed_up = [
-            self.values.back_up(t[2], t[3], None if t[3] else next_value(t)) for t in transitions
-        ]
-        return self.values.mean(list(transitions.values()), backed_up)
-
-    def _actions(self):
-        return range(self.graph.num_actions)
-
-
-# --- breadth ---
-
-
-def next_level(graph, kept):
-    """{transition: count} of the distinct states that the kept transitions lead to."""
-    level = {}
-    for state in sorted({t[4] for t in kept if not t[3]}):
-        level.update(graph.transitions(state))
-    return level
 
 
 def enumerate_kept(graph, state, action, depth, breadth):
@@ -306,7 +181,9 @@ def enumerate_kept(graph, state, action, depth, breadth):
         if len(kept) == depth:
             yield probability, kept
             return
-        level = next_level(graph, kept[-1])
+        level = {}  # count of each transition of the states that the kept ones lead to
+        for after in sorted({t[4] for t in kept[-1] if not t[3]}):
+            level.update(graph.transitions(after))
         transitions = list(level)
         if breadth == 0 or len(level) <= breadth:
             yield from extend(probability, [*kept, frozenset(transitions)])
@@ -330,34 +207,6 @@ def subset_probabilities(weights, size):
                     following[grown] = following.get(grown, 0.0) + p * w / rest
         layer = following
     return layer
-
-
-# --- prioritised sampling ---
-
-
-class NaiveSumTree:
-    """A list of priorities."""
-
-    def __init__(self, capacity):
-        self.priorities = [0.0] * capacity
-
-    def set(self, indices, priorities):
-        for i, p in zip(indices, priorities, strict=True):
-            self.priorities[int(i)] = float(p)
-
-    @property
-    def total(self):
-        return sum(self.priorities)
-
-    def find(self, target):
-        """The index whose half-open interval of the cumulative sum holds target."""
-        if not 0 <= target < self.total:
-            raise ValueError(f"Require 0 <= target < total, got {target}")
-        cumulative = accumulate(self.priorities)
-        return next(i for i, end in enumerate(cumulative) if target < end)
-
-
-# --- values of the whole graph ---
 
 
 def graph_values(graph, leaf_q, gamma, prior):

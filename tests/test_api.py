@@ -3,13 +3,9 @@
 import importlib
 import inspect
 import re
-import sys
-from pathlib import Path
 
-from conftest import jitted
+from conftest import ROOT, jitted
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 MODULES = ("gbcore", "gbcore.sb3", "gbcore.run")
 HEAD = """# gbcore's public names
 

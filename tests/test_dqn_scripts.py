@@ -28,23 +28,14 @@ def make_learner(script, task, **flags):
     return script.Learner(args, graph, Replay(graph, args.total_timesteps), torch.device("cpu"))
 
 
-def learner_of(script, task, tmp_path, **flags):
-    """A learner after a run; of 200 random steps if nothing else is asked."""
-    flags = {"batch_size": 8, "breadth": 5, "total_timesteps": 200, "eval_frequency": 0} | flags
-    return play(script, tmp_path, env_id=task, **flags)[0]
-
-
-# --- What is recorded ---
-
-
 @both
 @pytest.mark.parametrize("buffer_size", [0, 150])
 def test_the_replay_is_the_trajectory_and_the_graph_its_counts(script, task, buffer_size, tmp_path):
-    steps = 700
-    learner = learner_of(script, task, tmp_path, total_timesteps=steps, buffer_size=buffer_size)
+    flags = {"env_id": task, "total_timesteps": 700, "buffer_size": buffer_size}
+    learner, _ = play(script, tmp_path, **flags)
     replay, graph = learner.replay, learner.graph
     assert graph.check_valid() == []
-    assert graph.num_transitions == replay.size == (buffer_size or steps)
+    assert graph.num_transitions == replay.size == (buffer_size or 700)
     newest = replay.position - 1
     continued = np.flatnonzero(~replay.cut)
     after = (continued + 1) % replay.capacity
@@ -90,10 +81,9 @@ def test_frontier_episodes_try_everything_and_ordinary_ones_do_not(tmp_path):
     """Nothing is learned: what is found is exploration's alone."""
     num_states = {}
     for exploration in ("epsilon-greedy", "frontier"):
-        learner, run = play(
-            minigrid_script, tmp_path / exploration, env_id="LavaCrossingS9N2",
-            total_timesteps=4_000, eval_frequency=0, exploration=exploration, log_frequency=500,
-        )  # fmt: skip
+        flags = {"total_timesteps": 4_000, "exploration": exploration, "log_frequency": 500}
+        flags["env_id"] = "LavaCrossingS9N2"
+        learner, run = play(minigrid_script, tmp_path / exploration, **flags)
         num_states[exploration] = learner.graph.num_nodes
     assert learner.replay.reward.max() == 1.0
     assert num_states["epsilon-greedy"] < 0.7 * num_states["frontier"]
@@ -104,15 +94,15 @@ def test_frontier_episodes_try_everything_and_ordinary_ones_do_not(tmp_path):
 
 @jitted
 def test_minigrid_trains_on_success_and_collisions_and_reports_returns(tmp_path):
-    flags = {"total_timesteps": 1_000, "eval_frequency": 0}
-    learner, run = play(minigrid_script, tmp_path / "success", env_id="Empty-5x5", **flags)
+    flags = {"env_id": "Empty-5x5", "total_timesteps": 1_000}
+    learner, run = play(minigrid_script, tmp_path / "success", **flags)
     replay = learner.replay
     assert set(replay.reward) == {0.0, 1.0}
     assert (replay.terminated == (replay.reward > 0)).all()
     (*_, row) = read_metrics(run)
     assert 0 < float(row["charts/episodic_return"]) < 1
-    flags |= {"env_id": "Dynamic-Obstacles-5x5", "total_timesteps": 200}
-    replay = play(minigrid_script, tmp_path / "collisions", **flags)[0].replay
+    learner, _ = play(minigrid_script, tmp_path / "collisions", env_id="Dynamic-Obstacles-5x5")
+    replay = learner.replay
     assert -1.0 in replay.reward
     assert replay.terminated[replay.reward == -1.0].all()
 
@@ -138,9 +128,8 @@ def test_minatar_time_limits_are_truncations(name):
     assert hasattr(game.env.env, "terminate_timer") == (name == "freeway")
     game.reset()
     if name == "freeway":
-        for _ in range(2_500):
-            assert game.step(0)[2:] == (False, False)
-        assert game.step(0)[2:] == (False, True)
+        ends = [game.step(0)[2:] for _ in range(2_501)]
+        assert ends == [(False, False)] * 2_500 + [(False, True)]
         assert game.env.env.terminal  # what MinAtar itself says
     else:
         for _ in range(3):
@@ -154,7 +143,7 @@ def test_minatar_time_limits_are_truncations(name):
 @jitted
 def test_minatar_episodes_are_cut_at_the_cap(tmp_path, monkeypatch):
     monkeypatch.setattr(minatar_script, "MAX_STEPS", 50)
-    replay = learner_of(minatar_script, "freeway", tmp_path, total_timesteps=160).replay
+    replay = play(minatar_script, tmp_path, env_id="freeway", total_timesteps=160)[0].replay
     assert not replay.terminated.any()
     assert np.flatnonzero(replay.cut).tolist() == [49, 99, 149, 159]
 
@@ -203,9 +192,8 @@ def test_score_is_the_mean_over_the_last_tenth_of_the_evaluations(steps, score, 
     def evaluate(args, *_):
         return [-3.0 if args.eval_epsilon == 1 else float(next(returns))], [1]
 
-    flags = {"total_timesteps": steps, "eval_frequency": 1, "batch_size": 4}
-    _, run = play(minatar_script, tmp_path, evaluate=evaluate, env_id="breakout", **flags)
-    result = result_of(run)
+    flags = {"env_id": "breakout", "total_timesteps": steps, "eval_frequency": 1}
+    result = result_of(play(minatar_script, tmp_path, evaluate, **flags)[1])
     assert (result["score"], result["random_actions"]) == (score, -3)
 
 
@@ -218,13 +206,10 @@ def test_every_cell_of_a_grid_has_a_code_of_its_own():
     assert len(torch.unique(network(torch.from_numpy(grids)), dim=0)) == len(cells)
 
 
-# --- Leaf values by node ---
-
-
 @both
 def test_targets_are_bit_identical_with_and_without_the_table(script, task, tmp_path):
     def run(remember):
-        learner = learner_of(script, task, tmp_path / str(remember))
+        learner, _ = play(script, tmp_path / str(remember), env_id=task)
         rng = np.random.default_rng(1)
         targets = []
         for update in range(scaled(40, 10)):
@@ -248,14 +233,11 @@ def test_targets_are_bit_identical_with_and_without_the_table(script, task, tmp_
 @both
 @jitted
 def test_update_moves_the_prediction_towards_the_target(script, task, tmp_path):
-    learner = learner_of(script, task, tmp_path, learning_rate=1e-3)
+    learner, _ = play(script, tmp_path, env_id=task, learning_rate=1e-3)
     rng = np.random.default_rng(0)
     batch = learner.replay.sample(8, rng)
     losses = [learner.update(batch, rng)[0].item() for _ in range(30)]
     assert losses[-1] < losses[0] / 2
-
-
-# --- What is refused ---
 
 
 def test_a_grid_with_other_actions_is_one_line(capsys, monkeypatch):

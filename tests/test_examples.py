@@ -1,7 +1,7 @@
 """examples/: what they learn, leave behind and refuse; any environment as GymnasiumTask has it."""
 
-import functools
 import importlib
+import itertools
 import json
 import re
 import runpy
@@ -18,7 +18,7 @@ import pytest
 import torch
 import would_it_help
 from conftest import ROOT, command, is_one_line, jitted, refuses, result_of, short_run, spy
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils.env_checker import check_env
 
@@ -28,7 +28,7 @@ from examples import mazes, offline, sokoban, worlds
 from gbcore import FrontierEpisodes, Replay, TransitionGraph
 from gbcore.first_tries import as_grids
 from gbcore.run import load_checkpoint, write_video
-from gbcore.run.environment import GymnasiumTask, grid_among, warn_unless_repeatable
+from gbcore.run.environment import GymnasiumTask, as_numbers, has_grid, warn_unless_repeatable
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 FLAGS = (
@@ -75,21 +75,8 @@ class Sampled(gymnasium.Env):
         return self.observation(), self.steps / 10, bool(self.steps == 30), False, {}
 
 
-class Carried(Sampled):
-    """Rewards count the steps of all episodes; and nothing can be rendered."""
-
-    def __init__(self):
-        super().__init__()
-        self.total = 0
-
-    def step(self, action):
-        self.total += 1
-        obs, _, *rest = super().step(action)
-        return obs, float(self.total), *rest
-
-
 gymnasium.register("Sampled-v0", Sampled)
-gymnasium.register("Carried-v0", Carried)
+gymnasium.register("Unseen-v0", lambda: Sampled())  # cannot be rendered
 
 
 def run_example(folder, *flags):
@@ -138,9 +125,15 @@ def small(*shape, most=255, dtype=np.uint8):
 
 
 GRIDS = {  # a space; grid [H, W, C] and other numbers of an observation; dtype where levels change
-    "a code of three": (
-        spaces.Dict(at=small(4, 6), left=spaces.Discrete(3)),
-        lambda obs: (obs["at"][..., None], np.eye(3)[obs["left"]]), np.uint8,
+    "a heading": (
+        spaces.Dict(at=small(4, 6), way=spaces.Discrete(4, start=-1)),
+        lambda obs: (obs["at"][..., None], [obs["way"]]), np.int16,
+    ),
+    "of codes": (
+        spaces.MultiDiscrete(np.full((4, 5), 16)), lambda obs: (obs[..., None], []), np.int64,
+    ),
+    "of bits": (
+        spaces.MultiBinary((2, 6, 5)), lambda obs: (np.moveaxis(obs, 0, 2), []), np.int8,
     ),
     "planes": (
         spaces.Tuple((spaces.MultiBinary(2), small(2, 6, 5, most=1, dtype=np.bool_))),
@@ -161,13 +154,15 @@ NO_GRIDS = [
     spaces.Dict(at=small(4, 6), left=small(1, most=16)),  # 17 values
     spaces.Dict(at=small(4, 6), left=spaces.Discrete(17)),  # 17 numbers
     spaces.Dict(at=small(4, 6), left=spaces.Box(0, 1, (1,))),  # reals
-    spaces.Dict(at=small(6, 9), left=spaces.Discrete(8)),  # [6, 9, 9] is the shape of planes
+    spaces.Dict(at=small(6, 9), left=spaces.Box(0, 1, (8,), np.int8)),  # [6, 9, 9], of planes
+    spaces.MultiDiscrete(np.full((4, 6), 17)),
+    spaces.Discrete(3),
     spaces.Dict(left=small(3, most=9)),
 ]
 
 
 @pytest.mark.parametrize(("space", "parts_of", "dtype"), GRIDS.values(), ids=GRIDS)
-def test_where_levels_change_a_grid_beside_a_few_integers_stays_one(
+def test_where_levels_change_a_grid_stays_one_and_has_the_few_integers_beside(
     space, parts_of, dtype, monkeypatch
 ):
     monkeypatch.setitem(SPACES, "made", space)
@@ -177,13 +172,14 @@ def test_where_levels_change_a_grid_beside_a_few_integers_stays_one(
     obs = space.sample()
     (grid, numbers), seen = parts_of(obs), many.flatten(obs)
     assert (seen.shape, seen.dtype) == (many.scale.shape, dtype)
+    seen = as_grids(seen).reshape(*grid.shape[:2], -1)
     for row, column in np.ndindex(*grid.shape[:2]):
         np.testing.assert_array_equal(seen[row, column], [*grid[row, column], *numbers])
 
 
 @pytest.mark.parametrize("space", NO_GRIDS)
 def test_other_parts_are_one_row_of_numbers(space):
-    assert grid_among(space) is None
+    assert not has_grid(as_numbers(space))
 
 
 def test_environments_of_an_evaluation_are_closed(monkeypatch):
@@ -203,20 +199,19 @@ def make_task(space="vector", limit=50, **otherwise):
     return task_of("Made-v0", render_mode="rgb_array")
 
 
-box = functools.partial(spaces.Box, 0, 255)
-NESTED = spaces.Dict(at=spaces.Tuple((spaces.Discrete(3), box((2,), np.uint8))))
+NESTED = spaces.Dict(at=spaces.Tuple((spaces.Discrete(3), small(2))))
 
 
 @pytest.mark.parametrize(
     ("space", "obs"),
     [
-        (box((2,), np.uint8), np.array([0.5, 1])),
-        (box((2,), np.uint8), np.array([1, -1])),
-        (box((2,), np.int64), np.array([1, np.nan])),
-        (spaces.Box(0, 1, (2,), np.bool_), np.array([0, 2])),
-        (box((), np.float32), 2**24 + 1),
-        (box((2,), np.float32), np.array([0, -np.inf])),
-        (box((2,), np.float32), np.zeros(7)),
+        (small(2), np.array([0.5, 1])),
+        (small(2), np.array([1, -1])),
+        (small(2, dtype=np.int64), np.array([1, np.nan])),
+        (small(2, most=1, dtype=np.bool_), np.array([0, 2])),
+        (small(dtype=np.float32), 2**24 + 1),
+        (small(2, dtype=np.float32), np.array([0, -np.inf])),
+        (small(2, dtype=np.float32), np.zeros(7)),
         (spaces.Discrete(5), -1),
         (NESTED, {"at": (2, np.array([0.5, 0]))}),
     ],
@@ -358,10 +353,11 @@ def test_keys_are_given_always_and_minus_zero_is_zero(capsys):
 def test_what_an_episode_hands_on_to_the_next_is_told(tmp_path, capsys):
     warn_unless_repeatable(task_of())
     assert capsys.readouterr().err == ""
-    warn_unless_repeatable(task_of("Carried-v0"))
+    outcome, total = (False, False, {}), itertools.count()
+    warn_unless_repeatable(make_task(step=lambda _: (np.zeros(3), next(total), *outcome)))
     assert is_one_line(capsys, "warning: two episodes of one seed", "kept between episodes")
-    words = ("--env-id", "Carried-v0", "--capture-video", "--run-dir", tmp_path)
-    assert refuses(capsys, example, words, "Carried-v0 cannot be rendered")
+    words = ("--env-id", "Unseen-v0", "--capture-video", "--run-dir", tmp_path)
+    assert refuses(capsys, example, words, "Unseen-v0 cannot be rendered")
 
 
 def test_parts_of_observations_can_be_left_out():
@@ -478,17 +474,12 @@ def test_tools_claim_no_names_but_those_of_their_commands():
 RGB = np.zeros((9, 16, 3), np.uint8) + np.array([200, 100, 0], np.uint8)
 
 
-def frames_of(path):
-    about, *frames = imageio_ffmpeg.read_frames(str(path))
-    shape = (*about["size"][::-1], 3)
-    return [np.frombuffer(frame, np.uint8).reshape(shape) for frame in frames]
-
-
 def test_a_video_has_the_frames_and_what_is_none_leaves_no_file(tmp_path):
     write_video(tmp_path / "v.mp4", [RGB] * 3, fps=10)
-    frames = frames_of(tmp_path / "v.mp4")
-    assert [frame.shape for frame in frames] == [(10, 16, 3)] * 3  # an even number of rows
-    np.testing.assert_allclose(frames[-1][[0, -1], [0, -1]], [(200, 100, 0)] * 2, atol=4)
+    about, *frames = imageio_ffmpeg.read_frames(str(tmp_path / "v.mp4"))
+    assert (about["size"], len(frames)) == ((16, 10), 3)  # an even number of rows
+    last = np.frombuffer(frames[-1], np.uint8).reshape(10, 16, 3)
+    np.testing.assert_allclose(last[[0, -1], [0, -1]], [(200, 100, 0)] * 2, atol=4)
     for frame in (RGB / 255, RGB[..., 0], [None]):
         with pytest.raises(ValueError, match="require"):
             write_video(tmp_path / "none.mp4", [RGB, frame], fps=10)
@@ -594,20 +585,20 @@ PLANES = {
 }
 
 
-def maze_of(shown, seed=0):
-    """A maze shown as shown(cells, time), and its generator."""
+def env_of(shown, task="mazes:Maze-v0", seed=0):
+    """An environment shown as shown(cells, time), and its generator."""
 
     class Env(GymnasiumTask):
         def flatten(self, obs):
             return shown(obs.copy(), len(self.actions))
 
     rng = np.random.default_rng(seed)
-    return Env(example.task_of("examples.mazes:Maze-v0"), rng), rng
+    return Env(example.task_of(f"examples.{task}"), rng, num_levels=0), rng
 
 
 @pytest.mark.parametrize(("shown", "agent"), PLANES.values(), ids=PLANES)
 def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(shown, agent):
-    env, rng = maze_of(lambda maze, time: shown(maze))
+    env, rng = env_of(lambda maze, time: shown(maze))
     network = example.make_network(example.Args(num_levels=0), env.reset().shape, env.num_actions)
     codes, found, look = example.look_at_grids(env, rng)
     assert (found, look) == ([agent], [])  # the goal has one cell as well, and never moves
@@ -628,29 +619,18 @@ def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(sh
             env.reset()
 
 
-def turner(shown):
-    """Turner, shown as shown(cells), and its generator."""
-
-    class Env(GymnasiumTask):
-        def flatten(self, obs):
-            return shown(obs.copy())
-
-    rng = np.random.default_rng(0)
-    return Env(example.task_of("examples.worlds:Turner-v0"), rng, num_levels=0), rng
-
-
-def with_look_apart(cells):
+def with_look_apart(cells, time):
     """As MiniGrid has it: the player has one code, and where he looks is another channel's."""
     is_player = np.isin(cells, worlds.Turner.WAYS)
     return np.stack([np.where(is_player, worlds.PLAYER, cells), cells * is_player], axis=2)
 
 
-def as_planes(cells):
+def as_planes(cells, time):
     """A plane for each code: four for the player, one a way."""
     return (cells == np.arange(10)[:, None, None]).astype(np.uint8)
 
 
-def with_look_everywhere(cells):
+def with_look_everywhere(cells, time):
     """The player has one code. Each cell has where he looks, one-hot, as of a Discrete beside."""
     is_player = np.isin(cells, worlds.Turner.WAYS)
     looks = (cells[is_player] == worlds.Turner.WAYS) & np.full((8, 8, 1), True)
@@ -658,7 +638,7 @@ def with_look_everywhere(cells):
 
 
 TURNERS = {  # how they are shown; pairs of the agent's cell, those that say where it looks
-    "codes": (lambda cells: cells[..., None], *2 * [[(0, code) for code in worlds.Turner.WAYS]]),
+    "codes": (lambda cells, _: cells[..., None], *2 * [[(0, code) for code in worlds.Turner.WAYS]]),
     "a channel of its own": (
         with_look_apart, [(0, worlds.PLAYER)], [(1, code) for code in worlds.Turner.WAYS],
     ),
@@ -669,7 +649,7 @@ TURNERS = {  # how they are shown; pairs of the agent's cell, those that say whe
 
 @pytest.mark.parametrize(("shown", "agent", "look"), TURNERS.values(), ids=TURNERS)
 def test_a_grid_is_turned_until_the_agent_looks_up(shown, agent, look):
-    env, rng = turner(shown)
+    env, rng = env_of(shown, "worlds:Turner-v0")
     graph = TransitionGraph(3, env.reset().shape, np.uint8)
     seen = example.look_at_grids(env, rng)
     assert seen[1:] == (agent, look)
@@ -683,14 +663,14 @@ def test_a_grid_is_turned_until_the_agent_looks_up(shown, agent, look):
         (moved,) = network.move_to_agent(torch.from_numpy(as_grids(env.obs)[None]))
         looks_up = cells.copy()
         looks_up[row, column] = worlds.PLAYER
-        expected = as_grids(shown(looks_up))
+        expected = as_grids(shown(looks_up, 0))
         for forward, beside in np.ndindex(3, 3):  # what lies there for whom looks that way
             there = tuple(((row, column) + forward * ahead + beside * right) % 8)
             np.testing.assert_array_equal(moved[4 - forward, 4 + beside], expected[there])
         turned = np.rot90(cells, -1).copy()  # the same level, seen from beside
         turned[column, 7 - row] = worlds.Turner.WAYS[(way + 1) % 4]
         with torch.inference_mode():
-            values = network(torch.from_numpy(np.array([env.obs, shown(turned)])))
+            values = network(torch.from_numpy(np.array([env.obs, shown(turned, 0)])))
         np.testing.assert_array_equal(values[0], values[1])
         if any(env.step(int(action))[2:]):
             env.reset()
@@ -698,11 +678,11 @@ def test_a_grid_is_turned_until_the_agent_looks_up(shown, agent, look):
 
 @pytest.mark.parametrize(
     "shown",
-    [lambda cells: cells[:, :7], lambda cells: np.where(cells > 7, 7, cells)],
+    [lambda cells, time: cells[:, :7], lambda cells, time: np.where(cells > 7, 7, cells)],
     ids=["no square", "ways of one code"],
 )
 def test_other_agents_do_not_turn_the_grid(shown):
-    _, agent, look = example.look_at_grids(*turner(shown))
+    _, agent, look = example.look_at_grids(*env_of(shown, "worlds:Turner-v0"))
     assert (len(agent) > 1, look) == (True, [])
 
 
@@ -736,10 +716,6 @@ def as_characters(maze, time):
     return np.frombuffer(b" #G@", np.uint8)[maze]
 
 
-def as_shares(maze, time):
-    return maze.astype(np.float32) / 3
-
-
 def as_shares_of_ten(maze, time):
     return maze / 10  # reals of 64 bits, which no real of 32 bits is equal to
 
@@ -757,15 +733,14 @@ SHOWN = {  # codes of the cells, those of the agent
     "torch": (with_torch, (0, 1, 2, 3, 40), (mazes.PLAYER, 40)),
     "heading": (with_heading, (0, 1, 2, 4, 5, 6, 7, 8, 9), (4, 5, 6, 7)),
     "characters": (as_characters, sorted(b" #G@"), (ord("@"),)),
-    "reals": (as_shares, np.float32([0, 1 / 3, 2 / 3, 1]), (1,)),
-    "wide reals": (as_shares_of_ten, np.arange(4) / 10, (0.3,)),
+    "reals": (as_shares_of_ten, np.arange(4) / 10, (0.3,)),
 }
 
 
 @pytest.mark.parametrize(("shown", "codes", "agent"), SHOWN.values(), ids=SHOWN)
 def test_the_agent_is_what_actions_move(shown, codes, agent):
     for seed in range(3):
-        found_codes, found_agent, _ = example.look_at_grids(*maze_of(shown, seed))
+        found_codes, found_agent, _ = example.look_at_grids(*env_of(shown, seed=seed))
         assert found_agent == [(0, code) for code in agent]
         np.testing.assert_array_equal(found_codes, codes)
 
@@ -775,7 +750,7 @@ def test_a_run_says_that_no_agent_is_seen(tmp_path, capsys):
     assert "no agent's cell is seen in observations [4, 5]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shown", [as_shares_of_ten, as_characters, as_shares])
+@pytest.mark.parametrize("shown", [as_shares_of_ten, as_characters])
 def test_each_code_has_a_channel_also_one_that_comes_later(shown, capsys):
     network, other = (example.make_network(example.Args(num_levels=0), (4, 4), 2) for _ in range(2))
     grids = torch.from_numpy(shown(np.arange(3).repeat(16).reshape(-1, 4, 4), 0))
@@ -987,9 +962,7 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
     torch.manual_seed(0)
     args = types.SimpleNamespace(buffer_size=500, seed=0, batch_size=16, gamma=0.9)
     lake = gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=20)
-    one_hot = gymnasium.wrappers.DtypeObservation(
-        gymnasium.wrappers.FlattenObservation(lake), np.float32
-    )
+    one_hot = wrappers.DtypeObservation(wrappers.FlattenObservation(lake), np.float32)
     mode = gymnasium.vector.AutoresetMode.SAME_STEP
     envs = gymnasium.vector.SyncVectorEnv([lambda: one_hot], autoreset_mode=mode)
     q_network, target_network = torch.nn.Linear(16, 4), torch.nn.Linear(16, 4)

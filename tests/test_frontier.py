@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import graph_of, interpreted, raises_naming, scaled
-from naive import FrontierWorth, NaiveGraph, graph_action_value, graph_values
+from conftest import Twins, graph_of, interpreted, raises_naming, scaled
+from naive import FrontierWorth, graph_action_value, graph_values
 
 from gb_dqn_minigrid import kinds_of_grids as kinds_of
 from gbcore import FrontierEpisodes, FrontierPlanner, LeafTable, TransitionGraph
@@ -24,14 +24,12 @@ class World:
     By kind an integer is a grid of its four ternary digits: 5 = 0012 and 7 = 0021 are of a kind.
     """
 
-    def __init__(
-        self, num_actions, discount=0.9, prior=0.0, tolerance=None, capacity=4, by_kind=False
-    ):
+    def __init__(self, num_actions, capacity=4, by_kind=False, discount=0.9, **options):
         shape = (2, 2) if by_kind else (1,)
-        self.graph = TransitionGraph(num_actions, shape, np.int64, capacity=capacity)
-        self.naive = NaiveGraph(num_actions, shape, np.int64)
-        kinds_of = kinds_of_grids if by_kind else None
-        self.planner = FrontierPlanner(self.graph, discount, prior, tolerance, kinds_of)
+        self.twins = Twins(num_actions, shape, np.int64, capacity=capacity)
+        self.graph, self.naive = self.twins.graph, self.twins.naive
+        options["kinds_of"] = kinds_of_grids if by_kind else None
+        self.planner = FrontierPlanner(self.graph, discount, **options)
         self.worth = FrontierWorth() if by_kind else None
 
     def observation(self, s):
@@ -40,10 +38,8 @@ class World:
 
     def change(self, method, s, a, s2, done=False):
         """`add` or `remove` a transition; a state is interned first, and may be forgotten after."""
-        observations = [self.observation(i) for i in (s, s2)]
-        ids, states = ([g.node(obs) for obs in observations] for g in (self.graph, self.naive))
-        getattr(self.graph, method)(ids[0], a, 0.0, ids[1], done)
-        getattr(self.naive, method)(states[0], a, 0.0, states[1], done)
+        states = [self.twins.node(self.observation(i)) for i in (s, s2)]
+        getattr(self.twins, method)(states[0], a, 0.0, states[1], done)
         if self.worth is not None:
             for state in states:
                 self.worth.meet(state, self.naive.observation.get(state))
@@ -63,7 +59,7 @@ class World:
         rule = planner.discount, planner.prior
         values = graph_values(self.naive, leaf_q, *rule)
         for state, value in values.items():
-            node = self.graph.find(self.naive.observation[state])
+            node, _ = self.twins.ids(state)
             np.testing.assert_allclose(planner.values[node], value, rtol, 1e-8)
             expected = [
                 graph_action_value(self.naive, values, leaf_q, state, action, *rule)
@@ -72,7 +68,7 @@ class World:
             np.testing.assert_allclose(planner.action_values(node), expected, rtol, 1e-8)
 
 
-def random_world(seed, num_changes=200, check=None, **options):
+def random_world(seed, check=None, **options):
     """A ring of random transitions, stochastic and not, of which the oldest is forgotten."""
     rng = np.random.default_rng(seed)
     num_actions, num_states = int(rng.integers(1, 4)), int(rng.integers(1, 20))
@@ -80,7 +76,7 @@ def random_world(seed, num_changes=200, check=None, **options):
     world = World(num_actions, **{"discount": discount, "prior": prior} | options)
     usual = rng.integers(num_states, size=(num_states, num_actions))
     noise, ring, capacity = rng.choice([0, 0.2, 1]), [], int(rng.integers(5, 120))
-    for i in range(num_changes):
+    for i in range(200):
         s, a = int(rng.integers(num_states)), int(rng.integers(num_actions))
         s2 = int(rng.integers(num_states)) if rng.random() < noise else int(usual[s, a])
         ring.append((s, a, s2, bool(rng.random() < 0.1)))
@@ -91,9 +87,6 @@ def random_world(seed, num_changes=200, check=None, **options):
         if check is not None and i % 50 == 49:
             check(world)
     return world
-
-
-# --- Values ---
 
 
 @pytest.mark.parametrize("by_kind", [False, True])
@@ -222,9 +215,6 @@ def test_untried_pairs_of_states_that_were_entered_are_counted():
     assert world.planner.num_untried() == 2
 
 
-# --- Cost ---
-
-
 def test_states_that_hold_each_other_up_fall_at_once():
     """A ring whose last untried pair is tried: discounts round it would take 400 turns."""
     n = scaled(2000, 200)
@@ -282,9 +272,6 @@ def test_a_budget_bounds_the_edges_read_and_the_rest_waits():
     world.check(rtol=1e-2)
 
 
-# --- Acting ---
-
-
 def test_actions_are_greedy_and_ties_are_broken_at_random_where_something_is_left():
     world = World(4)
     for a, s2 in enumerate((1, 2, 0, 3)):
@@ -328,9 +315,6 @@ def test_rates_are_of_the_last_steps():
     assert episodes.metrics()["frontier/states_per_1000"] is None
 
 
-# --- What is wrong ---
-
-
 def test_a_plan_that_contradicts_itself_is_found():
     planner = random_world(0, by_kind=True).planner
     planner.plan(10**6)
@@ -355,10 +339,7 @@ def test_bad_arguments(kind, name, value):
 @pytest.mark.parametrize("frame_stack", [False, True])
 @pytest.mark.parametrize("keyed", [False, True])
 def test_whatever_asks_first_after_a_doubling_has_room(frame_stack, keyed):
-    """Every part that keeps something by id, at each size around a power of two.
-
-    Too short an array raises where kernels run as plain Python; compiled, they write past it.
-    """
+    """Too short an array raises where kernels run as plain Python; compiled, they write past it."""
     options = {"key_shape": (8,) if keyed else None, "frame_stack": frame_stack}
     sizes = [n for power in (16, 32, 64, 128) for n in (power - 1, power, power + 1)]
     frames = np.arange(3_000).view(np.uint8).reshape(-1, 8)

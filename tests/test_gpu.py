@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import jitted
-from test_rainbow_atari import make_learner, on_gpu
+from test_rainbow_atari import fill, make_learner, on_gpu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,15 +16,8 @@ pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 def filled_learner(device, **flags):
     """A learner that updates as on a GPU, and a batch of a replay of few states with crossovers."""
-    learner = make_learner(capacity=60, device=device, batch_size=8, breadth=5, **flags)
-    learner = on_gpu(learner) if device == "cpu" else learner
-    graph, replay, rng = learner.graph, learner.replay, np.random.default_rng(0)
-    node = graph.node(np.zeros((4, 84, 84), np.uint8))
-    for _ in range(60):
-        next_node = graph.node(np.full((4, 84, 84), rng.integers(9), np.uint8))
-        replay.add(node, int(rng.integers(3)), 1.0, next_node, bool(rng.random() < 0.1))
-        node = next_node
-    return learner, replay.sample(8, rng, 0.5), rng
+    learner = make_learner(device=device, batch_size=8, breadth=5, **flags)
+    return fill(on_gpu(learner) if device == "cpu" else learner, 8)
 
 
 class NothingFromTheHost(TorchDispatchMode):
@@ -65,7 +58,7 @@ def test_the_padded_update_waits_for_no_device_and_mixes_none(backup, flags, mon
     Covers transfers, frames, both networks, heads, acting, targets, loss, gradients and clipping,
     of every backup. Not covered: Adam's fused kernel, replays, bfloat16 and arithmetic.
     """
-    learner, batch, rng = filled_learner("meta", backup=backup, **flags)
+    (learner, batch), rng = filled_learner("meta", backup=backup, **flags), np.random.default_rng(0)
     monkeypatch.setattr(learner.optimizer, "step", lambda: None)
     monkeypatch.setattr(updates.CapturedCalls, "__call__", watched)
     for _ in range(2):
@@ -103,7 +96,7 @@ class Counted(TorchDispatchMode):
 )
 def test_operations_of_an_update(backup, most, monkeypatch):
     """Forward, backward and clipping, without Adam, which is one: a GPU's time goes by these."""
-    learner, batch, rng = filled_learner("meta", backup=backup)
+    (learner, batch), rng = filled_learner("meta", backup=backup), np.random.default_rng(0)
     monkeypatch.setattr(learner.optimizer, "step", lambda: None)
     numbers = []
 
@@ -124,7 +117,7 @@ def test_where_capture_fails_the_same_operations_go_on_one_by_one(monkeypatch, c
     results = []
     for use_graphs in (False, True):  # on a CPU every capture fails
         torch.manual_seed(0)
-        learner, batch, _ = filled_learner("cpu")
+        learner, batch = filled_learner("cpu")
         learner.updates.captured.use_graphs = use_graphs
         rng = np.random.default_rng(1)
         results.append([learner.update(batch, rng).numpy() for _ in range(4)])

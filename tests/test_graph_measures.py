@@ -1,7 +1,6 @@
 """tools/: what is read from runs, measured on graphs, laid out and drawn."""
 
 import html
-import importlib
 import itertools
 import re
 import shlex
@@ -32,9 +31,9 @@ from gbcore.run.flags import check_flags
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
-def recorded_rows(rows, num_actions=2):
+def recorded_rows(rows):
     """`Recorded` of rows (s, a, r, s2, terminated, cut) whose observations are [s]."""
-    graph = TransitionGraph(num_actions, (1,), np.int64)
+    graph = TransitionGraph(2, (1,), np.int64)
     replay = Replay(graph, len(rows))
     for s, a, r, s2, terminated, cut in rows:
         replay.record([s], a, r, [s2], terminated, cut)
@@ -56,11 +55,9 @@ CROSSING += [(10, 0, 0.0, 2, False, False), (2, 1, 1.0, 20, True, True)]
 
 
 def test_crossovers_of_a_small_graph():
-    run = recorded_rows(CROSSING)
-    measured = measures.crossovers(run.graph)
-    assert measured["crossed"] == pytest.approx(1 / 7)  # state 2 of 0 1 2 3 4 10 20
-    assert measured["self_loops"] == pytest.approx(1 / 7)
-    assert measured["rewarded"] == pytest.approx(1 / 7)
+    measured = measures.crossovers(recorded_rows(CROSSING).graph)
+    for name in ("crossed", "self_loops", "rewarded"):
+        assert measured[name] == pytest.approx(1 / 7)  # crossed: state 2 of 0 1 2 3 4 10 20
     measured = measures.crossovers(recorded_rows(CROSSING + CROSSING[:1] * 13).graph)
     assert measured["self_loops"] == measured["rewarded"] == pytest.approx(1 / 20)  # of steps
 
@@ -83,15 +80,15 @@ def test_targets_differ_from_tree_backup_only_through_crossovers():
     assert rows[5]["read"] == 1
 
 
-def chain_with_memory(remember, steps=3_000):
+def chain_with_memory(remember):
     """Rows of a walk whose next state depends on the state alone, or on the one before as well."""
     rng = np.random.default_rng(0)
     before, state, rows = 0, 0, []
-    for step in range(steps):
+    for step in range(3_000):
         odd = (before if remember else rng.integers(2)) % 2
         following = (state + 1 + int(odd)) % 6 if rng.random() < 0.9 else int(rng.integers(6))
         following = (state + 1) % 6 if following == state else following
-        rows.append((state, 0, 0.0, following, False, step == steps - 1))
+        rows.append((state, 0, 0.0, following, False, step == 2_999))
         before, state = state, following
     return recorded_rows(rows)
 
@@ -106,9 +103,6 @@ def test_markov_is_found_where_there_is_some():
     assert abs(plain["explained"]) < 0.02
     deterministic = recorded_rows([(i % 3, 0, 0.0, (i + 1) % 3, False, i == 8) for i in range(9)])
     assert measures.markov_violation(deterministic.replay, rng, 5)["p"] is None
-
-
-# --- Would it help? ---
 
 
 @pytest.mark.parametrize(
@@ -297,15 +291,6 @@ def test_streams_of_the_scripts_tasks():
         assert linked[~run.replay["cut"][:-1]].all()
 
 
-# --- A run and its pictures ---
-
-
-@pytest.fixture
-def draw_graph():
-    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
-    return importlib.import_module("draw_graph")
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """A finished run of 300 steps."""
@@ -371,8 +356,8 @@ def test_a_trained_network_plays_on(run_folder, tmp_path, capsys, monkeypatch):
 
 
 def test_what_acts_on_its_graph_plays_on_so_and_is_looked_at_at_its_depth(tmp_path, capsys):
-    flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50, "batch_size": 4}
-    flags |= {"total_timesteps": 400, "eval_frequency": 0, "target_network_frequency": 100}
+    flags = {"env_id": "breakout", "backup": "whole-graph", "learning_starts": 50}
+    flags |= {"total_timesteps": 400, "target_network_frequency": 100}
     learner, folder = conftest.play(gb_dqn_minatar, tmp_path, **flags)
     run, nodes = recorded.read(folder), np.unique(learner.replay.node)
     obs = learner.graph.observations_of(nodes)
@@ -443,7 +428,10 @@ def test_a_subgraph_is_drawn_from_the_first_state_or_another(run_folder, tmp_pat
     assert refuses(capsys, draw_subgraph, [run_folder, "--state", "999"], "no state 999")
 
 
-def test_the_layouts_and_their_pictures(draw_graph, run_folder, tmp_path, capsys):
+def test_the_layouts_and_their_pictures(run_folder, tmp_path, capsys):
+    pytest.importorskip("pygraphviz", reason="pip install -r requirements-draw.txt")
+    import draw_graph
+
     run = recorded.read(run_folder)
     layout = draw_graph.lay_out(run, layout="rings")
     edges, n = layout.edges, len(layout.states)

@@ -7,35 +7,18 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Case, as_bytes, jitted, scaled
+from conftest import ROOT, Case, as_bytes, jitted, scaled
 
-from gbcore import (
-    FrontierEpisodes,
-    FrontierPlanner,
-    GraphValues,
-    LeafTable,
-    PrioritizedReplay,
-    Replay,
-    SumTree,
-    TransitionGraph,
-    q_targets,
-    trajectory_subgraphs,
-)
+import gbcore
 from gbcore.interner import Interner
 from gbcore.kernels import sweeps
 from gbcore.run import LearnerState
 from gbcore.run.padding import pad
 
-ROOT = Path(__file__).resolve().parent.parent
-
 TRANSITIONS = [(0, 0, 1.0, 0, 1), (1, 0, 0.5, 0, 2), (1, 1, 2.0, 0, 0), (2, 0, 0.0, 1, 0)]
-
-
-# --- Subgraphs that were changed ---
 
 
 def changes(sub):
@@ -75,11 +58,8 @@ def test_an_index_out_of_place_is_found_in_subgraphs_made_by_hand():
 def test_a_mean_of_large_values_is_no_infinity():
     case = Case(2, [(0, 0, 0.0, 0, 1), (1, 0, 1.5e308, 1, 2, 3), (1, 1, 1.5e308, 1, 2)])
     sub = case.expand([(0, 0)], depth=2)
-    got = q_targets(sub, np.zeros((len(sub.nodes), 2)), 1.0, "behaviour")
+    got = gbcore.q_targets(sub, np.zeros((len(sub.nodes), 2)), 1.0, "behaviour")
     np.testing.assert_allclose(got, 1.5e308)
-
-
-# --- Copies ---
 
 
 def by_pickle(parts):
@@ -102,12 +82,12 @@ class Parts:
     def __init__(self, keyed, frame_stack):
         key = {"key_shape": (1,), "key_dtype": np.int64} if keyed else {}
         self.keyed = keyed
-        self.graph = TransitionGraph(2, (2, 3), np.int16, frame_stack, 16, **key)
-        self.replay = PrioritizedReplay(self.graph, 40, 0.5)
-        self.leaves = LeafTable(self.graph, values_of)
-        self.planner = FrontierPlanner(self.graph)
-        self.episodes = FrontierEpisodes(self.graph, kinds_of=kinds_of)
-        self.values = GraphValues(self.graph, self.leaves, 0.9)
+        self.graph = gbcore.TransitionGraph(2, (2, 3), np.int16, frame_stack, 16, **key)
+        self.replay = gbcore.PrioritizedReplay(self.graph, 40, 0.5)
+        self.leaves = gbcore.LeafTable(self.graph, values_of)
+        self.planner = gbcore.FrontierPlanner(self.graph)
+        self.episodes = gbcore.FrontierEpisodes(self.graph, kinds_of=kinds_of)
+        self.values = gbcore.GraphValues(self.graph, self.leaves, 0.9)
         self.use(range(70))
 
     def obs(self, state):
@@ -130,7 +110,7 @@ class Parts:
                 self.episodes.end_episode()
             batch = self.replay.sample(4, rng, 0.4)
             sub = self.replay.subgraphs(batch, "graph", 3, 2, rng)
-            seen += [*q_targets(sub, self.leaves.values(sub.nodes), 0.9), *batch.weights]
+            seen += [*gbcore.q_targets(sub, self.leaves.values(sub.nodes), 0.9), *batch.weights]
             self.replay.update_priorities(batch.rows, rng.random(4))
             if i % 4 == 0:
                 self.values.update(5)  # the rest waits
@@ -187,7 +167,7 @@ def test_what_is_copied_or_restored_goes_on_the_same_and_apart(keyed, frame_stac
 
 
 def test_copies_of_what_stands_alone():
-    tree = SumTree(3)
+    tree = gbcore.SumTree(3)
     tree.set([0, 2], [1.0, 3.0])
     interner = Interner((3,), np.uint8)
     interner.add(np.array([[1, 2, 3]], np.uint8))
@@ -206,12 +186,9 @@ def test_a_graph_and_a_replay_print_their_sizes():
     parts = Parts(False, False)
     assert repr(parts.graph).startswith(f"TransitionGraph({parts.graph.num_nodes} nodes, ")
     assert repr(parts.replay) == "PrioritizedReplay(40 of 40 transitions)"
-    for part in (parts.leaves, parts.planner, SumTree(2), parts.graph.expand([0], [0], 1)):
+    for part in (parts.leaves, parts.planner, gbcore.SumTree(2), parts.graph.expand([0], [0], 1)):
         assert repr(part).startswith(type(part).__name__ + "(")
         assert "\n" not in repr(part)
-
-
-# --- Threads ---
 
 
 def in_threads(*functions):
@@ -228,7 +205,7 @@ def in_threads(*functions):
 
 @jitted
 def test_threads_find_what_they_added_and_expand_what_is_there():
-    graph = TransitionGraph(2, (2,), np.int64, capacity=16)
+    graph = gbcore.TransitionGraph(2, (2,), np.int64, capacity=16)
 
     def work(first):
         rng = np.random.default_rng(first)
@@ -256,8 +233,8 @@ def test_threads_find_what_they_added_and_expand_what_is_there():
 @jitted
 def test_threads_feed_one_replay():
     """One acts, one learns: as the lock is held from sample to subgraphs, every root is known."""
-    graph = TransitionGraph(2, (1,), np.int64, capacity=16)
-    replay, steps = PrioritizedReplay(graph, 50, 0.5), scaled(2_000)
+    graph = gbcore.TransitionGraph(2, (1,), np.int64, capacity=16)
+    replay, steps = gbcore.PrioritizedReplay(graph, 50, 0.5), scaled(2_000)
     replay.record(np.array([0]), 0, 0.0, np.array([1]), False)
 
     def act(seed):
@@ -273,7 +250,7 @@ def test_threads_feed_one_replay():
                 batch = replay.sample(8, rng)
                 sub = replay.subgraphs(batch, "graph", 1)
                 rewards = graph.observations_of(batch.nodes)[:, 0]
-            targets = q_targets(sub, np.zeros((len(sub.nodes), 2)), 0.9)
+            targets = gbcore.q_targets(sub, np.zeros((len(sub.nodes), 2)), 0.9)
             np.testing.assert_allclose(targets, rewards)
             replay.update_priorities(batch.rows, rng.random(8))
 
@@ -282,32 +259,31 @@ def test_threads_feed_one_replay():
     assert graph.num_transitions == replay.size == 50
 
 
-# --- Sizes out of range, and changes that wait ---
-
 HUGE = (2**60, 2**62, 2**63, 2**64)
 
 
 @pytest.mark.parametrize("size", HUGE)
 def test_sizes_that_no_array_has_are_refused_or_mean_all(size):
     case = Case(2, TRANSITIONS)
-    graph, roots = case.graph, [case.id_of[0]]
+    graph, roots, rng = case.graph, [case.id_of[0]], np.random.default_rng(0)
     with pytest.raises(ValueError, match=f"Require 1 <= depth <= .*{size}"):
         graph.expand(roots, [0], size)
-    assert len(graph.expand(roots, [0], 3, size, np.random.default_rng(0)).nodes) == 3
+    assert len(graph.expand(roots, [0], 3, size, rng).nodes) == 3
     column = np.zeros(4, np.int64)
     columns = (*[column] * 4, column > 0)
-    chain = trajectory_subgraphs([0], size, *columns, np.arange(4) == 3)
+    chain = gbcore.trajectory_subgraphs([0], size, *columns, np.arange(4) == 3)
     assert len(chain.pair_action) == 4, "no chain is longer than its ring"
     with pytest.raises(ValueError, match="Require a row that is cut"):
-        trajectory_subgraphs([0], size, *columns, column > 0)
-    planner = FrontierPlanner(graph)
+        gbcore.trajectory_subgraphs([0], size, *columns, column > 0)
+    planner = gbcore.FrontierPlanner(graph)
     assert planner.plan(size) > 0
     assert planner.num_waiting == 0
     for make in (
-        lambda: SumTree(size), lambda: Replay(graph, size), lambda: TransitionGraph(size, (1,)),
-        lambda: TransitionGraph(2, (1,), capacity=size), lambda: TransitionGraph(2, (size, size)),
-        lambda: TransitionGraph(2, (-size, -8)), lambda: graph.node(np.zeros(size, np.int64)),
-        lambda: SumTree(4).sample(size, np.random.default_rng(0)),
+        lambda: gbcore.SumTree(size), lambda: gbcore.SumTree(4).sample(size, rng),
+        lambda: gbcore.Replay(graph, size), lambda: graph.node(np.zeros(size, np.int64)),
+        lambda: gbcore.TransitionGraph(size, (1,)), lambda: gbcore.TransitionGraph(2, (size, size)),
+        lambda: gbcore.TransitionGraph(2, (1,), capacity=size),
+        lambda: gbcore.TransitionGraph(2, (-size, -8)),
     ):  # fmt: skip
         with pytest.raises((ValueError, MemoryError, OverflowError, KeyError)):
             make()
@@ -321,11 +297,11 @@ def test_subgraphs_that_no_memory_holds_are_given_up(monkeypatch):
     monkeypatch.undo()
     assert case.graph.expand([case.id_of[0]], [0], 2_000).num_roots == 1
     with pytest.raises(ValueError, match="Require chunk >= 1, got -1"):
-        LeafTable(case.graph, values_of).values([0], chunk=-1)
+        gbcore.LeafTable(case.graph, values_of).values([0], chunk=-1)
 
 
 def test_priorities_whose_sum_overflows_are_refused():
-    tree = SumTree(4)
+    tree = gbcore.SumTree(4)
     with pytest.raises(ValueError, match="Require 0 <= priority <= "):
         tree.set(range(4), [1e308] * 4)
     tree.set(range(4), [tree.largest] * 4)
@@ -335,7 +311,7 @@ def test_priorities_whose_sum_overflows_are_refused():
         parts.replay.update_priorities(np.arange(2), [np.inf, 1.0])
     for error in (np.inf, np.nan):
         with pytest.raises(ValueError, match="Require 0 <= priority"):
-            PrioritizedReplay(parts.graph, 4, 0.0).update_priorities([0], [error])
+            gbcore.PrioritizedReplay(parts.graph, 4, 0.0).update_priorities([0], [error])
     assert parts.replay.max_priority < 2
     parts.replay.update_priorities(np.arange(40), np.full(40, 1e-6))
     weights = parts.replay.sample(8, np.random.default_rng(0), 200.0).weights
@@ -354,8 +330,6 @@ def test_changes_wait_until_they_were_followed(monkeypatch):
     parts.planner.plan()
     assert parts.planner.check_valid() == []
 
-
-# --- Numba's cache ---
 
 PROGRAM = """
 import warnings

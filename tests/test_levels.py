@@ -19,14 +19,8 @@ from minigrid.envs import EmptyEnv
 import gb_dqn_minigrid
 import gbcore.run as gb
 from examples import gb_dqn_gymnasium
-from gbcore import (
-    EpisodeGraph,
-    FirstTries,
-    FrontierEpisodes,
-    FrontierPlanner,
-    TransitionGraph,
-    is_held_out,
-)
+from gbcore import EpisodeGraph, FirstTries, FrontierEpisodes, FrontierPlanner, TransitionGraph
+from gbcore.episode_graph import is_held_out
 from gbcore.first_tries import NO_OP_TRIES, LevelFrontier, cell_contents, place_of
 
 ROBOT = OBJECT_TO_IDX["agent"]
@@ -61,7 +55,7 @@ stuck = network_of(0.5, 0.7, 0.8)  # would rather stay than go, and go rather th
 def test_an_episode_leaves_a_place_where_the_network_stays_for_ever():
     """Its actions are greedy on values of the whole graph of what it has seen."""
     env, episode = Corridor(6, limit=60), EpisodeGraph(stuck, num_actions=3, gamma=GAMMA)
-    obs, over, seen = env.reset(), False, naive.NaiveGraph(3, (1,), np.int64)
+    obs, over, seen = env.reset(), False, naive.NaiveGraph(3)
     leaf_q = stuck(range(6))
     assert leaf_q[0].argmax() == 2  # greedy on the network stays
     while not over:
@@ -134,10 +128,10 @@ def step(graph, tries, obs, action, after, reward=0.0, terminated=False):
 
 
 class NaiveFirstTries:
-    """FirstTries by its definition, of rooms: a list of all first tries, no sums."""
+    """FirstTries by its definition, of rooms and 4 actions: a list of all first tries, no sums."""
 
-    def __init__(self, num_actions):
-        self.num_actions, self.history, self.met, self.tried = num_actions, [], {}, set()
+    def __init__(self):
+        self.history, self.met, self.tried = [], {}, set()
 
     def begin(self, obs):
         self.first, self.found = obs, Counter()
@@ -153,11 +147,14 @@ class NaiveFirstTries:
             number = self.found[place]
             gain = max(gain, 1 / number)
             beside = self.met[after.tobytes()] = self.contexts(after, *place)
-            worths = [self.worth(beside, a) / number**0.5 for a in range(self.num_actions)]
-        if (obs.tobytes(), action) not in self.tried:
-            self.history.append((contexts, action, gain))
-        self.tried.add((obs.tobytes(), action))
+            worths = [self.worth(beside, a) / number**0.5 for a in range(4)]
+        self.learn(obs, action, contexts, gain)
         return worths
+
+    def learn(self, obs, action, contexts, gain):
+        if (obs.tobytes(), action) not in self.tried:
+            self.history.append((contexts, action, float(gain)))
+        self.tried.add((obs.tobytes(), action))
 
     def contexts(self, obs, row, column):
         """Eight tuples (kind, content, ...)."""
@@ -194,7 +191,7 @@ class NaiveFirstTries:
 def test_worths_are_those_of_their_definition():
     rng = np.random.default_rng(0)
     graph, planner, tries = make_first_tries(num_actions=4)
-    twin, num_compared = NaiveFirstTries(4), 0
+    twin, num_compared = NaiveFirstTries(), 0
     for _ in range(40):
         lava, at, turned = [tuple(rng.integers(4, size=2)) for _ in range(3)], (0, 0), 0
         obs = room(at, lava)
@@ -244,7 +241,7 @@ def test_a_step_from_a_state_that_was_not_met_is_no_first_try():
 
 
 def test_no_ops_are_those_of_their_definition():
-    rng, naive_tries, limited = np.random.default_rng(0), NaiveFirstTries(4), Counter()
+    rng, naive_tries, limited = np.random.default_rng(0), NaiveFirstTries(), Counter()
     graph, _, tries = make_first_tries(4, agent=[(0, AGENT)])
 
     def sides(obs):
@@ -263,11 +260,8 @@ def test_no_ops_are_those_of_their_definition():
             elif action == 3 and at[0] == 3:  # else 3 does nothing, as 2 does always
                 reward = -0.1
             after = room(at, lava)
-            pair = obs.tobytes(), action
-            if pair not in naive_tries.tried:
-                has_changed = obs.tobytes() != after.tobytes() or reward != 0
-                naive_tries.history.append((sides(obs), action, float(has_changed)))
-                naive_tries.tried.add(pair)
+            has_changed = obs.tobytes() != after.tobytes() or reward != 0
+            naive_tries.learn(obs, action, sides(obs), has_changed)
             step(graph, tries, obs, action, after, reward)
             obs = after
         rooms = [room(tuple(rng.integers(4, size=2)), lava, turned=i == 0) for i in range(6)]
@@ -661,11 +655,9 @@ def test_a_run_of_n_levels_scores_both_kinds(tmp_path):
 
 @jitted
 def test_the_network_alone_and_its_own_graph_are_two_scores(tmp_path, capsys):
+    flags = (*LEVELS, "--num-levels", "0", "--eval-act-on")
     graph, network = (
-        short_run(
-            gb_dqn_minigrid, tmp_path / how, *LEVELS, "--num-levels", "0", "--eval-act-on", how
-        )
-        for how in ("graph", "network")
+        short_run(gb_dqn_minigrid, tmp_path / how, *flags, how) for how in ("graph", "network")
     )
     drop = [
         [line.split(",")[4:] for line in (run / "metrics.csv").read_text().splitlines()]

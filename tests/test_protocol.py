@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import jitted, play, read_metrics, spy
-from test_dqn_scripts import make_learner
+from test_dqn_scripts import TASKS, both, make_learner
 
 import gb_dqn_minatar
 import gb_dqn_minigrid
 import gb_rainbow_atari
 from gbcore import FrontierEpisodes, PrioritizedReplay, Replay
 
-DQN = [(gb_dqn_minigrid, "MiniGrid-Empty-5x5-v0"), (gb_dqn_minatar, "breakout")]
-dqn = pytest.mark.parametrize(("script", "task"), DQN, ids=["minigrid", "minatar"])
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
@@ -63,7 +61,7 @@ def test_the_defaults_are_the_papers_protocol(script, flags):
     assert {name: defaults[name] for name in flags} == flags
 
 
-@dqn
+@both
 def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch):
     updates, copies, batches, evaluations = [], [], [], []
     spy(monkeypatch, Replay, "sample", lambda of, size, rng: batches.append((of.capacity, size)))
@@ -80,9 +78,7 @@ def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch)
     )  # fmt: skip
     (group,) = learner.optimizer.param_groups
     assert (group["lr"], group["eps"]) == (0.03, 0.2)
-    assert sum(p.numel() for p in group["params"]) == sum(
-        p.numel() for p in learner.online.parameters()
-    )
+    assert [*map(id, group["params"])] == [*map(id, learner.online.parameters())]
     assert updates == [step for step in range(12, 61, 4) for _ in range(2)]
     assert batches == [(60, 4)] * len(updates)
     assert copies == [15, 30, 45, 60]
@@ -91,20 +87,18 @@ def test_when_dqn_acts_learns_and_evaluates(script, task, tmp_path, monkeypatch)
     assert epsilons == [0.75] * 10 + [0.25] * 50
 
 
-@dqn
+@both
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_dqn_acts_by_its_network_or_at_random(script, task, epsilon, tmp_path, monkeypatch):
     monkeypatch.setattr(script.Learner, "act", lambda _, obs, keys=None: np.full(len(obs), 1))
-    learner, _ = play(
-        script, tmp_path, env_id=task, total_timesteps=50, learning_starts=20, start_e=1.0,
-        end_e=epsilon, eval_frequency=0, batch_size=4,
-    )  # fmt: skip
+    flags = {"env_id": task, "total_timesteps": 50, "learning_starts": 20, "end_e": epsilon}
+    learner, _ = play(script, tmp_path, **flags, start_e=1.0)
     actions = learner.replay.action
     assert len(set(actions[:20])) > 2
     assert (set(actions[20:]) == {1}) == (epsilon == 0.0)
 
 
-@dqn
+@both
 @pytest.mark.parametrize(
     ("backup", "flags", "target"),
     [
@@ -139,7 +133,7 @@ def test_each_backup_has_a_target_of_its_own(script, task, backup, flags, target
     np.testing.assert_array_equal(targets, [target])
 
 
-@dqn
+@both
 def test_the_online_network_acts_and_its_copy_is_learned_from(script, task):
     learner = make_learner(script, task)
     obs = script.make_env(learner.args, task, np.random.default_rng(0)).reset()[None]
@@ -152,14 +146,12 @@ def test_the_online_network_acts_and_its_copy_is_learned_from(script, task):
     assert learner.values(learner.target, obs)[0, worst] > 50
 
 
-@pytest.mark.parametrize(("script", "task"), [*DQN, (gb_rainbow_atari, "pong")])
+@pytest.mark.parametrize(("script", "task"), [*TASKS, (gb_rainbow_atari, "pong")])
 def test_what_the_frontier_says_is_done(script, task, tmp_path, monkeypatch):
     shares = set()
     monkeypatch.setattr(FrontierEpisodes, "act", lambda of, *_, **__: shares.add(of.most) or 1)
-    learner, _ = play(
-        script, tmp_path, env_id=task, total_timesteps=40, eval_frequency=0, save_model=False,
-        exploration="frontier", frontier_share=0.25,
-    )  # fmt: skip
+    flags = {"exploration": "frontier", "frontier_share": 0.25}
+    learner, _ = play(script, tmp_path, env_id=task, save_model=False, **flags)
     assert shares == {0.25}
     assert (learner.replay.action == 1).all()
 

@@ -15,11 +15,11 @@ from gbcore.run import atari, updates
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
-def make_learner(num_actions=3, capacity=300, device="cpu", **flags):
+def make_learner(device="cpu", **flags):
     """A learner without transitions."""
     args = script.Args(cuda=False, **flags)
-    graph = TransitionGraph(num_actions, (4, 84, 84), frame_stack=True)
-    replay = PrioritizedReplay(graph, capacity, args.priority_exponent)
+    graph = TransitionGraph(3, (4, 84, 84), frame_stack=True)
+    replay = PrioritizedReplay(graph, 300, args.priority_exponent)
     return script.Learner(args, graph, replay, torch.device(device))
 
 
@@ -27,9 +27,6 @@ def learner_of(tmp_path, game, steps, **flags):
     """A learner whose replay holds so many random steps of a real game."""
     flags |= {"env_id": game, "total_timesteps": steps, "start_e": 1.0, "end_e": 1.0}
     return play(script, tmp_path, **flags)[0]
-
-
-# --- What is recorded ---
 
 
 def test_no_transition_crosses_a_reset_and_a_lost_life_ends_no_game(tmp_path):
@@ -131,24 +128,25 @@ def test_all_games_of_the_suite_exist():
         assert atari.task_of(game) == game
 
 
-# --- What is computed ---
+def fill(learner, batch_size):
+    """Random steps among 30 states; the learner, and a batch."""
+    rng = np.random.default_rng(0)
+    nodes = learner.graph.nodes(rng.integers(256, size=(30, 4, 84, 84), dtype=np.uint8))
+    for node, next_node in itertools.pairwise(rng.choice(nodes, 301)):
+        action, reward, terminated = rng.integers(3), rng.integers(3) - 1.0, rng.random() < 0.1
+        learner.replay.add(node, action, reward, next_node, terminated)
+        if rng.random() < 0.05:
+            learner.replay.end_episode()
+    return learner, learner.replay.sample(batch_size, rng, 0.4)
 
 
 @pytest.fixture(params=script.BACKUPS)
 def filled(request):
-    """Function of flags: a learner over a random graph of 30 states, and a batch."""
+    """Function of flags: a learner over a random graph, and a batch."""
 
     def make(**flags):
         torch.manual_seed(0)
-        rng = np.random.default_rng(0)
-        learner = make_learner(backup=request.param, depth=4, breadth=3, **flags)
-        nodes = learner.graph.nodes(rng.integers(256, size=(30, 4, 84, 84), dtype=np.uint8))
-        for node, next_node in itertools.pairwise(rng.choice(nodes, 301)):
-            action, reward, terminated = rng.integers(3), rng.integers(3) - 1.0, rng.random() < 0.1
-            learner.replay.add(node, action, reward, next_node, terminated)
-            if rng.random() < 0.05:
-                learner.replay.end_episode()
-        return learner, learner.replay.sample(16, rng, 0.4)
+        return fill(make_learner(backup=request.param, depth=4, breadth=3, **flags), 16)
 
     return make
 

@@ -11,17 +11,13 @@ import pytest
 from conftest import ROOT, command, jitted
 
 README = (ROOT / "README.md").read_text()
-FRONTIER = (ROOT / "docs" / "frontier.md").read_text()
 
 pytestmark = jitted
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
 def test_the_agent_of_the_frontier_page_tries_everything_and_learns(capsys):
-    (snippet,) = re.findall(r"```python\n(.*?)```", FRONTIER, re.DOTALL)
+    page = (ROOT / "docs" / "frontier.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(snippet, {})
     out, _ = capsys.readouterr()
     assert "untried pairs: 0, states: 64 of 64" in out
@@ -30,7 +26,8 @@ def test_the_agent_of_the_frontier_page_tries_everything_and_learns(capsys):
 
 
 def test_ci_runs_the_readme_test_command():
-    (typed,) = [block.strip() for block in blocks("bash") if "tests/run_all.py" in block]
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    (typed,) = [block.strip() for block in blocks if "tests/run_all.py" in block]
     assert typed in (ROOT / ".ci" / "run").read_text()
 
 
@@ -59,9 +56,6 @@ def test_every_flag_that_a_page_uses_exists(name, capsys):
     assert f"python {name}" in about  # from the docstring, which says what the command is for
     named = set(re.findall(r"--([a-z0-9-]+)", first + others))
     assert commands()[name] <= named
-
-
-# --- Types ---
 
 
 def check(*words):

@@ -7,13 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, interpreted, only_run, result_of
+from conftest import ROOT, SHORT, interpreted, only_run, result_of
 
 pytestmark = interpreted  # a copy of gbcore has kernels of its own to compile
-SMALL = (
-    "--total-timesteps 120 --learning-starts 100 --eval-frequency 0 --eval-episodes 1 "
-    "--eval-epsilon 1 --batch-size 4 --breadth 5"
-).split()
 
 
 @pytest.fixture
@@ -70,7 +66,7 @@ def test_a_sixth_backup(patched):
     """It has its own target; script, sweep and report know it."""
     folder = patched("softmax")
     words = ["--suites", "minigrid", "--tasks", "Empty-8x8", "--seeds", "1", "--overrides"]
-    words += [f"{SMALL[i][2:]}={SMALL[i + 1]}" for i in range(0, len(SMALL), 2)]
+    words += [f"{SHORT[i][2:]}={SHORT[i + 1]}" for i in range(0, len(SHORT), 2)]
     words += ["--backups", "graph-softmax", "--run-dir", "runs"]
     out = run(folder, "-c", SIXTH, *words)
     weights = np.exp(np.array([0.2, 0.3]) / 0.1)
@@ -82,6 +78,6 @@ def test_a_sixth_backup(patched):
 
 def test_another_environment(patched):
     folder = patched("taxi")
-    run(folder, "gb_dqn_minigrid.py", "--run-dir", "runs", *SMALL)
+    run(folder, "gb_dqn_minigrid.py", "--run-dir", "runs", *SHORT)
     result = result_of(only_run(folder / "runs"))
-    assert (result["env_id"], result["steps"]) == ("Taxi-v4", 120)
+    assert (result["env_id"], result["steps"]) == ("Taxi-v4", 60)

@@ -79,8 +79,8 @@ def test_a_row_can_be_recorded_without_ids():
             by_id.add(node, i % 3, float(i), next_node, ends["terminated"], obs)
             if any(ends.values()):
                 by_id.end_episode()
-        for name in by_obs.COLUMNS:
-            np.testing.assert_array_equal(getattr(by_obs, name), getattr(by_id, name))
+        for name, column in by_obs.state()["rows"].items():
+            np.testing.assert_array_equal(column, by_id.state()["rows"][name])
         assert graphs[0].check_valid() == []
     with pytest.raises(ValueError, match="Require source 'trajectory' or 'graph', got 'tree'"):
         by_obs.subgraphs(by_obs.sample(2, rng), "tree", 2)
@@ -101,28 +101,37 @@ def test_rows_of_another_graph_change_nothing():
     assert replay.size == other.size
 
 
+class Marked(PrioritizedReplay):
+    """With a number for each row."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.mark = np.zeros(self.capacity)
+
+
 @pytest.mark.parametrize("num_rows", [0, 2, 4, 6])
 def test_a_restored_replay_goes_on_the_same(num_rows):
     """Also in a ring with more room, where there was still room."""
     rng = np.random.default_rng(0)
-    replay = replay_of(4, PrioritizedReplay, 0.5)
+    replay = replay_of(4, Marked, 0.5)
 
     def walk(replay, steps):
         for _ in range(steps):
             node, next_node = rng.integers(5, size=2)
             for _ in range(2):  # it comes twice: the first removal frees no node
                 replay.end_episode()
+                replay.mark[replay.position] = rng.random()
                 replay.add(node, int(rng.integers(3)), 1.0, next_node, False)
             replay.update_priorities(np.arange(replay.size), rng.random(replay.size) * 9)
 
     walk(replay, num_rows // 2)
-    other = replay_of(9 if num_rows < 4 else 4, PrioritizedReplay, 0.5)
+    other = replay_of(9 if num_rows < 4 else 4, Marked, 0.5)
     other.graph.restore(replay.graph.state())
     other.restore(replay.state())
     for of in (replay, other):
         rng = np.random.default_rng(1)
         walk(of, 1)
-    for name in replay.COLUMNS:
+    for name in (*replay.COLUMNS, "mark"):
         np.testing.assert_array_equal(getattr(replay, name)[:4], getattr(other, name)[:4])
     np.testing.assert_array_equal(replay.priorities.get(range(4)), other.priorities.get(range(4)))
     assert replay.position % 4 == other.position % 4

@@ -14,17 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    SHORT,
-    as_bytes,
-    command,
-    files_in,
-    jitted,
-    left_behind,
-    only_run,
-    refuses,
-    result_of,
-)
+from conftest import SHORT, as_bytes, command, jitted, only_run, read_metrics, refuses, result_of
+from gbtools import recorded
 from gbtools.runs import read_config
 
 import gb_dqn_minatar
@@ -48,9 +39,6 @@ CASES = {
     "minigrid, frontier": (
         gb_dqn_minigrid,
         f"--env-id Dynamic-Obstacles-5x5 --buffer-size 90 {FRONTIER} {DQN} --end-e 0.5",
-    ),
-    "minigrid, values of the whole graph": (
-        gb_dqn_minigrid, f"--env-id DoorKey-5x5 --buffer-size 90 {ON_GRAPH} {DQN} --end-e 0.5"
     ),
     "minigrid, levels and views": (
         gb_dqn_minigrid, "--env-id DoorKey-5x5 --num-levels 0 --view partial --buffer-size 90 "
@@ -77,6 +65,45 @@ CASES = {
     ),
 }  # fmt: skip
 CASES = {name: (script, [*SHORT, *words.split()]) for name, (script, words) in CASES.items()}
+
+
+def learned(run):
+    """All that the learner of a run's checkpoint holds."""
+    learner = recorded.read(run).learner
+    parts = {name: value for name, value in vars(learner).items() if name not in learner.APART}
+    return {
+        name: part.state_dict() if hasattr(part, "state_dict") else part
+        for name, part in parts.items()
+        if hasattr(part, "state_dict") or not (callable(part) or isinstance(part, gb.LearnerState))
+    }
+
+
+HOW = ("run_dir", "resume", "checkpoint_frequency")
+
+
+def left_behind(run):
+    """What a finished run leaves, but for times and paths: to be compared."""
+    tree = checkpoint.load_checkpoint(run)
+    for name in ("training_seconds", "_logged", "tables"):
+        del tree["logger"][name]
+    tree["learner"] = learned(run)
+    tree["flags"] = {k: v for k, v in tree["flags"].items() if k not in HOW}
+    result = result_of(run)
+    for name in ("sps", "training_seconds", "wall_seconds", "versions"):  # of an edited tree
+        del result[name]
+    return {
+        "metrics": read_metrics(run),
+        "evaluations": (run / "evaluations.csv").read_text(),
+        "checkpoint": as_bytes(tree),
+        "model": as_bytes(torch.load(run / "model.pt")),
+        "graph": as_bytes(dict(np.load(run / "graph.npz"))),
+        "result": result,
+    }
+
+
+def files_in(folder):
+    """Path -> content of every file in a folder and below."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -329,18 +356,15 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
     (
         "            gb.evaluate_and_log(evaluate, args, env_id, logger, learner, stop)\n",
         """            played = evaluate(args, env_id, learner.policy(), logger.step, 3, stop)
-            logger.log_evaluation(played, longest=max(played[1]) if played else None)
+            logger.log_evaluation(played, longest=lambda returns, lengths: max(lengths))
 """,
     ),
 )
 
 
 def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, capsys):
-    """Another optimiser, a tensor, networks from the start and a later one, charts, an evaluation,
-    chance of all sources, an early end and more rows. What else a learner may hold is in
-    test_learner.py.
-
-    Its annotations are postponed: flags are checked all the same.
+    """What else a learner may hold is in test_learner.py. Annotations are postponed: flags are
+    checked all the same.
     """
     source = Path(gb_dqn_minigrid.__file__).read_text()
     for old, new in CHANGES:
@@ -376,9 +400,6 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, c
     for left in (got, expected):
         del left["checkpoint"]["learner"]["left_out"]
     are_alike(got, expected)
-
-
-# --- Resuming what is finished, and what may be changed ---
 
 
 @pytest.fixture
@@ -529,8 +550,6 @@ def test_a_damaged_checkpoint_is_refused(finished, capsys):
         path.write_bytes(whole[: int(share * len(whole))])
         is_refused(script, run, capsys)
 
-
-# --- Full disk ---
 
 WRITES = {
     "a row of metrics.csv": (logger.Logger, "_write"),

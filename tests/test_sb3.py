@@ -2,13 +2,12 @@
 
 import copy
 import re
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import command, is_one_line, jitted
+from conftest import ROOT, command, is_one_line, jitted
 from gymnasium.wrappers import NormalizeObservation, TransformAction, TransformObservation
 
 pytest.importorskip("stable_baselines3", reason="pip install -r requirements-sb3.txt")
@@ -386,7 +385,7 @@ def test_what_is_set_later_is_refused(tmp_path):
 
 
 def test_the_page_s_lines_learn():
-    page = (Path(__file__).resolve().parents[1] / "docs" / "your_agent.md").read_text()
+    page = (ROOT / "docs" / "your_agent.md").read_text()
     learn, levels = re.findall(r"```python\n([^`]*gbcore.sb3 .*?)```", page, re.DOTALL)
     exec(learn.replace("2_000", "300"), namespace := {})
     assert namespace["model"].leaves.graph.novel_state_ratio < 0.9

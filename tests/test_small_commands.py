@@ -147,9 +147,6 @@ def test_every_task_has_a_panel_and_every_text_is_shown_as_it_was_typed(monkeypa
         assert text.get_window_extent().width == width, "shown letter by letter"
 
 
-# --- tools/speed.py, benchmark/timings.py ---
-
-
 def test_a_copy_of_a_script_is_timed(tmp_path, capsys):
     copy = shutil.copy(ROOT / "gb_dqn_minigrid.py", tmp_path)
     (tmp_path / "gbcore").symlink_to(ROOT / "gbcore")

@@ -6,12 +6,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import RULES, TOLERANCE, Case, Leaves, cases, raises_naming, scaled
+from conftest import RULES, TOLERANCE, Case, Leaves, cases, graph_of, raises_naming, scaled
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive import NaiveGraph, enumerate_kept
 
-from gbcore import categorical_targets, q_targets, rows_read, subgraph, trajectory_subgraphs
+from gbcore import Replay, categorical_targets, q_targets, rows_read, trajectory_subgraphs
+from gbcore import subgraph as worked_example
 from gbcore.categorical import back_up
 from gbcore.kernels import expand
 from gbcore.run.padding import pad
@@ -57,9 +58,6 @@ def assert_exact(case, depth):
     assert sub.nodes.dtype == np.int64
     assert len(np.unique(sub.nodes)) == len(sub.nodes)
     assert_targets(case, sub, lambda oracle: [oracle.target(s, a, depth) for s, a in pairs])
-
-
-# --- exact targets ---
 
 
 @settings(max_examples=scaled(300, 100))
@@ -109,8 +107,8 @@ def test_the_graph_may_change_after_expand():
 
 
 def test_the_worked_example():
-    assert doctest.testmod(subgraph).failed == 0
-    assert "max(2.5, 1) = 2.5" in subgraph.__doc__
+    assert doctest.testmod(worked_example).failed == 0
+    assert "max(2.5, 1) = 2.5" in worked_example.__doc__
 
 
 def test_inputs_may_be_views_which_are_not_written_to_and_carry_no_gradient():
@@ -133,64 +131,12 @@ def test_inputs_may_be_views_which_are_not_written_to_and_carry_no_gradient():
         np.testing.assert_array_equal(x, kept[case.rows(sub)])
 
 
-# --- cases that can be worked by hand ---
-
-
-FEW = [(0, 0, 1.0, False, 1, 3), (0, 0, -2.0, False, 2, 1), (0, 0, 8.0, True, 3, 4)]
-BAD = [(0, 0, 0.0, False, 1), (1, 0, -5.0, True, 2)]
-END = [  # the episode ended in state 1, which goes on when it is reached otherwise
-    (0, 0, 1.0, True, 1, 2), (0, 1, 0.0, False, 1, 1), (1, 0, 5.0, False, 2, 1),
-    (1, 1, -1.0, False, 0, 1),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("transitions", "num_actions", "depth", "names", "expected"),
-    [
-        (TWO_CYCLE, 1, 1, RULES, 1 + 0.5 * 10),
-        (TWO_CYCLE, 1, 2, RULES, 1 + 0.5 * (-0.5 + 0.5 * 2)),
-        (TWO_CYCLE, 1, 3, RULES, 1 + 0.5 * (-0.5 + 0.5 * (1 + 0.5 * 10))),
-        (FEW, 1, 1, RULES, (3 * (1 + 0.5 * 10) + (-2 + 0.5 * 3) + 4 * 8) / 8),
-        (END, 2, 1, RULES, 1.0),  # a done transition does not look behind the end
-        (END, 2, 5, RULES, 1.0),
-        # The network overestimates action 0 of state 1; nested it does not hide the unseen one.
-        (BAD, 2, 1, ["greedy"], 0.5 * 10),
-        (BAD, 2, 2, ["greedy"], 0.5 * 1),
-        (BAD, 2, 2, ["behaviour"], 0.5 * -5),
-    ],
-)
-def test_targets_by_hand(transitions, num_actions, depth, names, expected):
-    """Of action 0 in state 0."""
-    case = Case(num_actions, transitions, gamma=0.5)
-    leaves = np.array([[2.0, 2.0], [10.0, 1.0], [3.0, 3.0], [7.0, 7.0]])
-    case.leaf_q = leaves[: case.num_states, :num_actions]
-    for name in names:
-        got = case.q_targets(case.expand([(0, 0)], depth), name)
-        np.testing.assert_allclose(got, [expected], rtol=0, atol=TOLERANCE)
-
-
-# --- categorical projection ---
-
-
-@pytest.mark.parametrize(
-    ("pmf", "reward", "gamma", "done", "expected"),
-    [
-        # Atoms land exactly on support points: a shift by one.
-        ([0, 0.25, 0.5, 0.25, 0], 1.0, 1.0, False, [0, 0, 0.25, 0.5, 0.25]),
-        # Halved: -1, -0.5, 0, 0.5, 1.
-        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.0, 0.5, False, [0, 0.3, 0.4, 0.3, 0]),
-        # -0.5, 0.5, 1.5, and 2.5 and 3.5 which are clipped.
-        ([0.1, 0.2, 0.3, 0.2, 0.2], 1.5, 1.0, False, [0, 0.05, 0.15, 0.25, 0.55]),
-        # Done: the pmf of the reward alone.
-        ([0.2, 0.2, 0.2, 0.2, 0.2], -0.25, 0.9, True, [0, 0.25, 0.75, 0, 0]),
-    ],
-)
-def test_projection_by_hand(pmf, reward, gamma, done, expected):
-    """Of a pair with one outcome that leads to the distribution pmf, on -2, -1, 0, 1, 2."""
-    case = Case(1, [(0, 0, reward, done, 1)], gamma=gamma)
-    case.leaf_pmf[1] = pmf
+def test_projection_by_hand():
+    """-2, -1, 0, 1 and 2 become -0.5, 0.5, 1.5, and 2.5 and 3.5, which are clipped."""
+    case = Case(1, [(0, 0, 1.5, False, 1)], gamma=1.0)
+    case.leaf_pmf[1] = [0.1, 0.2, 0.3, 0.2, 0.2]
     got = case.categorical_targets(case.expand([(0, 0)], 1), "greedy")
-    np.testing.assert_allclose(got, [expected], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(got, [[0, 0.05, 0.15, 0.25, 0.55]], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-5)])
@@ -237,10 +183,8 @@ def test_padding_changes_no_target(case, depth, rule):
 
 
 def all_samples(case, pair, depth, breadth):
-    """All expansions of a pair, and what every rule makes of them.
-
-    Returns probabilities float[N]; targets float[N, 5 + 5 * n_atoms], five numbers and then five
-    distributions; and whether rounding decided some greedy choice.
+    """Probabilities [N] of all expansions of a pair; what every rule makes of them, scalars [N, 5]
+    and then distributions [N, 5 * n_atoms]; and whether rounding decided some greedy choice.
     """
     samples = list(enumerate_kept(case.naive, *pair, depth, breadth))
     oracles = [case.oracle(name, categorical) for categorical in (False, True) for name in RULES]
@@ -277,23 +221,15 @@ def test_every_limited_target_belongs_to_one_possible_sample(case, depth, breadt
             continue
         for row in (i for i, p in enumerate(pairs) if p == pair):
             distance = np.abs(table - targets[row]).max(1).min()
-            assert distance <= TOLERANCE, (
-                f"root {pair} in row {row}: no sample explains its targets"
-            )
+            assert distance <= TOLERANCE, f"no sample explains the targets of {pair}"
 
 
 # Hub 1 has seven transitions that differ in count, action and outcome; some lead on.
 BUSY = [
-    (0, 0, 0.1, False, 1, 2),
-    (0, 0, 0.4, False, 2, 1),
-    (1, 0, 1.0, False, 2, 1),
-    (1, 0, 0.2, False, 3, 4),
-    (1, 0, -0.3, True, 3, 2),
-    (1, 1, 0.6, False, 1, 3),
-    (2, 0, 0.5, False, 1, 6),
-    (2, 1, -0.7, False, 3, 1),
-    (3, 1, 0.9, False, 2, 2),
-]
+    (0, 0, 0.1, False, 1, 2), (0, 0, 0.4, False, 2, 1), (1, 0, 1.0, False, 2, 1),
+    (1, 0, 0.2, False, 3, 4), (1, 0, -0.3, True, 3, 2), (1, 1, 0.6, False, 1, 3),
+    (2, 0, 0.5, False, 1, 6), (2, 1, -0.7, False, 3, 1), (3, 1, 0.9, False, 2, 2),
+]  # fmt: skip
 
 
 def test_frequencies_of_whole_samples():
@@ -352,9 +288,6 @@ def test_a_sample_depends_on_its_generator_alone():
     np.testing.assert_array_equal(draw(1000, rng), many)
     assert (draw(1000, rng) != many).any(), "a generator moves on"
     np.testing.assert_array_equal(draw(10, np.random.default_rng(0)), first)
-
-
-# --- inside of a subgraph ---
 
 
 @settings(max_examples=scaled(60, 15))
@@ -431,9 +364,8 @@ def test_rows_read_by_hand():
         ([0, 0, 1, 0, 0, 0], [1, 2], [2]),  # action 1 was never seen at 2
         ([0, 1, 0, 0, 0, 0], [1, 4, 5], [5]),  # along the branch
     ):
-        best = dict(enumerate(online))
         rows, leaf_read = rows_read(
-            sub, "double", lambda ids, b=best: np.array([b[case.state_of[int(i)]] for i in ids])
+            sub, "double", lambda ids, b=online: np.array([b[case.state_of[int(i)]] for i in ids])
         )
         assert states[rows].tolist() == path
         assert states[rows[leaf_read]].tolist() == read
@@ -468,33 +400,29 @@ class Ring(Leaves):
     steps: (action, reward, end, next state, state after a reset); end is "", "done" or "cut".
     """
 
-    def __init__(self, steps, capacity, num_states=4, num_actions=3, gamma=0.9, seed=0):
-        self.arguments = (steps, capacity, num_states, num_actions, gamma, seed)
-        self.num_actions, self.gamma = num_actions, gamma
-        self.state, self.action, self.next_state = (np.zeros(capacity, np.int64) for _ in range(3))
-        self.reward = np.zeros(capacity)
-        self.done, self.cut = np.zeros(capacity, bool), np.zeros(capacity, bool)
-        state = 0
-        for i, (action, reward, end, next_state, reset_state) in enumerate(steps):
-            t = i % capacity
-            self.state[t], self.action[t], self.reward[t] = state, action, reward
-            self.next_state[t], self.done[t] = next_state, end == "done"
-            # The newest row is always cut; the cut is lifted when its successor arrives.
-            self.cut[t] = True
-            if i > 0 and steps[i - 1][2] == "":
-                self.cut[(i - 1) % capacity] = False
+    num_actions = 3
+
+    def __init__(self, steps, capacity, gamma=0.9, seed=0):
+        self.arguments, self.gamma = (steps, capacity, gamma, seed), gamma
+        loops = [(s, 0, 0.0, s, False) for s in range(4)]  # no state is forgotten
+        replay, state = Replay(graph_of(4, loops, self.num_actions), capacity), 0
+        for action, reward, end, next_state, reset_state in steps:
+            replay.add(state, action, reward, next_state, end == "done")
+            if end:
+                replay.end_episode()
             state = reset_state if end else next_state
-        self.filled = np.arange(min(len(steps), capacity))
-        self.naive = NaiveGraph(num_actions, (1,))
-        self.state_of = {7 * s + 3: s for s in range(num_states)}
-        self.draw_leaves(np.random.default_rng(seed), num_states)
+        self.ring = [getattr(replay, name) for name in replay.COLUMNS]
+        self.filled = np.arange(replay.size)
+        self.naive = NaiveGraph(3)
+        self.state_of = {7 * s + 3: s for s in range(4)}
+        self.draw_leaves(np.random.default_rng(seed), 4)
 
     def __repr__(self):
         return f"Ring{self.arguments}"
 
     def columns(self):
-        nodes = 7 * self.state + 3, 7 * self.next_state + 3
-        return nodes[0], self.action, self.reward, nodes[1], self.done, self.cut
+        state, action, reward, next_state, *ends = self.ring
+        return 7 * state + 3, action, reward, 7 * next_state + 3, *ends
 
     def expand(self, starts, depth):
         sub = trajectory_subgraphs(np.asarray(starts), depth, *self.columns())
@@ -503,38 +431,29 @@ class Ring(Leaves):
         assert len(np.unique(sub.nodes)) == len(sub.nodes)
         return sub
 
-    def targets(self, starts, depth, name="behaviour"):
-        return self.q_targets(self.expand(starts, depth), name)
+    def targets(self, starts, depth):
+        return self.q_targets(self.expand(starts, depth), "behaviour")
 
 
 @st.composite
 def rings(draw):
-    step = st.tuples(
-        st.integers(0, 2),
-        st.sampled_from([0.0, 1.0, -0.75, 0.3, 2.6]),
-        st.sampled_from(["", "", "", "done", "cut"]),
-        st.integers(0, 3),
-        st.integers(0, 3),
-    )
-    ring = Ring(
-        draw(st.lists(step, min_size=1, max_size=20)),
-        draw(st.integers(1, 9)),
-        gamma=draw(st.sampled_from([0.9, 1.0, 0.5])),
-        seed=draw(st.integers(0, 1000)),
-    )
+    reward, state = st.sampled_from([0.0, 1.0, -0.75, 0.3, 2.6]), st.integers(0, 3)
+    end = st.sampled_from(["", "", "", "done", "cut"])
+    step = st.tuples(st.integers(0, 2), reward, end, state, state)
+    steps, capacity = draw(st.lists(step, min_size=1, max_size=20)), draw(st.integers(1, 9))
+    gamma, seed = draw(st.sampled_from([0.9, 1.0, 0.5])), draw(st.integers(0, 1000))
+    ring = Ring(steps, capacity, gamma, seed)
     ring.prior = draw(st.sampled_from([0.0, 0.0, 0.5, 3.0]))
-    if draw(st.booleans()):  # an end needs no cut
-        ring.cut[ring.done] = False
+    *_, done, cut = ring.ring
+    cut[draw(st.sampled_from([slice(0), done, slice(None)]))] = False  # an end needs no cut
     return ring
 
 
 @settings(max_examples=scaled(300, 100))
 @given(rings(), st.integers(1, 6))
 def test_random_trajectories(ring, depth):
-    rows = (ring.state, ring.action, ring.reward, ring.next_state, ring.done, ring.cut)
-
     def targets_of(oracle):
-        return [oracle.trajectory_target(int(t), depth, *rows) for t in ring.filled]
+        return [oracle.trajectory_target(int(t), depth, *ring.ring) for t in ring.filled]
 
     sub = ring.expand(ring.filled, depth)
     assert_targets(ring, sub, targets_of)
@@ -557,9 +476,6 @@ def test_repeated_and_no_starts_and_a_replay_of_small_dtypes():
     np.testing.assert_array_equal(ring.q_targets(sub, "behaviour"), single)
 
 
-# --- invalid arguments ---
-
-
 def test_expand_rejects():
     case = Case(2, TWO_CYCLE)
     good = {"nodes": [case.id_of[0]], "actions": [0], "depth": 2, "rng": np.random.default_rng(0)}
@@ -580,10 +496,10 @@ def test_targets_reject():
     rows, even = case.rows(sub), torch.from_numpy(case.support)
     q, selector, policy = case.leaf_q[rows], case.selector_q[rows], case.policy[rows]
 
-    def scalar(leaf=q, rule="greedy", prior=0.0, **companions):
-        return q_targets(sub, leaf, 0.9, rule, **companions, prior=prior)
+    def scalar(leaf=q, **options):
+        return q_targets(sub, leaf, 0.9, **options)
 
-    def categorical(leaf=q, rule="greedy", support=even, mass=0.2, prior=0.0, **companions):
+    def categorical(leaf=q, support=even, mass=0.2, rule="greedy", prior=0.0, **companions):
         pmf = torch.full((*leaf.shape, 5), mass)
         companions = {name: torch.from_numpy(x) for name, x in companions.items()}
         return categorical_targets(sub, pmf, support, 0.9, rule, **companions, prior=prior)
@@ -621,15 +537,11 @@ def test_targets_reject():
             categorical(mass=mass)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "v_max"),
-    [(torch.int64, 25), (torch.bfloat16, 10), (torch.float16, 10), (torch.float32, 10)],
-)
-def test_a_support_may_be_of_any_dtype(dtype, v_max):
-    case = Case(2, TWO_CYCLE)
-    sub = case.expand([(0, 0)], 2)
-    pmf = torch.full((len(sub.nodes), 2, 51), 1 / 51)
-    support = torch.linspace(-v_max, v_max, 51).to(dtype)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float16, torch.float32])
+def test_a_support_may_be_of_any_dtype(dtype):
+    sub = Case(2, TWO_CYCLE).expand([(0, 0)], 2)
+    pmf, most = torch.full((len(sub.nodes), 2, 51), 1 / 51), 25 if dtype == torch.int64 else 10
+    support = torch.linspace(-most, most, 51).to(dtype)
     targets = categorical_targets(sub, pmf, support, 0.9, rule="greedy")
     np.testing.assert_allclose(targets.sum(1), 1, rtol=1e-5)
 
@@ -661,21 +573,18 @@ def test_a_trajectory_through_an_unfilled_row_is_rejected(column):
         q_targets(sub, np.zeros((len(sub.nodes), 3)), 0.9)
 
 
-# --- NaN ---
-
-
 @pytest.mark.parametrize("name", ["greedy", "double", "behaviour", "behaviour, double"])
 @pytest.mark.parametrize("categorical", [False, True])
 def test_nan_is_the_least_value_in_whatever_order_actions_come(name, categorical):
     """State 1 was reached and never left: of its three actions one or two are NaN, or all."""
     for nan in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
         for order in ((0, 1, 2), (1, 2, 0), (2, 1, 0)):
-            case = Case(3, [(0, 0, 0.5, False, 1, 1)], gamma=0.9, num_atoms=3)
-            case.support = np.array([-8.0, 0.0, 8.0])
+            case = Case(3, [(0, 0, 0.5, False, 1, 1)], gamma=0.9)
+            case.support = np.linspace(-8, 8, 5)
             actions = np.argsort(order)
             q = np.where(np.isin(np.arange(3), nan), np.nan, [1.0, 3.0, 2.0])[actions]
             case.leaf_q[1] = case.selector_q[1] = q
-            case.leaf_pmf[1] = np.stack([0 * q, 1 - q / 8, q / 8], axis=1)
+            case.leaf_pmf[1] = np.stack([0 * q, 0 * q, 1 - q / 8, 0 * q, q / 8], axis=1)
             sub = case.expand([(0, 0)], 2)
             (found,) = (case.categorical_targets if categorical else case.q_targets)(sub, name)
             found = found @ case.support if categorical else found

@@ -16,10 +16,6 @@ from gbcore.kernels import sweeps
 from gbcore.values import Tried
 
 
-def table_of(case, leaf_q):
-    return LeafTable(case.graph, lambda obs: leaf_q[obs[:, 0]])
-
-
 def seen_oracle(graph, leaf_q, gamma, prior):
     """V(s) over tried actions alone; the leaves' where nothing was tried."""
 
@@ -50,7 +46,8 @@ def evaluated(graph, gamma, leaf=zeros):
 @settings(max_examples=scaled(200, 40))
 def test_values_targets_and_evaluations_are_those_of_the_oracle(case):
     gamma, leaf_q = min(case.gamma, 0.9), case.leaf_q.astype(np.float32)
-    values = GraphValues(case.graph, table_of(case, leaf_q), gamma, case.prior)
+    table = LeafTable(case.graph, lambda obs: leaf_q[obs[:, 0]])
+    values = GraphValues(case.graph, table, gamma, case.prior)
     before = as_bytes(values.__getstate__())
     obs = np.array(case.states, case.graph.obs_dtype).reshape(-1, 1)
     seen = values.seen_policy(unknown)(obs)
@@ -105,12 +102,12 @@ def test_values_follow_a_graph_that_forgets():
             continue
         for _ in range(300):
             values.update()
-        twin = naive.NaiveGraph(2, (1,), np.int64)
+        twin = naive.NaiveGraph(2)
         for t in range(replay.size):
             ends = [twin.node(graph.observations_of(column[t : t + 1])[0])
                     for column in (replay.node, replay.next_node)]  # fmt: skip
             twin.add(ends[0], replay.action[t], replay.reward[t], ends[1], replay.terminated[t])
-        leaf_q = leaf_of(np.array([twin.observation[s] for s in range(twin.num_nodes)]))
+        leaf_q = leaf_of(np.array([twin.observation[s] for s in twin.out]))
         expected = naive.graph_values(twin, leaf_q, 0.8, 0.5)
         nodes = [graph.find(twin.observation[s]) for s in expected]
         np.testing.assert_allclose(values.values(nodes), list(expected.values()), atol=1e-5)
@@ -181,14 +178,11 @@ def test_bad_arguments_are_named():
 
 
 def corridor(length, gamma=0.95):
-    """A way of many states to a reward, tried by one of two actions; ids against it."""
-    graph, leaf = TransitionGraph(2, (1,), np.int64), {"q": 0.0}
+    """A way of many states to a reward, tried by one of two actions."""
+    rows = [(s, 0, float(s == length - 1), s + 1, s == length - 1) for s in range(length)]
+    graph, leaf = graph_of(length + 1, rows), {"q": 0.0}
     table = LeafTable(graph, lambda obs: np.full((len(obs), 2), leaf["q"], np.float32))
-    values = GraphValues(graph, table, gamma)
-    nodes = graph.nodes(np.arange(length + 1)[:, None]).tolist()
-    for s in range(length):
-        graph.add(nodes[s], 0, float(s == length - 1), nodes[s + 1], s == length - 1)
-    return graph, values, leaf, nodes
+    return graph, GraphValues(graph, table, gamma), leaf, [*range(length + 1)]
 
 
 @pytest.mark.parametrize("fine", [0.0, 10.0, 1e5, 1e9])
@@ -245,23 +239,17 @@ def test_exact_values_are_those_of_linear_equations(seed, large, monkeypatch):
                rng.integers(n, size=m), rng.random(m) < 0.05)  # fmt: skip
     values, actions, _ = solve(graph_of(n, [columns], num_actions), gamma)
     # The policy's own value, by dense equations, and no action is better.
-    q = np.full((n, num_actions), -np.inf)
-    weights, reward = np.zeros((n, num_actions, n)), np.zeros((n, num_actions))
+    weights, (reward, count) = np.zeros((n, num_actions, n)), np.zeros((2, n, num_actions))
     for s, a, r, s2, over in zip(*columns, strict=True):
         weights[s, a, s2] += gamma * (not over)
         reward[s, a] += r
-    count = np.zeros((n, num_actions))
-    np.add.at(count, columns[:2], 1)
-    tried = count > 0
-    weights[tried] /= count[tried][:, None]
-    reward[tried] /= count[tried]
-    own, given = np.zeros((n, n)), values.copy()
-    for s in np.flatnonzero(actions >= 0):
-        own[s], given[s] = weights[s, actions[s]], reward[s, actions[s]]
+        count[s, a] += 1
+    weights, reward = weights / count.clip(1)[:, :, None], reward / count.clip(1)
+    known, own, given = np.flatnonzero(actions >= 0), np.zeros((n, n)), values.copy()
+    own[known], given[known] = (of[known, actions[known]] for of in (weights, reward))
     expected = np.linalg.solve(np.eye(n) - own, given)
     np.testing.assert_allclose(values, expected, rtol=1e-8, atol=1e-8)
-    q[tried] = (reward + weights @ expected)[tried]
-    known = actions >= 0
+    q = np.where(count > 0, reward + weights @ expected, -np.inf)
     assert (q[known].max(axis=1) <= expected[known] + 1e-7).all()
 
 
@@ -337,14 +325,14 @@ def test_the_policy_of_an_empty_graph_asks_the_network_later_too():
     assert policy(obs[None]).tolist() == [1]
 
 
-@pytest.mark.parametrize("order", ["newest last", "newest first", "shuffled"])
-def test_value_flows_along_a_way_by_two_backups_of_each_state(order):
-    n = 1_200
-    way = {
-        "newest last": np.arange(n),
-        "newest first": np.arange(n)[::-1].copy(),
-        "shuffled": np.random.default_rng(3).permutation(n),
-    }[order]
+WAY = np.arange(1_200)
+SHUFFLED = np.random.default_rng(3).permutation(WAY)
+WAYS = {"newest last": WAY, "newest first": WAY[::-1], "shuffled": SHUFFLED}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_value_flows_along_a_way_by_two_backups_of_each_state(way):
+    n = len(way)
     rows = [(s, 0, 0.0, following, False) for s, following in itertools.pairwise(way.tolist())]
     graph = graph_of(n, [*rows, (way[-1], 0, 1.0, way[-1], True)], num_actions=1)
     value, rule = np.zeros(n), gbcore.values.rule_of(np.zeros((n, 1), np.float32), 0.999)
