@@ -13,7 +13,6 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -21,7 +20,7 @@ import tyro
 from folders import RESULTS, ROOT, replace_block
 from gbtools import recorded
 from gbtools.runs import markdown, read_result, read_returns
-from matplotlib.lines import Line2D
+from report_figures import draw_curves
 
 from gbcore import EpisodeGraph
 from gbcore.run import one_line_errors
@@ -152,38 +151,23 @@ def ablations(rows):
 
 def draw(rows):
     """Write docs/levels.png: mean return by step, a panel a task, whole-graph beside PPO."""
-    best = returns_of(rows, "search")
+    best, tasks = returns_of(rows, "search"), {}
     rows = rows[(rows.episodes != LAST) & (rows.num_levels == 0)]
     rows = rows[(rows.agent == "ppo") | (rows.agent + rows.exploration == "whole-graphfrontier")]
-    tasks = sorted(rows.task.unique(), key=lambda task: -len(rows[rows.task == task]))
-    high = -(-len(tasks) // 5)
-    figure, panels = plt.subplots(
-        high, min(5, len(tasks)), figsize=(12, 2.4 * high), squeeze=False, sharey=True,
-        constrained_layout=True,
-    )  # fmt: skip
-    for panel in panels.flat[len(tasks) :]:
-        panel.axis("off")
-    names, limits = sorted(names_of(rows).unique()), (rows.step.min(), rows.step.max())
-    for panel, task in zip(panels.flat, tasks, strict=False):
-        for name, part in rows[rows.task == task].groupby(names_of(rows)):
-            part = part[part.act_on == part.act_on.min()]  # graph, where there is one
-            curves = part.pivot_table("mean_return", "step", "seed")
-            if name == "ppo":  # a seed that ended had enough
-                curves = curves.ffill()
-            colour, steps = f"C{names.index(name)}", curves.index
-            panel.plot(steps, curves.median(axis=1), colour, label=name)
-            panel.fill_between(
-                steps, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.2
-            )
+    for (task, name), part in rows.groupby([rows.task, names_of(rows)]):
+        part = part[part.act_on == part.act_on.min()]  # graph, where there is one
+        curves = part.pivot_table("mean_return", "step", "seed")
+        curves = curves.ffill() if name == "ppo" else curves  # a seed that ended had enough
+        middle, steps = curves.median(axis=1), curves.index
+        error = [middle - curves.min(axis=1), curves.max(axis=1) - middle]
+        panel = tasks.setdefault(task.removeprefix("MiniGrid-"), {})
+        panel[name] = steps, middle, error, 0
         if task in best:
-            panel.axhline(best[task], color="grey", linestyle=":")
-        panel.set(title=task.removeprefix("MiniGrid-"), xscale="log", xlim=limits, ylim=(0, 1))
-        panel.set_xlabel("steps")
-    colours = [Line2D([], [], color=f"C{i}", label=name) for i, name in enumerate(names)]
-    colours.append(Line2D([], [], color="grey", linestyle=":", label="best return, by search"))
-    figure.legend(handles=colours, loc="outside lower center", ncols=4, fontsize="small")
-    panels[0, 0].set_ylabel("return, held-out levels")
-    figure.savefig(ROOT / "docs" / "levels.png", dpi=110)
+            panel["best, by search"] = steps, middle * 0 + best[task], 0, 1
+    draw_curves(
+        ROOT / "docs" / "levels.png", tasks, 12, dots=False, columns=5, xscale="log",
+        xlim=(rows.step.min(), rows.step.max()), ylim=(0, 1),
+    )  # fmt: skip
 
 
 @one_line_errors

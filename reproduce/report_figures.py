@@ -1,6 +1,7 @@
 """The report's pictures: numbers in, PNG out, nothing computed."""
 
 import folders  # noqa: F401  (the tools)
+import numpy as np
 from gbtools.picture import plt
 
 plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
@@ -11,6 +12,7 @@ COLOURS |= {"graph-mixed": "#F0E442", "graph, breadth 0": "#009E73"}
 COLOURS |= {"graph, frontier": "#0072B2", "one-step, frontier": "#33A02C"}
 COLOURS |= {"tree, frontier": "#8C564B", "tree, rate 2.5e-4": "#1F3B73"}
 COLOURS |= {"graph, persistent": "#CC79A7", "whole-graph, frontier": "#6A3D9A"}
+COLOURS |= {"ppo": "#009E73", "ppo, 7x7 view": "#B2DF8A", "best, by search": "#999999"}
 COLOURS["whole-graph, rate 2.5e-4, prior 0.3"] = "#6A3D9A"
 OTHERS = ("#000000", "#FB9A99", "#B2DF8A", "#CAB2D6")
 
@@ -21,11 +23,12 @@ def colours(names):
     return COLOURS | {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(others)}
 
 
-def draw_curves(path, tasks, width=10, dots=True, **axes_settings):
-    """Curves with bands: {task: {setting: (steps, mean, error, seeds)}}."""
-    rows = -(-len(tasks) // 3)
-    size = {"figsize": (width, 0.27 * width * rows), "squeeze": False, "layout": "constrained"}
-    figure, axes = plt.subplots(rows, 3, **size)
+def draw_curves(path, tasks, width=10, dots=True, columns=3, **axes_settings):
+    """Curves with bands: {task: {setting: (steps, mean, error [n] or [2, n], seeds)}}."""
+    rows = -(-len(tasks) // columns)
+    size = width, 0.81 * width * rows / columns
+    how = {"figsize": size, "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(rows, columns, **how)
     names = list(dict.fromkeys(name for curves in tasks.values() for name in curves))
     handles, colour_of = {}, colours(names)
     for axis, (task, curves) in zip(axes.flat, tasks.items(), strict=False):
@@ -34,7 +37,8 @@ def draw_curves(path, tasks, width=10, dots=True, **axes_settings):
             style = "--" if seeds == 1 else ":" if dots and ", " in name else "-"
             look = {"color": colour_of[name], "zorder": 3 if name == "graph" else 2}
             (handles[name],) = axis.plot(steps, mean, style, linewidth=1.4, **look)
-            axis.fill_between(steps, mean - error, mean + error, alpha=0.2, linewidth=0, **look)
+            below, above = np.broadcast_to(error, (2, len(steps)))
+            axis.fill_between(steps, mean - below, mean + above, alpha=0.2, linewidth=0, **look)
         axis.set(title=task, **axes_settings)
         axis.title.set_fontsize(10)
         axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")

@@ -14,8 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from gbcore import GraphValues, LeafTable, TransitionGraph
-from gbcore.run import LearnerState
-from gbcore.run.learner import dump, load
+from gbcore.run import LearnerState, load_checkpoint, save_checkpoint
 
 pytestmark = jitted
 
@@ -229,14 +228,13 @@ CASES = {
 
 
 @pytest.mark.parametrize(("make", "change"), CASES.values(), ids=CASES)
-def test_what_is_restored_goes_on_alike(make, change):
-    learner, other, file = Learner(make), Learner(make), io.BytesIO()
+def test_what_is_restored_goes_on_alike(make, change, tmp_path):
+    learner, other = Learner(make), Learner(make)
     losses = [learner.learn(change) for _ in range(3)]
-    dump(learner.state(), file)
-    assert file.tell() < 1_000_000, "room takes none"
-    file.seek(0)
+    save_checkpoint(tmp_path, {"learner": learner.state()})
+    assert (tmp_path / "checkpoint.zip").stat().st_size < 1_000_000, "room takes none"
     own, optimizer = other.online, other.optimizer
-    other.restore(load(file))
+    other.restore(load_checkpoint(tmp_path)["learner"])
     assert other.online is own, "others may hold it"
     assert other.optimizer is optimizer or change is swap_optimizer
     for _ in range(5):
