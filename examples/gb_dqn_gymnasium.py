@@ -504,7 +504,7 @@ def main():
     if args.levels_change and args.resume is None and not seen[1]:
         gb.warn(
             f"no agent's cell is seen in observations {list(obs.shape)}: what is learned at one "
-            "place is not known at others; docs/your_own.md says which grids show it"
+            "place is not known at others; observe a grid that shows it (docs/your_own.md)"
         )
     logger = gb.Logger(args, __file__, env_id, packages=("gymnasium",))
     parts = {"logger": logger, "graph": graph, "replay": replay, "learner": learner, "env": env}
