@@ -131,12 +131,58 @@ def test_inputs_may_be_views_which_are_not_written_to_and_carry_no_gradient():
         np.testing.assert_array_equal(x, kept[case.rows(sub)])
 
 
-def test_projection_by_hand():
-    """-2, -1, 0, 1 and 2 become -0.5, 0.5, 1.5, and 2.5 and 3.5, which are clipped."""
-    case = Case(1, [(0, 0, 1.5, False, 1)], gamma=1.0)
-    case.leaf_pmf[1] = [0.1, 0.2, 0.3, 0.2, 0.2]
+FEW = [(0, 0, 1.0, False, 1, 3), (0, 0, -2.0, False, 2, 1), (0, 0, 8.0, True, 3, 4)]
+BAD = [(0, 0, 0.0, False, 1), (1, 0, -5.0, True, 2)]
+END = [  # the episode ended in state 1, which goes on when it is reached otherwise
+    (0, 0, 1.0, True, 1, 2), (0, 1, 0.0, False, 1, 1), (1, 0, 5.0, False, 2, 1),
+    (1, 1, -1.0, False, 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("transitions", "num_actions", "depth", "names", "expected"),
+    [
+        (TWO_CYCLE, 1, 1, RULES, 1 + 0.5 * 10),
+        (TWO_CYCLE, 1, 2, RULES, 1 + 0.5 * (-0.5 + 0.5 * 2)),
+        (TWO_CYCLE, 1, 3, RULES, 1 + 0.5 * (-0.5 + 0.5 * (1 + 0.5 * 10))),
+        (FEW, 1, 1, RULES, (3 * (1 + 0.5 * 10) + (-2 + 0.5 * 3) + 4 * 8) / 8),
+        (END, 2, 1, RULES, 1.0),  # a done transition does not look behind the end
+        (END, 2, 5, RULES, 1.0),
+        # The network overestimates action 0 of state 1; nested it does not hide the unseen one.
+        (BAD, 2, 1, ["greedy"], 0.5 * 10),
+        (BAD, 2, 2, ["greedy"], 0.5 * 1),
+        (BAD, 2, 2, ["behaviour"], 0.5 * -5),
+    ],
+)
+def test_targets_by_hand(transitions, num_actions, depth, names, expected):
+    """Of action 0 in state 0."""
+    case = Case(num_actions, transitions, gamma=0.5)
+    leaves = np.array([[2.0, 2.0], [10.0, 1.0], [3.0, 3.0], [7.0, 7.0]])
+    case.leaf_q = leaves[: case.num_states, :num_actions]
+    for name in names:
+        got = case.q_targets(case.expand([(0, 0)], depth), name)
+        np.testing.assert_allclose(got, [expected], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("pmf", "reward", "gamma", "done", "expected"),
+    [
+        # Atoms land exactly on support points: a shift by one.
+        ([0, 0.25, 0.5, 0.25, 0], 1.0, 1.0, False, [0, 0, 0.25, 0.5, 0.25]),
+        # Halved: -1, -0.5, 0, 0.5, 1.
+        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.0, 0.5, False, [0, 0.3, 0.4, 0.3, 0]),
+        # -0.5, 0.5, 1.5, and 2.5 and 3.5 which are clipped.
+        ([0.1, 0.2, 0.3, 0.2, 0.2], 1.5, 1.0, False, [0, 0.05, 0.15, 0.25, 0.55]),
+        # Done: the pmf of the reward alone.
+        ([0.2, 0.2, 0.2, 0.2, 0.2], -0.25, 0.9, True, [0, 0.25, 0.75, 0, 0]),
+    ],
+)
+def test_projection_by_hand(pmf, reward, gamma, done, expected):
+    """Of a pair with one outcome that leads to the distribution pmf, on -2, -1, 0, 1, 2."""
+    case = Case(1, [(0, 0, reward, done, 1)], gamma=gamma)
+    case.leaf_pmf[1] = pmf
     got = case.categorical_targets(case.expand([(0, 0)], 1), "greedy")
-    np.testing.assert_allclose(got, [[0, 0.05, 0.15, 0.25, 0.55]], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(got, [expected], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-5)])
