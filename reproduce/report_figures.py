@@ -36,7 +36,8 @@ def draw_curves(path, tasks, width=10, dots=True, columns=3, **axes_settings):
             # Dots, since curves of one backup may coincide.
             style = "--" if seeds == 1 else ":" if dots and ", " in name else "-"
             look = {"color": colour_of[name], "zorder": 3 if name == "graph" else 2}
-            (handles[name],) = axis.plot(steps, mean, style, linewidth=1.4, **look)
+            marker = "." if len(steps) == 1 else ""
+            (handles[name],) = axis.plot(steps, mean, style, marker=marker, linewidth=1.4, **look)
             below, above = np.broadcast_to(error, (2, len(steps)))
             axis.fill_between(steps, mean - below, mean + above, alpha=0.2, linewidth=0, **look)
         axis.set(title=task, **axes_settings)
