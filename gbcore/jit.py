@@ -33,8 +33,9 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     kernel = njit(function, **options)
     if not config.DISABLE_JIT:
         try:
-            kernel._cache = FunctionCache(function)
-            kernel._cache._cache_file._source_stamp = stamp_of(function.__code__.co_filename)
+            cache = FunctionCache(function)
+            cache._cache_file._source_stamp = stamp_of(function.__code__.co_filename)
+            kernel._cache = cache
         except (RuntimeError, OSError) as error:  # no folder that can be written
             if not _told:
                 _told.append(error)
@@ -57,6 +58,6 @@ def stamp_of(file: str) -> str:
         *Path(file).parent.glob("*.py"),
     }
     digest = hashlib.sha256(Path(file).name.encode())  # of a notebook, by its content
-    for path in sorted(files):
+    for path in filter(Path.is_file, sorted(files)):  # an editor's lock is a link to nowhere
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -155,6 +155,7 @@ NO_GRIDS = [
     spaces.Dict(at=small(4, 6), left=spaces.Discrete(17)),  # 17 numbers
     spaces.Dict(at=small(4, 6), left=spaces.Box(0, 1, (1,))),  # reals
     spaces.Dict(at=small(6, 9), left=spaces.Box(0, 1, (8,), np.int8)),  # [6, 9, 9], of planes
+    spaces.Dict(at=small(4, 6), left=spaces.Sequence(spaces.Discrete(3))),  # no array
     spaces.MultiDiscrete(np.full((4, 6), 17)),
     spaces.Discrete(3),
     spaces.Dict(left=small(3, most=9)),

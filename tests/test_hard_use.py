@@ -380,6 +380,7 @@ FILES = {
 def test_an_edit_in_another_file_reaches_the_kernels_that_use_it(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / ".#kernel.py").symlink_to("an editor's lock")
 
     def result():
         program = "from kernel import kernel as k; print(k(0), sum(k.stats.cache_hits.values()))"

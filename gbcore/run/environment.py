@@ -376,14 +376,15 @@ def grid_among(space: gymnasium.Space[Any]) -> tuple[slice, tuple[int, ...], Any
     """Place, shape and dtype of the one grid in a flattened Dict or Tuple of integers; None if the
     numbers beside it are more than FEW, or of more than FEW values.
     """
-    found, first = [], 0
+    found, first, box = [], 0, flat_box(space)
+    if box is None or box.dtype.kind not in "biu":
+        return None
     for part in part_names(space).values():
         last = first + spaces.flatdim(part)
         if isinstance(part, spaces.Box) and len(part.shape) in (2, 3):
             found.append((slice(first, last), part.shape))
         first = last
-    box = flat_box(space)
-    if len(found) != 1 or box is None or box.dtype.kind not in "biu":
+    if len(found) != 1:
         return None
     ((place, shape),) = found
     low, high = (np.delete(bound, place) for bound in (box.low, box.high))
