@@ -279,6 +279,8 @@ def look_of(cells, at, codes, goes_on, size):
     """Four pairs of which the agent's cell has one, in the order of WAYS: all steps made with it
     lead that way. Empty for other agents and in grids that are no squares.
     """
+    if size[0] != size[1]:
+        return []
     moves = np.diff(np.stack(np.divmod(at, size[1]), axis=1), axis=0)[goes_on]
     pairs, numbers = pairs_in(cells[goes_on, at[goes_on]][:, None], codes)
     ways = []
@@ -288,7 +290,7 @@ def look_of(cells, at, codes, goes_on, size):
     kept = [i for i, way in enumerate(ways) if way in WAYS]
     for group in itertools.islice(one_in_each(numbers[:, kept]), 1_000):
         of_way = {ways[kept[i]]: pairs[kept[i]] for i in group}
-        if size[0] == size[1] and len(group) == len(of_way) == len(WAYS):
+        if len(group) == len(of_way) == len(WAYS):
             return [of_way[way] for way in WAYS]
     return []
 

@@ -1,7 +1,7 @@
-"""`jit`: Numba's `njit` with a cache on the disk that sees edits in every file a kernel uses.
+"""`jit`: Numba's `njit` with a cache on the disk that sees edits of helpers, too.
 
 Numba's own cache looks at the file of the kernel alone: after an edit of a helper in another file
-it returns the old numbers.
+it returns the old numbers. This one looks at gbcore's kernels and at all files beside the kernel's.
 """
 
 import functools

@@ -359,8 +359,10 @@ def as_numbers(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         return spaces.Tuple([as_numbers(part) for part in space])
     if isinstance(space, spaces.MultiBinary):
         return spaces.Box(0, 1, space.shape, np.int8)
-    size = np.asarray(getattr(space, "n", getattr(space, "nvec", FEW + 1)))
-    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete) or size.max() > FEW:
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return space
+    size = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    if size.max() > FEW:
         return space
     low = np.asarray(space.start)
     return spaces.Box(low, low + size - 1, size.shape, np.int64)
