@@ -142,7 +142,9 @@ def restored(parts):
     again.use(range(200, 250))
     again.graph.restore(parts.graph.state())
     again.replay.restore(parts.replay.state())
-    Held(again).restore(Held(parts).state())
+    held = Held(again)
+    held.restore(Held(parts).state())
+    vars(again).update(vars(held))
     return again
 
 

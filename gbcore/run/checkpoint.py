@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gbcore.run.learner import LearnerState, dump, generator_state, load, set_generator
+from gbcore.run.learner import LearnerState, dump, load
 
 NAME = "checkpoint.zip"
-FORMAT_VERSION = 17
+FORMAT_VERSION = 18
 
 
 class Checkpoint:
@@ -59,7 +59,7 @@ class Checkpoint:
         tree["module"] = module_file(self._args.env_id)
         tree["obs"] = np.ascontiguousarray(self._parts["env"].obs)
         tree["rng"] = {
-            "numpy": generator_state(self._rng),
+            "numpy": self._rng.bit_generator.__getstate__(),
             "torch": torch.get_rng_state(),
             "random": random.getstate(),  # a user's own code may draw from these two
             "global": np.random.get_state(legacy=False),  # noqa: NPY002
@@ -89,7 +89,7 @@ class Checkpoint:
                 "version of the environment, or what reset(seed) does not govern: chance, numbers "
                 "kept between episodes"
             )
-        set_generator(self._rng, tree["rng"]["numpy"])
+        self._rng.bit_generator.__setstate__(tree["rng"]["numpy"])
         torch.set_rng_state(tree["rng"]["torch"])
         np.random.set_state(tree["rng"]["global"])  # noqa: NPY002
         random.setstate(tree["rng"]["random"])

@@ -416,8 +416,7 @@ def _close(env):
 def import_module(name: str, message: str) -> ModuleType:
     """The module that a user typed: the current folder's, if it has one, else as Python finds it.
 
-    The program ends, with the message, where there is none. Where a folder's module hides another
-    one of its name, names that it lacks are looked up in that one: libraries may import them.
+    The program ends, with the message, where there is none, and where another one has its name.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         fail(f"{message}: no module can have this name")
@@ -427,26 +426,13 @@ def import_module(name: str, message: str) -> ModuleType:
     own = PathFinder.find_spec(top, sys.path[:1])
     with own_code():
         try:
-            found = importlib.util.find_spec(top)
-            if own and own.origin != found.origin and (own.origin or "." in name):
-                _load_in_place(own)
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
         except ImportError as error:
             fail(f"{message}: {error}")
-
-
-def _load_in_place(spec):
-    """Load a module in the place of another one of its name, if there is any."""
-    name, places = spec.name, spec.submodule_search_locations
-    other = sys.modules.pop(name, None)
-    for part in [part for part in sys.modules if places and part.startswith(f"{name}.")]:
-        del sys.modules[part]
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    if other is not None:  # before the user's code runs: it may import a library
-        module.__getattr__ = functools.partial(getattr, other)
-        for place in () if places is None else getattr(other, "__path__", ()):
-            places.append(place)
-    spec.loader.exec_module(module)
+    file = getattr(sys.modules[top], "__file__", None)
+    if own and own.origin and own.origin != file:
+        fail(f"{message}: Python's {top} is {file or 'its own'}; give {own.origin} another name")
+    return module
 
 
 def gymnasium_id(env_id: str) -> str:
@@ -457,10 +443,8 @@ def gymnasium_id(env_id: str) -> str:
     """
     module, colon, name = env_id.strip().rpartition(":")
     if module:
-        import_module(
-            module, f"cannot import {module!r}, typed as Python imports it, from {os.getcwd()}"
-        )
-
+        message = f"cannot import {module!r}, typed as Python imports it, from {os.getcwd()}"
+        import_module(module, message)
     if name not in gymnasium.registry:
         specs = sorted(gymnasium.registry.values(), key=lambda spec: spec.version or 0)
         known = {plain(spec.id.rpartition("-v")[0]): spec.id for spec in specs}

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from gbcore.episode_graph import EpisodeGraph
 from gbcore.graph import TransitionGraph
 from gbcore.run.checkpoint import replacing
-from gbcore.run.learner import generator_state, set_generator
 from gbcore.run.output import fail
 
 ELSEWHERE = "for another environment see examples/ and docs/your_own.md"
@@ -35,7 +34,7 @@ class Replayed:
     def state(self) -> dict[str, Any]:
         """A tree for `restore`."""
         rngs = {n: one for n, one in vars(self).items() if isinstance(one, np.random.Generator)}
-        rngs = {name: generator_state(rng) for name, rng in rngs.items()}
+        rngs = {name: rng.bit_generator.__getstate__() for name, rng in rngs.items()}
         return {"seed": self.seed, "actions": list(self.actions), "rngs": rngs}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -44,7 +43,7 @@ class Replayed:
         for action in state["actions"]:
             self.step(action)
         for name, rng in state["rngs"].items():
-            set_generator(getattr(self, name), rng)
+            getattr(self, name).bit_generator.__setstate__(rng)
 
 
 class RewardsAtStart:

@@ -14,17 +14,21 @@ import numpy as np
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from gbcore.graph import TransitionGraph
 from gbcore.run.output import warn
+
+ADVICE = "give it __getstate__, or name it in APART"
+DEVICE_FLAGS = {"fused", "foreach", "capturable"}  # of an optimizer: only some devices take them
+IN_PLACE = torch.nn.Module, torch.optim.Optimizer
+_warned_of: set[str] = set()  # attributes
 
 
 class LearnerState:
     """Base of a learner: a checkpoint holds all of it that learning changes.
 
     That is a pickle of its attributes, in which what is one object stays one; lambdas and closures
-    are saved too. Objects that the script makes are restored in place, as others may hold them.
-    What cannot be pickled, as an open file, is left out with a warning; a network or an optimizer
-    raises ValueError. Graph and replay are parts of a checkpoint by themselves.
+    are saved too. Networks and optimizers are restored in place, as others may hold them. What
+    cannot be pickled, as an open file, is left out with a warning; a network or an optimizer raises
+    ValueError. Graph and replay are parts of a checkpoint by themselves.
     """
 
     APART: tuple[str, ...] = ("args", "graph", "replay")  # and whatever learning does not change
@@ -41,7 +45,7 @@ class LearnerState:
                     self._state({name})
                 except Exception as error:
                     why = f"learner.{name}: {error}; {ADVICE}"
-                    if isinstance(vars(self)[name], (torch.nn.Module, torch.optim.Optimizer)):
+                    if isinstance(vars(self)[name], IN_PLACE):
                         raise ValueError(f"cannot save {why}") from error
                     names.discard(name)
                     if name not in _warned_of:
@@ -49,22 +53,16 @@ class LearnerState:
                         warn(f"checkpoints leave out {why}")
         return self._state(names)
 
-    # An attribute is saved as a shell or as a value. A shell is an object with a state of its own
-    # (a network, an optimizer, a generator). The pickle has that state once, and its name wherever
-    # it is held. The state is restored into the script's own object, or into a new one.
-
     def _state(self, names):
+        own = vars(self)
         known = {id(value): ("outside", name) for name, value in self._outside().items()}
-        values, shells = {}, {}
-        for name, value in vars(self).items():
-            if id(value) not in known and (state := _state_of(value)) is not None:
-                known[id(value)] = "shell", name, *_kind_of(value)
-                if name in names:
-                    shells[name] = value, state
-            elif name in names:
-                values[name] = value
+        in_place = {n: one for n, one in own.items() if isinstance(one, IN_PLACE)}
+        for name, one in in_place.items():  # the pickle has its name wherever it is held
+            known.setdefault(id(one), ("in place", name, type(one)))
+        contents = {n: _content_of(in_place[n]) for n in in_place.keys() & names}
         file = io.BytesIO()
-        _Pickler(file, known, type(self).__module__).dump((values, shells))
+        values = {name: own[name] for name in own if name in names}
+        _Pickler(file, known, type(self).__module__).dump((values, contents))
         return {"pickle": np.frombuffer(file.getvalue(), np.uint8), "device": _device_of(self)}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -72,26 +70,22 @@ class LearnerState:
 
         Raises ValueError where a network has other sizes, KeyError where an object is not there.
         """
-        own = vars(self)
-        modules = {name: one for name, one in own.items() if isinstance(one, torch.nn.Module)}
-        sizes = {name: _sizes_of(one) for name, one in modules.items()}
+        own, moved = vars(self), state["device"] != _device_of(self)
+        sizes = {n: _sizes_of(one) for n, one in own.items() if isinstance(one, torch.nn.Module)}
         file = io.BytesIO(state["pickle"].tobytes())
-        values, shells = _Unpickler(file, self, state["device"]).load()
-        for name, (value, content) in shells.items():
-            flags = _device_flags(value) if value is own.get(name) else []
-            _set_state(value, content)
-            if flags and state["device"] != _device_of(self):
-                for group, flags_here in zip(value.param_groups, flags, strict=False):
-                    group.update(flags_here)
-            values[name] = value
-        for name in [name for name in sizes if name in values]:
-            found = _sizes_of(values[name])
-            for part, size in sizes[name].items():  # it may have grown
-                if found.get(part) != size:
-                    raise ValueError(
-                        f"Require {name}.{part} of shape {size}, got {found.get(part)}"
-                    )
+        values, contents = _Unpickler(file, self, state["device"]).load()
+        for name, content in contents.items():
+            groups = getattr(values[name], "param_groups", []) if moved else []
+            flags = [{n: group[n] for n in DEVICE_FLAGS & group.keys()} for group in groups]
+            vars(values[name]).update(content)
+            for group, here in zip(content.get("param_groups", []), flags, strict=False):
+                group.update(here)
         own.update(values)
+        for name, before in sizes.items():
+            now = _sizes_of(own[name]) if name in values else before
+            for part, size in before.items():  # it may have grown
+                if now.get(part) != size:
+                    raise ValueError(f"Require {name}.{part} of shape {size}, got {now.get(part)}")
 
     def _outside(self):
         """What attributes may refer to and a pickle does not hold, by name."""
@@ -116,68 +110,9 @@ def load(file: BinaryIO) -> Any:
     return _Unpickler(file).load()
 
 
-def generator_state(rng: np.random.Generator) -> dict[str, Any]:
-    """A tree for `set_generator`: the numbers to come, and those of generators to be spawned."""
-    bits = rng.bit_generator
-    return {"bits": bits.state, "seeds": getattr(bits.seed_seq, "state", None)}
-
-
-def set_generator(rng: np.random.Generator, state: dict[str, Any]) -> None:
-    """Have a generator go on from a tree of `generator_state`."""
-    seeds = state["seeds"] and np.random.SeedSequence(**state["seeds"])
-    rng.bit_generator.__setstate__((state["bits"], seeds))
-
-
-ADVICE = "give it __getstate__, or name it in APART"
-_warned_of: set[str] = set()  # attributes
-
-
-def _state_of(value):
-    """What `_set_state` gives an empty object of the class; None if it is not made in that way."""
-    if isinstance(value, np.random.Generator):
-        return generator_state(value)
-    if isinstance(value, (np.ndarray, torch.Tensor, TransitionGraph)):  # whole before it is used
-        return None
-    try:
-        make, arguments, state, *items = value.__reduce_ex__(2)
-    except Exception:  # it cannot be pickled, or is a constant
-        return None
-    if isinstance(value, torch.optim.Optimizer):  # its own state lacks what a subclass adds
-        state = {name: one for name, one in vars(value).items() if name != "step"}
-    is_shell = make is copyreg.__newobj__ and len(arguments) == 1 and not any(items)
-    return state if is_shell and state is not None else None
-
-
-def _kind_of(value):
-    """Arguments of `_new`."""
-    is_generator = isinstance(value, np.random.Generator)
-    return (type(value), type(value.bit_generator)) if is_generator else (type(value),)
-
-
-def _new(kind, *bits):
-    """An empty object of a class, for `_set_state`."""
-    return kind(bits[0]()) if bits else kind.__new__(kind)
-
-
-def _set_state(value, state):
-    if isinstance(value, np.random.Generator):
-        set_generator(value, state)
-    elif hasattr(type(value), "__setstate__"):
-        value.__setstate__(state)
-    else:
-        own, slots = state if isinstance(state, tuple) else (state, None)
-        if own is not None:
-            vars(value).clear()
-            vars(value).update(own)
-        for name, one in (slots or {}).items():
-            object.__setattr__(value, name, one)
-
-
-def _device_flags(optimizer):
-    """Of each group, flags that only some devices take."""
-    names = {"fused", "foreach", "capturable"}
-    groups = getattr(optimizer, "param_groups", [])
-    return [{name: group[name] for name in names & group.keys()} for group in groups]
+def _content_of(value):
+    """Of an object that is restored in place; a schedule's own `step` of an optimizer is not."""
+    return {name: one for name, one in vars(value).items() if name != "step"}
 
 
 def _device_of(learner):
@@ -208,6 +143,8 @@ class _Pickler(cloudpickle.Pickler):
             return _generator, (str(value.device), value.get_state())
         if isinstance(value, torch.nn.Module) and is_parametrized(value):  # itself it refuses
             return copyreg.__newobj__, (type(value),), vars(value)
+        if isinstance(value, torch.optim.Optimizer):  # its own state lacks what a subclass adds
+            return copyreg.__newobj__, (type(value),), _content_of(value)
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             return super().reducer_override(value)
         memory = value.untyped_storage()
@@ -225,14 +162,12 @@ class _Pickler(cloudpickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file, learner=None, device="cpu"):
         super().__init__(file)
-        self._learner, self._shells, self._memory = learner, {}, {}
+        self._learner, self._in_place, self._memory = learner, {}, {}
         self._device, self._device_here = device, _device_of(learner)  # then and now
 
     def find_class(self, module, name):
         if (module, name) == (__name__, "_tensor"):
             return self._tensor
-        if module == "__main__" and self._learner is not None:  # the script, when it was run
-            module = type(self._learner).__module__
         return super().find_class(module, name)
 
     def persistent_load(self, pid):
@@ -243,15 +178,14 @@ class _Unpickler(pickle.Unpickler):
         if kind == "script":
             module = sys.modules[type(self._learner).__module__]
             return functools.reduce(getattr, name.split("."), module)
-        if kind == "shell":
-            own = vars(self._learner).get(name)
-            if name not in self._shells:
-                is_taken = any(own is shell for shell in self._shells.values())
-                is_own = _kind_of(own) == tuple(wanted) and not is_taken
-                self._shells[name] = own if is_own else _new(*wanted)
-            return self._shells[name]
-        # Tools make a learner without the rest of the run.
-        return self._learner._outside().get(name, vars(self._learner).get(name))
+        own = vars(self._learner).get(name)
+        if kind == "outside":  # tools make a learner without the rest of the run
+            return self._learner._outside().get(name, own)
+        if name not in self._in_place:
+            is_taken = any(own is one for one in self._in_place.values())
+            new = wanted[0].__new__(wanted[0])
+            self._in_place[name] = own if type(own) is wanted[0] and not is_taken else new
+        return self._in_place[name]
 
     def _tensor(self, memory, device, layout, how):
         if id(memory) not in self._memory:

@@ -56,7 +56,7 @@ class Logger:
 
     COUNTERS: tuple[str, ...] = (
         "step", "charts", "evaluations", "train_evaluations", "evaluated_step", "training_seconds",
-        "_episode", "_last_episode", "_rewarded", "_logged",
+        "_episode", "_last_episode", "_rewarded", "_logged", "_tables",
     )  # fmt: skip
 
     def __init__(self, args: Any, script: str, task: str, packages: tuple[str, ...] = ()) -> None:
@@ -71,7 +71,7 @@ class Logger:
         self._logged = [0, 0, 0, 0.0]  # at the last row: steps, updates, evaluated states, seconds
         self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later
         self._begin = time.perf_counter()
-        self._tables = {METRICS: [], EVALUATIONS: []}  # lines; the first one is the header
+        self._tables = {METRICS: ([], []), EVALUATIONS: ([], [])}  # columns, rows: name -> text
         self._open = contextlib.ExitStack()
         if args.resume is None:
             name = f"{task}__{self._script.stem}__{args.backup}__{args.seed}"
@@ -91,8 +91,8 @@ class Logger:
         for name in RESULTS:  # those of an end before this one
             (self.path / name).unlink(missing_ok=True)
         self.write_json("config.json", config)
-        for name, lines in self._tables.items():
-            (self.path / name).write_text("".join(lines))
+        for name in self._tables:
+            self._write_table(name)
         self._writer = SummaryWriter(self.path, purge_step=None if is_new else self.step + 1)
         self._open.callback(self._writer.close)
         rows = "".join(f"|{key}|{value}|\n" for key, value in config.items())
@@ -270,37 +270,31 @@ class Logger:
         """A tree for `restore`."""
         self.require_finite()
         self._writer.flush()
-        tables = {
-            name: np.frombuffer("".join(item).encode(), np.uint8)
-            for name, item in self._tables.items()
-        }
-        return {"tables": tables, **{name: getattr(self, name) for name in self.COUNTERS}}
+        return {name: getattr(self, name) for name in self.COUNTERS}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned; before the logger is entered."""
         for name in self.COUNTERS:
             setattr(self, name, state[name])
-        for name, table in state["tables"].items():
-            self._tables[name] = table.tobytes().decode().splitlines(keepends=True)
 
     def _write(self, table, row):
         """A row, at once: a killed run loses none. A new column widens the table."""
-        lines = self._tables[table]
-        names = next(csv.reader(lines[:1])) if lines else []
-        if new := [name for name in row if name not in names]:
-            commas = "," * len(new) if lines else ""
-            body = [line.rstrip("\n") + commas + "\n" for line in lines[1:]]
-            names += new
-            header = io.StringIO()
-            csv.writer(header, lineterminator="\n").writerow(names)  # a name may have a comma
-            lines[:] = [header.getvalue(), *body]
-            with replacing(self.path / table) as path:
-                path.write_text("".join(lines))
-        values = [row.get(name) for name in names]
-        text = [f"{v:.9g}" if isinstance(v, float) else "" if v is None else str(v) for v in values]
-        lines.append(",".join(text) + "\n")
-        with (self.path / table).open("a") as file:
-            file.write(lines[-1])
+        columns, rows = self._tables[table]
+        rows.append({n: f"{v:.9g}" if isinstance(v, float) else v for n, v in row.items()})
+        if new := [name for name in row if name not in columns]:
+            columns += new
+            self._write_table(table)
+        else:
+            with (self.path / table).open("a") as file:
+                csv.DictWriter(file, columns, lineterminator="\n").writerow(rows[-1])
+
+    def _write_table(self, table):
+        columns, rows = self._tables[table]
+        with replacing(self.path / table) as new, new.open("w") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            if columns:
+                writer.writeheader()
+            writer.writerows(rows)
 
     def _tell(self, rate, last_return, ratio):
         """On a terminal beside the bar; else a line."""

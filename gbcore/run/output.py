@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -24,17 +23,11 @@ def fail(message: object, status: int = 2) -> NoReturn:
 def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     """Decorator of a command's main: an error of a file or a value is one line and status 2.
 
-    Output that has gone, as in `... | head -2`, is dropped, and the command goes on. `~/` that
-    begins a word or a flag's value is the user's folder: no shell sees it in --out=~/a.png.
+    Output that has gone, as in `... | head -2`, is dropped, and the command goes on.
     """
 
     @functools.wraps(main)
     def run():
-        while (lowest := os.open(os.devnull, os.O_RDWR)) < 3:
-            pass  # else a file of the run's could be opened in place of a stream that is closed
-        os.close(lowest)
-        home = os.path.expanduser("~")
-        sys.argv[1:] = [re.sub("^(--[^=]+=)?~(?=/|$)", rf"\g<1>{home}", w) for w in sys.argv[1:]]
         streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = map(_Lasting, streams)
         try:
@@ -43,11 +36,7 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
             fail(error)
         except KeyboardInterrupt:
             fail("interrupted at once: the last checkpoint, if there is one, is left", 130)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not re.search(
-                "(out of|allocate) memory", f"{error}"
-            ):
-                raise
+        except MemoryError as error:
             flags = "--batch-size, --buffer-size, --total-timesteps, --depth or --breadth (0: all)"
             fail(f"no memory: {error}; give a smaller {flags}", 1)
         finally:
@@ -62,8 +51,6 @@ class _Lasting:
 
     def __init__(self, stream):
         self._stream = stream
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # an older locale, a file's name
 
     def __getattr__(self, name):
         return getattr(self._stream, name)
