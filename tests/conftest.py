@@ -368,6 +368,8 @@ def as_bytes(tree):
         return tree.shape, str(tree.dtype), tree.tobytes()
     if isinstance(tree, np.random.Generator):
         return tree.bit_generator.state
+    if isinstance(tree, np.random.SeedSequence):
+        return tree.state
     if isinstance(tree, torch.Generator):
         return as_bytes(tree.get_state())
     if isinstance(tree, (LearnerState, type)):

@@ -84,7 +84,7 @@ HOW = ("run_dir", "resume", "checkpoint_frequency")
 def left_behind(run):
     """What a finished run leaves, but for times and paths: to be compared."""
     tree = checkpoint.load_checkpoint(run)
-    for name in ("training_seconds", "_logged", "tables"):
+    for name in ("training_seconds", "_logged", "_tables"):
         del tree["logger"][name]
     tree["learner"] = learned(run)
     tree["flags"] = {k: v for k, v in tree["flags"].items() if k not in HOW}
@@ -420,7 +420,7 @@ def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
     script, run = finished(case)
     before = files_in(run)
     assert command(script, "--resume", f"{run}/") == 0  # as shells complete it
-    assert "is finished: score" in capsys.readouterr().out
+    assert "is finished: a larger" in capsys.readouterr().out
     assert files_in(run) == before
     (run / "episode.mp4").write_bytes(b"the old network's")
     how = ["--no-cuda-graphs"] if case == "atari" else []  # it changes nothing that is learned
@@ -436,7 +436,7 @@ def test_a_finished_run_goes_on_to_a_larger_total(case, finished, capsys):
     assert graph.num_transitions == (100 if case == "atari" else 300)
     capsys.readouterr()
     assert command(script, "--resume", run) == 0  # the larger total is remembered
-    assert "is finished: score" in capsys.readouterr().out
+    assert "is finished: a larger" in capsys.readouterr().out
 
 
 def test_a_run_of_a_gpu_goes_on_without_one_and_says_so(finished, capsys, monkeypatch):

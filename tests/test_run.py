@@ -256,8 +256,8 @@ def test_a_loss_that_is_not_finite_ends_a_run(script, tmp_path, monkeypatch, cap
     assert all(row["losses/td_loss"] != "nan" for row in conftest.read_metrics(run))
 
 
-def test_what_is_told_away_from_a_terminal(tmp_path, capsys):
-    """A plain line with each row of metrics.csv; how long it takes once it learns."""
+def test_what_is_told(tmp_path, capsys):
+    """A line with each row of metrics.csv; how long it takes once it learns."""
     flags = "--env-id breakout --log-frequency 20 --learning-starts 20".split()
     short_run(script, tmp_path, *flags)
     out, err = capsys.readouterr()
@@ -282,15 +282,9 @@ def test_tensorboard_has_the_rows_and_every_episode(tmp_path):
     assert [event.step for event in events.Scalars("eval/episodic_return")] == [100, 200]
 
 
-def test_a_tracked_run_begins_and_ends_at_wandb(tmp_path, monkeypatch, capsys):
-    """One that cannot begin leaves no folder."""
+def test_a_tracked_run_begins_and_ends_at_wandb(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb := Mock())
-    wandb.init.side_effect = RuntimeError("api_key not configured")
     flags = ("--env-id", "breakout", "--track", "--wandb-entity", "me")
-    assert command(script, *SHORT, *flags, "--run-dir", tmp_path) == 2
-    assert "api_key not configured" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-    wandb.init.reset_mock(side_effect=True)
     run = short_run(script, tmp_path, *flags)
     (begun,) = wandb.init.call_args_list
     asked = [begun.kwargs[name] for name in ("id", "project", "entity", "sync_tensorboard")]

@@ -1,8 +1,8 @@
 """Checkpoints: all that a run needs to go on, bit for bit.
 
-A part of a checkpoint has `state()`, which returns a tree, and `restore(tree)`. A tree is made of
-Python's own containers, and at its ends of arrays, tensors, numbers and text. On disk it is a zip
-archive with a pickle of each part: zip's checksums tell a damaged one.
+A part of a checkpoint has `state()`, which returns a tree, and `restore(tree)`. A tree is a dict of
+what pickle takes, tensors of any device included. On disk it is a zip archive with a pickle of each
+part: zip's checksums tell a damaged one.
 """
 
 import contextlib

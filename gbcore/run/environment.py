@@ -98,20 +98,14 @@ class GymnasiumTask(Replayed):
             kwargs = json.loads(kwargs)
         if not isinstance(kwargs, dict):
             fail(f"cannot make {env_id} with {kwargs}: require a JSON object")
-        kwargs = kwargs | ({"render_mode": render_mode} if render_mode else {})
-        given = kwargs.get("max_episode_steps") or -1  # -1: none, as Gymnasium has it
-        if time_limit and isinstance(given, int):  # others are Gymnasium's to refuse
-            kwargs["max_episode_steps"] = min(time_limit, given) if given > 0 else time_limit
+        if render_mode:
+            kwargs["render_mode"] = render_mode
+        if time_limit:
+            kwargs["max_episode_steps"] = time_limit
         with own_code():
-            try:
-                self.env = gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
-            except TypeError as error:
-                if not (render_mode and "'render_mode'" in f"{error}"):
-                    raise
-                fail(f"{env_id} cannot be rendered: its __init__ takes no render_mode")
+            self.env = gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
         actions, self._space = self.env.action_space, self.env.observation_space
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
-        self._time_limit = time_limit
         self._assumed_limit = None if self.env.spec.max_episode_steps else 1_000
         if self._assumed_limit:
             self.env = gymnasium.wrappers.TimeLimit(self.env, self._assumed_limit)
@@ -189,11 +183,6 @@ class GymnasiumTask(Replayed):
             _warn_once(
                 f"{self._env_id} is registered without a time limit: its episodes are cut after "
                 f"{self._assumed_limit:,} steps; --time-limit sets another one"
-            )
-        elif truncated and len(self.actions) < (self._time_limit or 0):
-            _warn_once(
-                f"{self._env_id} cuts its episodes itself, before --time-limit: this one after "
-                f"{len(self.actions):,} steps; --env-kwargs may set that"
             )
         return self._observe(obs, info), reward, terminated, truncated
 

@@ -150,7 +150,7 @@ def _flag(name):
 
 
 def _flags_of_run(flags_class, script, folder):
-    """The run's own flags, and those of FREE that are given. One that is finished ends here."""
+    """The run's own flags, and those of FREE that are given."""
     own = load_checkpoint(folder, "flags")["flags"]
     if (stem := Path(made_by := own.pop("script")).stem) != script.stem:
         command = shlex.join(["python", made_by, "--resume", str(folder)])
@@ -166,11 +166,9 @@ def _flags_of_run(flags_class, script, folder):
     if args.total_timesteps < saved.total_timesteps:
         least = saved.total_timesteps
         raise ValueError(f"Require --total-timesteps of {least} or more: it can only be raised")
-    left = ["result.json"] + ["model.pt"] * args.save_model + ["episode.mp4"] * args.capture_video
-    if all((folder / name).exists() for name in left):
-        result = json.loads((folder / "result.json").read_text())
-        if (result["interrupted"], result["steps"]) == (False, args.total_timesteps):
-            more = "a larger --total-timesteps goes on with it"
-            print(f"{folder} is finished: score {result['score']}; {more}")
-            sys.exit()
+    end = folder / "result.json"  # written last
+    result = json.loads(end.read_text()) if end.exists() else {"interrupted": True}
+    if not result["interrupted"] and result["steps"] == args.total_timesteps:
+        print(f"{folder} is finished: a larger --total-timesteps goes on with it")
+        sys.exit()
     return args

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from gbcore.run.checkpoint import module_file, replacing
 from gbcore.run.episodes import last_tenth
@@ -97,11 +96,6 @@ class Logger:
         self._open.callback(self._writer.close)
         rows = "".join(f"|{key}|{value}|\n" for key, value in config.items())
         self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-        self._bar = tqdm(  # on a terminal alone
-            total=args.total_timesteps, initial=self.step, unit="step", mininterval=0.5,
-            smoothing=0.02, disable=None,
-        )  # fmt: skip
-        self._open.callback(self._bar.close)
         device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
         about = f"{with_file(self._task)}, {args.backup} backup, on {device}"
         start = "" if is_new else f", from step {self.step:,} on"
@@ -137,7 +131,6 @@ class Logger:
             self._last_episode, self._episode = self._episode, [0.0, 0]
             for name, value in zip(("return", "length"), self._last_episode, strict=True):
                 self._writer.add_scalar(f"charts/episodic_{name}", value, self.step)
-        self._bar.update()
 
     def is_due(self, frequency: int) -> bool:
         """Is it after so many steps (0: never), or after the last one?"""
@@ -217,7 +210,6 @@ class Logger:
         if score is not None:
             more = {"train_score": last_tenth(self.train_evaluations), **more}
         more = {name: value for name, value in more.items() if value is not None}
-        self._bar.close()
         if args.save_model:
             _write_model(self.path, learner.online, learner.graph)
         seconds = self.training_seconds
@@ -297,16 +289,12 @@ class Logger:
             writer.writerows(rows)
 
     def _tell(self, rate, last_return, ratio):
-        """On a terminal beside the bar; else a line."""
         shown = "-" if last_return is None else f"{last_return:g}"
-        note, total = f"return {shown}, states new {ratio:.1%}", self._args.total_timesteps
-        self._bar.set_postfix_str(note, refresh=False)
-        if self._bar.disable:
-            speed = f"{round(rate, None if rate >= 100 else 1):,} steps/s"
-            line = f"{self.step:,} of {total:,} steps, {speed}, "
-            if self.step > getattr(self._args, "learning_starts", 0):  # before, steps are quicker
-                line += f"{timedelta(seconds=round((total - self.step) / rate))} left, "
-            print(line + note, flush=True)
+        total, speed = self._args.total_timesteps, f"{round(rate, None if rate >= 100 else 1):,}"
+        line = f"{self.step:,} of {total:,} steps, {speed} steps/s, "
+        if self.step > getattr(self._args, "learning_starts", 0):  # before, steps are quicker
+            line += f"{timedelta(seconds=round((total - self.step) / rate))} left, "
+        print(f"{line}return {shown}, states new {ratio:.1%}", flush=True)
 
     def _command(self):
         """How to go on: the line to type."""
@@ -361,15 +349,9 @@ def _lock(path):
 def _begin_tracking(path, config):
     import wandb
 
-    of_run = {"project": config["wandb_project_name"], "entity": config["wandb_entity"]}
-    try:
-        return wandb.init(
-            **of_run, id=path.resolve().name, resume="allow", config=config, sync_tensorboard=True
-        )
-    except Exception as error:  # no login, no network
-        with contextlib.suppress(OSError):
-            path.rmdir()  # of a new run
-        fail(f"wandb cannot begin: {error}")
+    run = {"project": config["wandb_project_name"], "entity": config["wandb_entity"]}
+    run |= {"id": path.resolve().name, "resume": "allow", "sync_tensorboard": True}
+    return wandb.init(**run, config=config)
 
 
 def with_file(task: str) -> str:
