@@ -14,7 +14,7 @@ from gbcore.values import GraphValues, LeafTable, solve
 if TYPE_CHECKING:
     from gbcore.categorical import categorical_targets
 
-__version__ = "3.0.0"
+__version__ = "3.1.0"
 
 __all__ = [
     "Batch",
