@@ -1,5 +1,7 @@
 """The update of a GPU, where there is none: on torch's meta device, and with captures that fail."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -14,10 +16,11 @@ from gbcore.run import updates
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
 
 
-def filled_learner(device, **flags):
-    """A learner that updates as on a GPU, and a batch of a replay of few states with crossovers."""
-    learner = make_learner(device=device, batch_size=8, breadth=5, **flags)
-    return fill(on_gpu(learner) if device == "cpu" else learner, 8)
+def filled_learner(monkeypatch, **flags):
+    """A learner on the meta device, which takes no steps, and a batch of a replay of few states."""
+    learner = make_learner(device="meta", batch_size=8, breadth=5, **flags)
+    monkeypatch.setattr(learner.optimizer, "step", lambda: None)
+    return fill(learner, 8)
 
 
 class NothingFromTheHost(TorchDispatchMode):
@@ -58,14 +61,14 @@ def test_the_padded_update_waits_for_no_device_and_mixes_none(backup, flags, mon
     Covers transfers, frames, both networks, heads, acting, targets, loss, gradients and clipping,
     of every backup. Not covered: Adam's fused kernel, replays, bfloat16 and arithmetic.
     """
-    (learner, batch), rng = filled_learner("meta", backup=backup, **flags), np.random.default_rng(0)
-    monkeypatch.setattr(learner.optimizer, "step", lambda: None)
+    learner, batch = filled_learner(monkeypatch, backup=backup, **flags)
+    rng = np.random.default_rng(0)
     monkeypatch.setattr(updates.CapturedCalls, "__call__", watched)
     for _ in range(2):
         result = learner.update(batch, rng)
         assert (result.device.type, tuple(result.shape)) == ("meta", (8 + 2,))
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda actions: seen.append(actions) or torch.ones(5))
     seen = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda actions: seen.append(actions) or torch.ones(5))
     for noisy in (False, True):
         learner.act(np.zeros((5, 4, 84, 84), np.uint8), noisy)
     assert [(actions.device.type, *actions.shape) for actions in seen] == [("meta", 5)] * 2
@@ -96,9 +99,7 @@ class Counted(TorchDispatchMode):
 )
 def test_operations_of_an_update(backup, most, monkeypatch):
     """Forward, backward and clipping, without Adam, which is one: a GPU's time goes by these."""
-    (learner, batch), rng = filled_learner("meta", backup=backup), np.random.default_rng(0)
-    monkeypatch.setattr(learner.optimizer, "step", lambda: None)
-    numbers = []
+    (learner, batch), numbers = filled_learner(monkeypatch, backup=backup), []
 
     def count(calls, function, kind, *tensors):
         moved = [tensor.to("meta") for tensor in tensors]
@@ -108,16 +109,15 @@ def test_operations_of_an_update(backup, most, monkeypatch):
         return result
 
     monkeypatch.setattr(updates.CapturedCalls, "__call__", count)
-    for _ in range(2):
-        learner.update(batch, rng)
+    learner.update(batch, np.random.default_rng(0))
     assert max(numbers) <= most
 
 
-def test_where_capture_fails_the_same_operations_go_on_one_by_one(monkeypatch, capsys):
+def test_where_capture_fails_the_same_operations_go_on_one_by_one(capsys):
     results = []
     for use_graphs in (False, True):  # on a CPU every capture fails
         torch.manual_seed(0)
-        learner, batch = filled_learner("cpu")
+        learner, batch = fill(on_gpu(make_learner(batch_size=8, breadth=5)), 8)
         learner.updates.captured.use_graphs = use_graphs
         rng = np.random.default_rng(1)
         results.append([learner.update(batch, rng).numpy() for _ in range(4)])
@@ -128,15 +128,10 @@ def test_where_capture_fails_the_same_operations_go_on_one_by_one(monkeypatch, c
 
 def test_a_captured_call_is_replayed(monkeypatch):
     """The order of warm-up, capture and replays, with a stand-in for the CUDA graph."""
-    calls, replays = [], []
-
-    class Graph:
-        def replay(self):
-            replays.append(1)
-
+    calls, graph = [], Mock()
     monkeypatch.setattr(
         updates.CapturedCalls, "_captured",
-        lambda self, function, plan: plan._replace(graph=Graph(), result=plan.tensors[0]),
+        lambda self, function, plan: plan._replace(graph=graph, result=plan.tensors[0]),
     )  # fmt: skip
     call = updates.CapturedCalls(torch.device("cpu"), True)
 
@@ -145,7 +140,7 @@ def test_a_captured_call_is_replayed(monkeypatch):
         return 2 * x
 
     outputs = [call(double, "a", torch.full((2,), i)) for i in range(3)]
-    assert (calls, len(replays)) == ([2], 2)
+    assert (calls, graph.replay.call_count) == ([2], 2)
     assert [o.tolist() for o in outputs] == [[0, 0], [1, 1], [2, 2]]
     call(double, "b", torch.zeros(2))
     call(double, "a", torch.zeros(3))
