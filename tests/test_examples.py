@@ -48,8 +48,12 @@ SPACES = {
     "dict": spaces.Dict(at=spaces.Box(0, 1, (2,), np.float32), has_key=spaces.Discrete(2)),
     "tuple": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2]))),
     "text": spaces.Text(3),
-    "text and reals": spaces.Dict(at=spaces.Box(0, 1, (2,), np.float32), word=spaces.Text(3)),
     "one of": spaces.OneOf([spaces.Discrete(3), spaces.Box(0, 1, (2,), np.float32)]),
+}
+REFUSED = {
+    "text and reals": spaces.Dict(at=spaces.Box(0, 1, (2,), np.float32), word=spaces.Text(3)),
+    "sequence": spaces.Sequence(spaces.Discrete(2)),
+    "nothing": spaces.Box(0, 1, (0,)),
 }
 
 
@@ -57,7 +61,7 @@ class Sampled(gymnasium.Env):
     """Observations drawn from a space."""
 
     def __init__(self, space="vector", actions=3, start=0, render_mode=None):
-        self.observation_space = SPACES[space]
+        self.observation_space = (SPACES | REFUSED)[space]
         self.action_space = spaces.Discrete(actions, start=start)
 
     def observation(self):
@@ -94,17 +98,17 @@ def task_of(env_id="Sampled-v0", kwargs=None, **flags):
 # --- The environment ---
 
 
-@pytest.mark.parametrize("space", [name for name in SPACES if name != "text and reals"])
+@pytest.mark.parametrize("space", SPACES)
 def test_any_space_is_one_shape_and_dtype_and_is_played_again(space):
     kwargs = {"space": space, "start": -1}
     task = task_of(kwargs=kwargs)
     first = task.reset()
     assert first.shape == task.shape == task.scale.shape != ()
     for action in (0, 2, 1):
-        obs, reward, terminated, truncated = task.step(action)
+        obs, *outcome = task.step(action)
         assert obs is task.obs
         assert (obs.shape, obs.dtype) == (first.shape, first.dtype)
-    assert (type(reward), terminated, truncated) == (float, False, False)
+    assert outcome == [0.3, False, False]
     other = GymnasiumTask("Sampled-v0", np.random.default_rng(9), json.dumps(kwargs), decimals=1)
     other.reset()
     other.restore(json.loads(json.dumps(task.state())))
@@ -118,6 +122,7 @@ def test_numbers_are_one_hot_and_bounds_are_the_scale():
     assert task_of("FrozenLake-v1").reset().tolist() == [1] + [0] * 15
     np.testing.assert_allclose(task_of("CartPole-v1").scale, [4.8, 1, np.deg2rad(24), 1], 1e-6)
     assert (task_of(kwargs={"space": "image"}).scale == 255).all()
+    assert task_of(kwargs={"space": "tuple"}, leave_out=" 1 ").shape == (3,)
 
 
 def small(*shape, most=255, dtype=np.uint8):
@@ -132,33 +137,22 @@ GRIDS = {  # a space; grid [H, W, C] and other numbers of an observation; dtype 
     "of codes": (
         spaces.MultiDiscrete(np.full((4, 5), 16)), lambda obs: (obs[..., None], []), np.int64,
     ),
-    "of bits": (
-        spaces.MultiBinary((2, 6, 5)), lambda obs: (np.moveaxis(obs, 0, 2), []), np.int8,
-    ),
     "planes": (
         spaces.Tuple((spaces.MultiBinary(2), small(2, 6, 5, most=1, dtype=np.bool_))),
         lambda obs: (np.moveaxis(obs[1], 0, 2), obs[0]), np.uint8,
-    ),
-    "bits": (
-        spaces.Dict(at=small(6, 5, 2, most=1, dtype=np.bool_), on=small(1, most=1, dtype=np.bool_)),
-        lambda obs: (obs["at"], obs["on"]), np.bool_,
     ),
     "deeper, below 0": (
         spaces.Dict(a=spaces.Dict(at=small(4, 4)), b=spaces.Box(-3, 4, (2,), np.int64)),
         lambda obs: (obs["a"]["at"][..., None], obs["b"]), np.int16,
     ),
-    "nothing else": (spaces.Dict(at=small(4, 6)), lambda obs: (obs["at"][..., None], []), np.uint8),
 }  # fmt: skip
 NO_GRIDS = [
     spaces.Dict(a=small(4, 6), b=small(4, 6)),
     spaces.Dict(at=small(4, 6), left=small(1, most=16)),  # 17 values
-    spaces.Dict(at=small(4, 6), left=spaces.Discrete(17)),  # 17 numbers
     spaces.Dict(at=small(4, 6), left=spaces.Box(0, 1, (1,))),  # reals
     spaces.Dict(at=small(6, 9), left=spaces.Box(0, 1, (8,), np.int8)),  # [6, 9, 9], of planes
     spaces.Dict(at=small(4, 6), left=spaces.Sequence(spaces.Discrete(3))),  # no array
     spaces.MultiDiscrete(np.full((4, 6), 17)),
-    spaces.Discrete(3),
-    spaces.Dict(left=small(3, most=9)),
 ]
 
 
@@ -178,9 +172,8 @@ def test_where_levels_change_a_grid_stays_one_and_has_the_few_integers_beside(
         np.testing.assert_array_equal(seen[row, column], [*grid[row, column], *numbers])
 
 
-@pytest.mark.parametrize("space", NO_GRIDS)
-def test_other_parts_are_one_row_of_numbers(space):
-    assert not has_grid(as_numbers(space))
+def test_other_parts_are_one_row_of_numbers():
+    assert [has_grid(as_numbers(space)) for space in NO_GRIDS] == [False] * len(NO_GRIDS)
 
 
 def test_environments_of_an_evaluation_are_closed(monkeypatch):
@@ -207,9 +200,7 @@ NESTED = spaces.Dict(at=spaces.Tuple((spaces.Discrete(3), small(2))))
     ("space", "obs"),
     [
         (small(2), np.array([0.5, 1])),
-        (small(2), np.array([1, -1])),
         (small(2, dtype=np.int64), np.array([1, np.nan])),
-        (small(2, most=1, dtype=np.bool_), np.array([0, 2])),
         (small(dtype=np.float32), 2**24 + 1),
         (small(2, dtype=np.float32), np.array([0, -np.inf])),
         (small(2, dtype=np.float32), np.zeros(7)),
@@ -230,35 +221,12 @@ def test_reals_are_rounded_to_the_space_s_dtype_and_bounds_are_not_looked_at():
     np.testing.assert_array_equal(task.reset(), np.array([0.1, 7, 0, 1], np.float32))
 
 
-HALF = spaces.Discrete(2)
-HALF.n = 0
-
-
-@pytest.mark.parametrize(
-    ("otherwise", "named"),
-    [
-        ({"observation_space": spaces.Sequence(HALF)}, "which Gymnasium cannot flatten"),
-        ({"observation_space": spaces.Box(0, 1, (0,))}, "at least one number"),
-        ({"action_space": None}, "actions None; a graph needs Discrete ones"),
-        ({"action_space": HALF}, "at least one"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
-)
-def test_an_environment_that_no_graph_takes_is_one_line(otherwise, named, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        make_task(**otherwise)
-    assert is_one_line(capsys, "error: Made-v0", named)
-
-
 @pytest.mark.parametrize("method", ["reset", "step", "render"])
 def test_what_an_environment_raises_is_shown_as_it_is(method, capsys):
     def fails(*_, **__):
         raise ValueError("the door is stuck")
 
-    def fails_again():
-        raise OSError
-
-    task = make_task(**{method: fails, "close": fails_again})
+    task = make_task(**{method: fails})
     with pytest.raises(SystemExit, match="1"):
         task.reset(), task.step(0), task.render()
     err = capsys.readouterr().err
@@ -284,7 +252,6 @@ def test_limits_are_truncations_and_the_one_that_was_asked_for_holds():
     for env_id, own, limit, most in (
         ("CliffWalking-v1", None, 7, 7),  # that it is cut after 1,000 is in the test above
         ("MountainCar-v0", None, None, 200),
-        ("MountainCar-v0", None, 7, 7),
         ("MountainCar-v0", None, 300, 300),  # registered with 200
         ("MountainCar-v0", -1, 250, 250),
         ("MountainCar-v0", 9, 12, 9),
@@ -316,59 +283,42 @@ def test_keys_merge_what_rounds_alike_and_tell_last_actions_apart():
 
     near = [([0.01, 2.0, -0.04], []), ([-0.02, 1.96, 0.0], [1]), ([0.06, 2.0, 0.0], [1])]
     assert keys(near) == [None] * 3
-    rounded = keys(near, decimals=1)
-    assert rounded[0] == rounded[1] != rounded[2]
-    both = keys(near, decimals=1, key_last_action=True)
-    assert both[0] != both[1]
-    same = [([1.0, 2.0, 3.0], actions) for actions in ([], [0], [2, 0], [1])]
-    a, b, c, d = keys(same, key_last_action=True)
-    assert (a != b, b == c, c != d) == (True, True, True)
+    a, b, c = keys(near, decimals=1)
+    assert a == b != c
+    a, b, c = keys(near, decimals=1, key_last_action=True)
+    assert a != b != c
+    a, b, c, d = keys([([1.0] * 3, actions) for actions in ([], [0], [2, 0], [1])],
+                      key_last_action=True)  # fmt: skip
+    assert a != b == c != d
 
 
 @pytest.mark.parametrize(
-    "key",
-    [{"x": 1}, frozenset({1}), None, np.random, [[1], [2, 3]], [], [1.0], [1, 2], "ab"],
+    "info",
+    [{}, *({"key": key} for key in ({"x": 1}, None, [[1], [2, 3]], [], [1.0], [1, 2]))],
     ids=str,
 )
-def test_a_key_that_is_no_array_or_unlike_the_first_ends_the_program(key, capsys):
-    obs = np.zeros(3, np.float32)
-    for first in ({"key": [1]}, {}):
-        task = task_of()
-        task._observe(obs, first)
-        with pytest.raises(SystemExit):
-            task._observe(obs, {"key": key})
-        assert is_one_line(capsys, 'error: Sampled-v0: require info["key"], an array of one shape')
-
-
-def test_keys_are_given_always_and_minus_zero_is_zero(capsys):
+def test_a_key_that_is_no_array_or_unlike_the_first_ends_the_program(info, capsys):
     task, obs = task_of(), np.zeros(3, np.float32)
-    task._observe(obs, {"key": [0.0, 1.0]})
-    first = task.key
-    task._observe(obs, {"key": [-0.0, 1.0]})
-    np.testing.assert_array_equal(task.key, first)
+    task._observe(obs, {"key": [1]})
     with pytest.raises(SystemExit):
-        task._observe(obs, {})
-    assert is_one_line(capsys, "error: Sampled-v0: require", "got None")
+        task._observe(obs, info)
+    assert is_one_line(capsys, 'error: Sampled-v0: require info["key"], an array of one shape')
 
 
-def test_what_an_episode_hands_on_to_the_next_is_told(tmp_path, capsys):
+def test_in_keys_minus_zero_is_zero():
+    task, keys = task_of(), []
+    for zero in (0.0, -0.0):
+        task._observe(np.zeros(3, np.float32), {"key": [zero, 1.0]})
+        keys.append(task.key.tobytes())
+    assert keys[0] == keys[1]
+
+
+def test_what_an_episode_hands_on_to_the_next_is_told(capsys):
     warn_unless_repeatable(task_of())
     assert capsys.readouterr().err == ""
     outcome, total = (False, False, {}), itertools.count()
     warn_unless_repeatable(make_task(step=lambda _: (np.zeros(3), next(total), *outcome)))
     assert is_one_line(capsys, "warning: two episodes of one seed", "kept between episodes")
-    words = ("--env-id", "Unseen-v0", "--capture-video", "--run-dir", tmp_path)
-    assert refuses(capsys, example, words, "Unseen-v0 cannot be rendered")
-
-
-def test_parts_of_observations_can_be_left_out():
-    for space, names, size in (
-        ("dict", "at", 2),
-        ("dict", "has_key", 2),
-        ("tuple", "0", 4),
-        ("tuple", " 1 ", 3),
-    ):
-        assert task_of(kwargs={"space": space}, leave_out=names).reset().shape == (size,)
 
 
 OWN_WORLD = """
@@ -389,13 +339,12 @@ gymnasium.register("Sokoban-v0", "%s:World", max_episode_steps=5)
 
 
 @pytest.mark.parametrize(
-    "file",
-    ["sokoban.py", "test.py", "random.py", "time.py", "examples/__init__.py", "json/mine.py"],
+    "file", ["sokoban.py", "random.py", "examples/__init__.py", "json/mine.py"]
 )
 def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
     file, tmp_path, monkeypatch, capsys
 ):
-    """Some of these names are of files in this repository, or of Python's own."""
+    """These names are of files in this repository, or of Python's own."""
     name, typed = re.match(r"\w+", file)[0], file.removesuffix("/__init__.py").removesuffix(".py")
     typed = typed.replace("/", ".")
     (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -409,19 +358,15 @@ def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(
     monkeypatch.setitem(gymnasium.registry, "Sokoban-v0", None)  # as it was, in the end
     monkeypatch.delitem(gymnasium.registry, "Sokoban-v0")
     env_id = f"{typed}:Sokoban-v0"
-
-    def printed(script, words):
+    own = f"{env_id} ({tmp_path / file})"
+    for script, words, printed in (
+        (example, f"--env-id {env_id} --total-timesteps 40 --eval-episodes 1", own),
+        (would_it_help, f"{env_id} --steps 20", own),
+        (offline, f"data.npz --env-id {env_id} --collect 9 --episodes 1", "return 1.000, 1.0 step"),
+    ):
         sys.modules.update(loaded)  # as in another process
         assert command(script, *words.split()) == 0
-        return capsys.readouterr().out
-
-    out = printed(example, f"--env-id {env_id} --total-timesteps 40 --eval-episodes 1")
-    assert out.startswith(f"{env_id} ({tmp_path / file}), graph backup")
-    assert "score 1, random actions 1 after 40 steps" in out
-    out = printed(would_it_help, f"{env_id} --steps 20")
-    assert out.startswith(f"{env_id} ({tmp_path / file})\n")
-    out = printed(offline, f"data.npz --env-id {env_id} --collect 9 --episodes 1")
-    assert "played there: return 1.000, 1.0 steps" in out
+        assert printed in capsys.readouterr().out
     assert name != "random" or sys.modules["random"].Random  # libraries look for it
 
 
@@ -442,62 +387,20 @@ def test_a_run_goes_on_in_the_folder_of_its_own_module(tmp_path, monkeypatch, ca
     assert command(evaluate, run, "--episodes", 1) == 0
 
 
-def test_a_learner_of_another_name_and_with_more_arguments_is_evaluated(tmp_path, monkeypatch):
-    source = Path(example.__file__).read_text()
-    for old, new in (
-        ("class Learner(", "class Agent("),
-        ("= Learner(args, graph, replay, device,", "= Agent(args, graph, replay, device, rng,"),
-        ("(self, args, graph, replay, device,", "(self, args, graph, replay, device, rng,"),
-        (
-            "evaluate = functools.partial(gb.evaluate, make_env, held_out=True)\n",
-            "def evaluate(*args, **more):\n"
-            "    played = gb.evaluate(make_env, *args, **{'held_out': True} | more)\n"
-            "    return played and (*played, 'mine')\n",
-        ),
-    ):
-        assert source.count(old) == 1
-        source = source.replace(old, new)
-    (tmp_path / "mine.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    import mine
-
-    run = short_run(mine, tmp_path / "runs", *FLAGS)
-    assert command(evaluate, run, "--episodes", 2) == 0
-
-
-def test_tools_claim_no_names_but_those_of_their_commands():
-    for path in (ROOT / "tools").glob("*.py"):
-        assert f"python tools/{path.name}" in (ROOT / "README.md").read_text(), path
-
-
 # --- Videos ---
-
-RGB = np.zeros((9, 16, 3), np.uint8) + np.array([200, 100, 0], np.uint8)
 
 
 def test_a_video_has_the_frames_and_what_is_none_leaves_no_file(tmp_path):
-    write_video(tmp_path / "v.mp4", [RGB] * 3, fps=10)
+    rgb = np.full((9, 16, 3), (200, 100, 0), np.uint8)
+    write_video(tmp_path / "v.mp4", [rgb] * 3, fps=10)
     about, *frames = imageio_ffmpeg.read_frames(str(tmp_path / "v.mp4"))
     assert (about["size"], len(frames)) == ((16, 10), 3)  # an even number of rows
     last = np.frombuffer(frames[-1], np.uint8).reshape(10, 16, 3)
     np.testing.assert_allclose(last[[0, -1], [0, -1]], [(200, 100, 0)] * 2, atol=4)
-    for frame in (RGB / 255, RGB[..., 0], [None]):
+    for frame in (rgb / 255, rgb[..., 0], [None]):
         with pytest.raises(ValueError, match="require"):
-            write_video(tmp_path / "none.mp4", [RGB, frame], fps=10)
+            write_video(tmp_path / "none.mp4", [rgb, frame], fps=10)
     assert [path.name for path in tmp_path.iterdir()] == ["v.mp4"]
-
-
-# --- Replay with keys ---
-
-
-def test_a_replay_with_keys_refuses_what_is_no_observation_and_has_then_not_changed():
-    graph = TransitionGraph(2, (2,), np.float32, key_shape=(1,))
-    replay = Replay(graph, 6)
-    node = graph.node(np.zeros(2, np.float32), np.zeros(1, np.uint8))
-    for bad in (None, np.zeros(3, np.float32), np.zeros(2), [0.0, 0.0]):
-        with pytest.raises(ValueError, match=r"Require obs of float32 \(2,\)"):
-            replay.add(node, 0, 0.0, node, False, bad)
-    assert (replay.size, graph.num_transitions) == (0, 0)
 
 
 # --- gb_dqn_gymnasium.py ---
@@ -531,8 +434,7 @@ def test_whole_graph_explores_by_kind_where_observations_are_grids(tmp_path, mon
 @pytest.mark.parametrize("space", ["vector", "matrix", "image", "frames", "small image"])
 def test_a_network_for_every_space(space, tmp_path):
     few = ("--total-timesteps=150", "--train-frequency=20")
-    run = run_example(tmp_path, *sampled(space=space, start=2), *few)
-    network = torch.load(run / "model.pt")
+    network = torch.load(run_example(tmp_path, *sampled(space=space, start=2), *few) / "model.pt")
     is_image = space in ("image", "frames", "small image")
     assert any(array.ndim == 4 and array.shape[1] <= 3 for array in network.values()) == is_image
 
@@ -561,10 +463,12 @@ BAD = {
     "path": (("--env-id", "no/such.py:Grid-v0"), "typed as Python imports it"),
     "unknown module": (("--env-id", "no_such_module:Grid-v0"), "cannot import 'no_such_module'"),
     "no JSON": (("--env-kwargs", "{is_slippery}"), "cannot make FrozenLake-v1 with {is_slippery}"),
-    "JSON of no arguments": (("--env-kwargs", "[3]"), "with [3]: require a JSON object"),
     "no module": (("--env-id", "ALE/Freeway-v5"), "as in ale_py:ALE/Pong-v5"),
+    "no pictures": (("--env-id", "Unseen-v0", "--capture-video"), "Unseen-v0 cannot be rendered"),
     "text": (("--env-id", "minigrid:MiniGrid-Empty-5x5-v0"), "mission; --leave-out mission does"),
     "text and reals": (sampled(space="text and reals"), "word; --leave-out word does"),
+    "sequence": (sampled(space="sequence"), "which Gymnasium cannot flatten"),
+    "nothing": (sampled(space="nothing"), "at least one number"),
     "codes": ((*sampled(space="image"), "--num-levels", "0"), "at most 16 codes"),
     "no part": ((*sampled(space="dict"), "--leave-out", "key"), "observed, at, has_key; got"),
 }
@@ -575,15 +479,6 @@ def test_bad_input_is_one_line(flags, message, tmp_path, capsys, monkeypatch):
     for name in [name for name in gymnasium.registry if name.startswith("ALE/")]:
         monkeypatch.delitem(gymnasium.registry, name)  # which another test's ale_py registered
     assert refuses(capsys, example, [*FLAGS, "--run-dir", tmp_path, *flags], message)
-
-
-# How a maze may show its cells -> its codes [8, 8], and channel and code of the player.
-PLANES = {
-    "codes": (lambda maze: maze, (0, mazes.PLAYER)),
-    "planes last": (lambda maze: (maze[..., None] == np.arange(5)).astype(np.uint8), (3, 1)),
-    "planes first": (lambda maze: (maze == np.arange(5)[:, None, None]).astype(np.float32), (3, 1)),
-    "more planes than rows": (lambda maze: (maze == np.arange(9)[:, None, None]) * 1, (3, 1)),
-}
 
 
 def env_of(shown, task="mazes:Maze-v0", seed=0):
@@ -597,94 +492,86 @@ def env_of(shown, task="mazes:Maze-v0", seed=0):
     return Env(example.task_of(f"examples.{task}"), rng, num_levels=0), rng
 
 
-@pytest.mark.parametrize(("shown", "agent"), PLANES.values(), ids=PLANES)
-def test_where_levels_change_a_grid_is_moved_until_the_agent_is_in_the_middle(shown, agent):
-    env, rng = env_of(lambda maze, time: shown(maze))
-    network = example.make_network(example.Args(num_levels=0), env.reset().shape, env.num_actions)
-    codes, found, look = example.look_at_grids(env, rng)
-    assert (found, look) == ([agent], [])  # the goal has one cell as well, and never moves
-    network.agent[0] = torch.tensor(agent)
-    network.meet(torch.from_numpy(codes))
-    for action in rng.integers(env.num_actions, size=20):
-        grid = as_grids(env.obs)
-        grid = grid.reshape(*grid.shape[:2], -1)
-        is_player = grid[..., agent[0]] == agent[1]
-        row, column = np.argwhere(is_player)[0]
-        (moved,) = network.move_to_agent(torch.from_numpy(grid[None]))
-        height, width = is_player.shape
-        shift = height // 2 - row, width // 2 - column
-        np.testing.assert_array_equal(moved, np.roll(grid, shift, (0, 1)))
-        obs = torch.from_numpy(np.array([env.obs, np.zeros_like(env.obs)]))
-        assert network(obs).shape == (2, env.num_actions)
-        if any(env.step(int(action))[2:]):
-            env.reset()
+WAYS = worlds.Turner.WAYS
 
 
 def with_look_apart(cells, time):
     """As MiniGrid has it: the player has one code, and where he looks is another channel's."""
-    is_player = np.isin(cells, worlds.Turner.WAYS)
+    is_player = np.isin(cells, WAYS)
     return np.stack([np.where(is_player, worlds.PLAYER, cells), cells * is_player], axis=2)
-
-
-def as_planes(cells, time):
-    """A plane for each code: four for the player, one a way."""
-    return (cells == np.arange(10)[:, None, None]).astype(np.uint8)
 
 
 def with_look_everywhere(cells, time):
     """The player has one code. Each cell has where he looks, one-hot, as of a Discrete beside."""
-    is_player = np.isin(cells, worlds.Turner.WAYS)
-    looks = (cells[is_player] == worlds.Turner.WAYS) & np.full((8, 8, 1), True)
+    is_player = np.isin(cells, WAYS)
+    looks = (cells[is_player] == WAYS) & np.full((8, 8, 1), True)
     return np.dstack([np.where(is_player, worlds.PLAYER, cells), looks]).astype(np.uint8)
 
 
-TURNERS = {  # how they are shown; pairs of the agent's cell, those that say where it looks
-    "codes": (lambda cells, _: cells[..., None], *2 * [[(0, code) for code in worlds.Turner.WAYS]]),
-    "a channel of its own": (
-        with_look_apart, [(0, worlds.PLAYER)], [(1, code) for code in worlds.Turner.WAYS],
+def planes(num, dtype):
+    """A plane for each code, first."""
+    return lambda cells, time: (cells == np.arange(num)[:, None, None]).astype(dtype)
+
+
+SEEN = {  # a world, how it is shown; pairs of the agent's cell, those that say where it looks
+    "codes": ("mazes:Maze", lambda cells, time: cells, [(0, mazes.PLAYER)], []),
+    "planes last": (
+        "mazes:Maze", lambda cells, time: (cells[..., None] == np.arange(5)) * 1,
+        [(mazes.PLAYER, 1)], [],
     ),
-    "planes": (as_planes, *2 * [[(code, 1) for code in worlds.Turner.WAYS]]),
-    "everywhere": (with_look_everywhere, [(0, worlds.PLAYER)], [(1 + i, 1) for i in range(4)]),
+    "more planes than rows": ("mazes:Maze", planes(9, np.float32), [(mazes.PLAYER, 1)], []),
+    "ways of one code": (
+        "worlds:Turner", lambda cells, time: np.minimum(cells, 7), [(0, 3), (0, 7)], [],
+    ),
+    "no square": (
+        "worlds:Turner", lambda cells, time: cells[:, :7], [(0, code) for code in WAYS], [],
+    ),
+    "ways": (
+        "worlds:Turner", lambda cells, time: cells[..., None],
+        *2 * [[(0, code) for code in WAYS]],
+    ),
+    "a channel of its own": (
+        "worlds:Turner", with_look_apart, [(0, worlds.PLAYER)], [(1, code) for code in WAYS],
+    ),
+    "planes of ways": ("worlds:Turner", planes(10, np.uint8), *2 * [[(c, 1) for c in WAYS]]),
+    "everywhere": (
+        "worlds:Turner", with_look_everywhere, [(0, worlds.PLAYER)], [(i, 1) for i in range(1, 5)],
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("shown", "agent", "look"), TURNERS.values(), ids=TURNERS)
-def test_a_grid_is_turned_until_the_agent_looks_up(shown, agent, look):
-    env, rng = env_of(shown, "worlds:Turner-v0")
-    graph = TransitionGraph(3, env.reset().shape, np.uint8)
+@pytest.mark.parametrize(("world", "shown", "agent", "look"), SEEN.values(), ids=SEEN)
+def test_where_levels_change_a_grid_is_seen_from_the_agent(world, shown, agent, look):
+    """It is moved until the agent is in the middle, and turned until it looks up."""
+    env, rng = env_of(shown, f"{world}-v0")
+    graph = TransitionGraph(env.num_actions, env.reset().shape, env.obs.dtype)
     seen = example.look_at_grids(env, rng)
     assert seen[1:] == (agent, look)
     learner = graph, Replay(graph, 9), torch.device("cpu"), np.ones(graph.obs_shape), *seen
     network = example.Learner(example.Args(num_levels=0), *learner).online
-    for action in rng.integers(3, size=60):
-        cells = env.env.unwrapped.cells  # as Turner has them
-        ((row, column),) = np.argwhere(np.isin(cells, worlds.Turner.WAYS))
-        way = worlds.Turner.WAYS.index(cells[row, column])
-        ahead, right = np.array(example.WAYS)[[way, (way + 1) % 4]]
-        (moved,) = network.move_to_agent(torch.from_numpy(as_grids(env.obs)[None]))
-        looks_up = cells.copy()
-        looks_up[row, column] = worlds.PLAYER
-        expected = as_grids(shown(looks_up, 0))
+    for action in rng.integers(env.num_actions, size=60):
+        looks_up = turned = cells = env.env.unwrapped.cells  # as the world has them
+        ((row, column),) = np.argwhere(np.isin(cells, WAYS))
+        ahead, right = np.array(example.WAYS)[:2]
+        if look:
+            way = WAYS.index(cells[row, column])
+            ahead, right = np.array(example.WAYS)[[way, (way + 1) % 4]]
+            looks_up, turned = cells.copy(), np.rot90(cells, -1).copy()  # seen from beside
+            looks_up[row, column] = worlds.PLAYER
+            turned[column, 7 - row] = WAYS[(way + 1) % 4]
+        grid, expected = (as_grids(one) for one in (env.obs, shown(looks_up, 0)))
+        height, width = grid.shape[:2]
+        (moved,) = network.move_to_agent(torch.from_numpy(grid.reshape(1, height, width, -1)))
         for forward, beside in np.ndindex(3, 3):  # what lies there for whom looks that way
-            there = tuple(((row, column) + forward * ahead + beside * right) % 8)
-            np.testing.assert_array_equal(moved[4 - forward, 4 + beside], expected[there])
-        turned = np.rot90(cells, -1).copy()  # the same level, seen from beside
-        turned[column, 7 - row] = worlds.Turner.WAYS[(way + 1) % 4]
+            x, y = (row, column) + forward * ahead + beside * right
+            there = moved[height // 2 - forward, width // 2 + beside]
+            np.testing.assert_array_equal(there, expected[x % height, y % width].reshape(-1))
         with torch.inference_mode():
             values = network(torch.from_numpy(np.array([env.obs, shown(turned, 0)])))
+        assert values.shape == (2, env.num_actions)
         np.testing.assert_array_equal(values[0], values[1])
         if any(env.step(int(action))[2:]):
             env.reset()
-
-
-@pytest.mark.parametrize(
-    "shown",
-    [lambda cells, time: cells[:, :7], lambda cells, time: np.where(cells > 7, 7, cells)],
-    ids=["no square", "ways of one code"],
-)
-def test_other_agents_do_not_turn_the_grid(shown):
-    _, agent, look = example.look_at_grids(*env_of(shown, "worlds:Turner-v0"))
-    assert (len(agent) > 1, look) == (True, [])
 
 
 GUARD = 4
@@ -696,25 +583,11 @@ def with_guard(maze, time):
     return maze
 
 
-def with_ghost(maze, time):
-    """The player is not seen at each fifth step."""
-    return np.where((maze == mazes.PLAYER) & (time % 5 == 4), mazes.FLOOR, maze)
-
-
 def with_spark(maze, time):
-    """One that is anywhere, and no player that is always seen."""
-    maze = with_ghost(maze, time)
+    """One that is anywhere, and a player that is not seen at each fifth step."""
+    maze = np.where((maze == mazes.PLAYER) & (time % 5 == 4), mazes.FLOOR, maze)
     maze.flat[np.random.default_rng(time).choice(np.flatnonzero(maze == mazes.WALL))] = GUARD
     return maze
-
-
-def with_torch(maze, time):
-    """Once it is dark the player has another code."""
-    return np.where((maze == mazes.PLAYER) & (time > 9), 40, maze)
-
-
-def as_characters(maze, time):
-    return np.frombuffer(b" #G@", np.uint8)[maze]
 
 
 def as_shares_of_ten(maze, time):
@@ -730,10 +603,7 @@ def with_heading(maze, time):
 SHOWN = {  # codes of the cells, those of the agent
     "guard": (with_guard, range(5), (mazes.PLAYER,)),
     "spark": (with_spark, range(5), ()),
-    "ghost": (with_ghost, range(4), ()),
-    "torch": (with_torch, (0, 1, 2, 3, 40), (mazes.PLAYER, 40)),
     "heading": (with_heading, (0, 1, 2, 4, 5, 6, 7, 8, 9), (4, 5, 6, 7)),
-    "characters": (as_characters, sorted(b" #G@"), (ord("@"),)),
     "reals": (as_shares_of_ten, np.arange(4) / 10, (0.3,)),
 }
 
@@ -751,10 +621,9 @@ def test_a_run_says_that_no_agent_is_seen(tmp_path, capsys):
     assert "no agent's cell is seen in observations [4, 5]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shown", [as_shares_of_ten, as_characters])
-def test_each_code_has_a_channel_also_one_that_comes_later(shown, capsys):
+def test_each_code_has_a_channel_also_one_that_comes_later(capsys):
     network, other = (example.make_network(example.Args(num_levels=0), (4, 4), 2) for _ in range(2))
-    grids = torch.from_numpy(shown(np.arange(3).repeat(16).reshape(-1, 4, 4), 0))
+    grids = torch.from_numpy(as_shares_of_ten(np.arange(3).repeat(16).reshape(-1, 4, 4), 0))
     with torch.inference_mode():
         before = network(grids)
         assert torch.equal(before[0], before[1])  # no update has met them
@@ -825,20 +694,18 @@ def test_a_level_of_sokoban_is_solved_by_breadth_first_search(level, steps):
     env = sokoban.Sokoban(level)
     start, _ = env.reset(seed=0)
     length, queue = {start.tobytes(): 0}, [start]
-    for cells in queue:  # which grows
-        for action in range(4):
-            env.cells = cells.copy()
-            obs, reward, terminated, _, _ = env.step(action)
-            assert env.observation_space.contains(obs)
-            assert (obs.sum(axis=(0, 1)) == start.sum(axis=(0, 1))).all(), "nothing is lost"
-            assert (obs[..., 0] + obs[..., 2] + obs[..., 3] <= 1).all(), "one thing in a cell"
-            if terminated:
-                assert reward == 1
-                assert length[cells.tobytes()] + 1 == steps
-                return
-            if obs.tobytes() not in length:
-                length[obs.tobytes()] = length[cells.tobytes()] + 1
-                queue.append(obs)
+    for cells, action in ((cells, action) for cells in queue for action in range(4)):  # it grows
+        env.cells = cells.copy()
+        obs, reward, terminated, _, _ = env.step(action)
+        assert env.observation_space.contains(obs)
+        assert (obs.sum(axis=(0, 1)) == start.sum(axis=(0, 1))).all(), "nothing is lost"
+        assert (obs[..., 0] + obs[..., 2] + obs[..., 3] <= 1).all(), "one thing in a cell"
+        if terminated:
+            assert (reward, length[cells.tobytes()] + 1) == (1, steps)
+            return
+        if obs.tobytes() not in length:
+            length[obs.tobytes()] = length[cells.tobytes()] + 1
+            queue.append(obs)
     raise AssertionError("no way")
 
 
@@ -901,13 +768,18 @@ def graph_of_the_page():
 
 
 def test_the_page_s_key_merges_and_its_replay_keeps_what_was_seen():
+    """And refuses what is no observation."""
     namespace = graph_of_the_page()
-    graph, replay = namespace["graph"], namespace["replay"]
-    assert namespace["node"] == namespace["next_node"]
-    replay.add(namespace["node"], 0, 0.0, namespace["node"], False, namespace["next_obs"])
+    graph, replay, node = (namespace[name] for name in ("graph", "replay", "node"))
+    assert node == namespace["next_node"]
+    replay.add(node, 0, 0.0, node, False, namespace["next_obs"])
+    for bad in (None, np.zeros(3, np.float32), np.zeros(4), [0.0] * 4):
+        with pytest.raises(ValueError, match=r"Require obs of float32 \(4,\)"):
+            replay.add(node, 0, 0.0, node, False, bad)
+    assert replay.size == graph.num_transitions == 2
     seen = replay.observations(replay.batch_of(np.array([0, 1])))
     np.testing.assert_array_equal(seen, [namespace["obs"], namespace["next_obs"]])
-    np.testing.assert_array_equal(graph.observations_of([namespace["node"]]), [namespace["obs"]])
+    np.testing.assert_array_equal(graph.observations_of([node]), [namespace["obs"]])
 
 
 def test_the_page_s_dict_observation_is_an_array():
@@ -934,16 +806,19 @@ class Clock(gymnasium.Env):
         return obs, float(self.time), self.time == 5, self.episode % 2 == 1 and self.time == 3, {}
 
 
-@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
-def test_the_page_s_loops_record_every_transition_and_no_reset(mode):
+@pytest.mark.parametrize(
+    # An episode of 3 and one of 5 take 8 steps, and 2 more where resets take a step each.
+    ("mode", "loop", "steps"), [("NEXT_STEP", "", 80), ("SAME_STEP", SAME_STEP, 100)],
+)  # fmt: skip
+def test_the_page_s_loops_record_every_transition_and_no_reset(mode, loop, steps):
     namespace = graph_of_the_page()
-    graph = namespace["graph"] = TransitionGraph(
+    namespace["graph"] = graph = TransitionGraph(
         2, (4,), np.float32, key_shape=(4,), key_dtype=np.int32
     )
     mode_of = getattr(gymnasium.vector.AutoresetMode, mode)
     namespace["envs"] = gymnasium.vector.SyncVectorEnv([Clock] * 3, autoreset_mode=mode_of)
     start = NEXT_STEP.split("    obs, rewards")[0]
-    exec(NEXT_STEP if mode == "NEXT_STEP" else start + SAME_STEP, namespace)
+    exec(start + loop if loop else NEXT_STEP, namespace)
     edges = graph.edges()
     before = graph.observations_of(edges["source"])[:, :2]
     after = graph.observations_of(edges["next"])[:, :2]
@@ -951,8 +826,6 @@ def test_the_page_s_loops_record_every_transition_and_no_reset(mode):
     np.testing.assert_array_equal(edges["reward"], after[:, 1])
     np.testing.assert_array_equal(edges["terminated"], after[:, 1] == 5)
     assert (after[after[:, 0] % 2 == 1, 1] <= 3).all()
-    # An episode of 3 and one of 5 take 8 steps, and 2 more where resets take a step each.
-    steps = {"NEXT_STEP": 100 * 8 // 10, "SAME_STEP": 100}[mode]
     assert graph.num_transitions == 3 * steps
 
 
@@ -961,17 +834,15 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
     assert sum(len(lines.splitlines()) for lines in CLEANRL) == 10
     begin, add, learn = CLEANRL
     torch.manual_seed(0)
-    args = types.SimpleNamespace(buffer_size=500, seed=0, batch_size=16, gamma=0.9)
     lake = gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=20)
     one_hot = wrappers.DtypeObservation(wrappers.FlattenObservation(lake), np.float32)
     mode = gymnasium.vector.AutoresetMode.SAME_STEP
     envs = gymnasium.vector.SyncVectorEnv([lambda: one_hot], autoreset_mode=mode)
     q_network, target_network = torch.nn.Linear(16, 4), torch.nn.Linear(16, 4)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=0.01)
-    obs, _ = envs.reset(seed=0)
-    namespace = names(
-        args=args, envs=envs, obs=obs, target_network=target_network, q_network=q_network
-    )
+    args = types.SimpleNamespace(buffer_size=500, seed=0, batch_size=16, gamma=0.9)
+    own = {"args": args, "envs": envs, "q_network": q_network, "target_network": target_network}
+    namespace = names(obs=envs.reset(seed=0)[0], **own)
     exec(begin, namespace)
     rng, num_truncated = np.random.default_rng(0), 0
     for step in range(3500):
@@ -982,9 +853,8 @@ def test_the_page_s_ten_lines_make_dqn_learn_from_the_graph():
             real_next_obs[0] = infos["final_obs"][0]
             num_truncated += 1
         namespace |= {"actions": actions, "rewards": rewards, "terminations": terminations}
-        namespace |= {"obs": obs, "real_next_obs": real_next_obs}
-        exec(add, namespace)
-        obs = next_obs
+        exec(add, namespace | {"real_next_obs": real_next_obs})
+        namespace["obs"] = next_obs
         if step % 4 == 3:
             exec(learn, namespace)
             optimizer.zero_grad()
