@@ -155,16 +155,13 @@ class Twins:
         ratio = len({row[0] for row in expected}) / max(num_transitions, 1)
         assert (graph.num_nodes, graph.num_edges) == (len(naive.out), len(expected))
         assert (graph.num_transitions, graph.novel_state_ratio) == (num_transitions, ratio)
-
-        observations, state_of = graph.observations, {}
+        observations = graph.observations
         assert (observations.shape[1:], observations.dtype) == self.kind
-        for state, obs in naive.observation.items():
-            node = self.ids(state)[0]
-            assert node >= 0
-            assert observations[node].tobytes() == obs.tobytes()
-            state_of[node] = state
+        state_of = {self.ids(state)[0]: state for state in naive.out}
         assert len(state_of) == len(naive.out)  # no two states share an id
-
+        for node, state in state_of.items():
+            assert node >= 0
+            assert observations[node].tobytes() == naive.observation[state].tobytes()
         edges = graph.edges()
         dtypes = [(name, column.dtype, column.ndim) for name, column in edges.items()]
         assert dtypes == [(name, dtype, 1) for name, dtype in COLUMNS.items()]
@@ -302,15 +299,11 @@ def play(script, folder, evaluate=lambda *_: ([0.0], [1]), **flags):
     """The learner of a run in this process, of 200 random steps by default, and its folder."""
     usual = {"learning_starts": 10**6, "log_frequency": 1, "threads": 1, "cuda": False}
     usual |= {"total_timesteps": 200, "eval_frequency": 0, "batch_size": 8, "breadth": 5}
-    learners = []
-
-    class Learner(script.Learner):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            learners.append(self)
-
+    learners, make = [], script.Learner
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "Learner", Learner)
+        patch.setattr(
+            script, "Learner", lambda *parts: learners.append(make(*parts)) or learners[0]
+        )
         patch.setattr(script, "evaluate", evaluate)
         assert command(script, *words_of(usual | flags), "--run-dir", folder) == 0
     return learners[0], only_run(folder)
