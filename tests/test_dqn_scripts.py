@@ -11,11 +11,22 @@ from minigrid.wrappers import FullyObsWrapper
 
 import gb_dqn_minatar as minatar_script
 import gb_dqn_minigrid as minigrid_script
+from gbcore import Replay, TransitionGraph
 from gbcore.run import last_tenth
 
 TASKS = [(minigrid_script, "MiniGrid-DoorKey-5x5-v0"), (minatar_script, "breakout")]
 both = pytest.mark.parametrize(("script", "task"), TASKS, ids=["minigrid", "minatar"])
 pytestmark = pytest.mark.usefixtures("torch_settings")
+
+
+def make_learner(script, task, **flags):
+    """A learner without transitions, which test_protocol.py looks at too."""
+    args = script.Args(**{"batch_size": 8, "breadth": 5, "total_timesteps": 200} | flags)
+    env = script.make_env(args, task, np.random.default_rng(0))
+    obs = env.reset()
+    graph = TransitionGraph(env.num_actions, obs.shape, obs.dtype)
+    torch.manual_seed(args.seed)
+    return script.Learner(args, graph, Replay(graph, args.total_timesteps), torch.device("cpu"))
 
 
 @both
