@@ -237,37 +237,36 @@ def test_no_evaluation_counts_as_training(tmp_path, monkeypatch):
     assert 0 < result["training_seconds"] < 1_000 <= result["wall_seconds"]
 
 
-ENVIRONMENTS = [
-    (gb_dqn_minigrid, gb_dqn_minigrid.task_of("KeyCorridorS3R1"), {}),
-    *((gb_dqn_minatar, name, {}) for name in gb_dqn_minatar.GAMES),
-    (gb_dqn_minatar, "asterix", {"episode_seed": "fixed"}),
-    (gb_rainbow_atari, "breakout", {}),
-]
+def played(env, actions):
+    """What actions lead to, in one episode after the other."""
+    result = []
+    for action in actions:
+        obs, *outcome = env.step(action)
+        result.append((obs.tobytes(), *outcome))
+        if any(outcome[1:]):
+            result.append(env.reset().tobytes())  # of its own generator
+    return result
 
 
-@pytest.mark.parametrize(("script", "name", "flags"), ENVIRONMENTS)
+@pytest.mark.parametrize(
+    ("script", "name", "flags"),
+    [
+        (gb_dqn_minigrid, "MiniGrid-KeyCorridorS3R1-v0", {}),
+        (gb_dqn_minatar, "asterix", {"episode_seed": "fixed"}),
+        *((gb_dqn_minatar, name, {}) for name in gb_dqn_minatar.GAMES),
+    ],
+)
 def test_a_restored_environment_goes_on_the_same(script, name, flags):
     """After several episodes, in the middle of one: what follows is the same, for ever."""
-    rng = np.random.default_rng(0)
-    env, other = (script.make_env(script.Args(**flags), name, np.random.default_rng(i))
-                  for i in range(2))  # fmt: skip
-    is_over = lambda step: env.is_over if script is gb_rainbow_atari else any(step[2:])  # noqa: E731
+    args, rngs = script.Args(**flags), map(np.random.default_rng, range(2))
+    env, other = (script.make_env(args, name, rng) for rng in rngs)
     env.reset()
-    for _ in range(700):
-        last = env.step(int(rng.integers(env.num_actions)))
-        if is_over(last):
-            env.reset()
-            last = env.step(0)
+    actions = np.random.default_rng(0).integers(env.num_actions, size=900).tolist()
+    played(env, actions[:700])
     other.restore(state := env.state())
     number = len(state["actions"])
-    np.testing.assert_array_equal(other.obs, last[0])
-    for _ in range(200):
-        action = int(rng.integers(env.num_actions))
-        moved, again = env.step(action), other.step(action)
-        np.testing.assert_array_equal(moved[0], again[0])
-        assert moved[1:] == again[1:]
-        if is_over(moved):
-            np.testing.assert_array_equal(env.reset(), other.reset())  # of its own generator
+    np.testing.assert_array_equal(other.obs, env.obs)
+    assert played(env, actions[700:]) == played(other, actions[700:])
     assert len(state["actions"]) == number, "a state does not follow its environment"
 
 
@@ -316,8 +315,6 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         "        self.num_updates = 0\n",
         """        self.num_updates = 0
         self.mean, self.best, self.left_out = torch.zeros(2), None, (0 for _ in ())
-        self.others = [nn.Linear(1, 1), nn.Linear(1, 1)]
-        self.sgd = torch.optim.SGD(self.others[1].parameters(), lr=0.1, momentum=0.9)
 """,
     ),
     (
@@ -327,9 +324,6 @@ CHANGES = (  # that a user makes in a copied script: the lines, and what stands 
         if self.num_updates % 40 == 39:
             self.best = copy.deepcopy(self.online)
         self.loss_of_best = 0.0 if self.best is None else self.best(obs).mean().item()
-        self.sgd.zero_grad()
-        self.others[1](self.mean[:1]).sum().backward()
-        self.sgd.step()
 """,
     ),
     (
@@ -388,7 +382,7 @@ def test_a_copied_script_with_parts_of_its_own_is_logged_and_resumed(tmp_path, c
         assert header.endswith(",longest")
         assert all(int(row.rpartition(",")[2]) > 0 for row in rows)
         assert "checkpoints leave out learner.left_out" in capsys.readouterr().err
-        assert "sgd" in expected["checkpoint"]["learner"]
+        assert "best" in expected["checkpoint"]["learner"]
         assert command(evaluate, only_run(tmp_path / "whole"), "--episodes", 2) == 0
         signal_at(patch, mine, 100)
         assert command(mine, *flags, "--run-dir", tmp_path / "parts") == 130
