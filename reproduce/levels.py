@@ -5,8 +5,8 @@
 Every evaluation of a run is a row of results/levels.csv. Its trained network plays 100 more
 held-out episodes, alone and on a graph of the episode under way: there with the first tries of
 training, if it has them, and without; these with guesses of 1; and an untrained network.
-Rows that are there already stay. Without runs the table and the picture are made anew. Baselines:
-levels_sb3.py; best returns: levels_best.py.
+Rows that are there already stay. Without runs the table and the picture are made anew. The baseline
+is of levels_sb3.py.
 """
 
 import functools

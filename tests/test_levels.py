@@ -1,6 +1,5 @@
 """Levels that change: EpisodeGraph, FirstTries, held-out levels, and runs on them."""
 
-import copy
 import itertools
 from collections import Counter
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from conftest import as_bytes, command, interpreted, jitted, result_of, short_run
 from gbtools.runs import read_rows
-from levels_best import fewest_steps
 from minigrid.core.constants import OBJECT_TO_IDX
 
 import gb_dqn_minigrid
@@ -535,26 +533,6 @@ def test_where_levels_change_the_network_sees_the_grid_from_the_agent(task):
         turned[x, y, 2] = (turned[x, y, 2] + 1) % 4
         values = network(torch.from_numpy(np.stack([env.obs, turned])))
         torch.testing.assert_close(values[0], values[1])
-
-
-@interpreted
-@pytest.mark.parametrize(("task", "least"), [("Empty-5x5", 5), ("DoorKey-5x5", 7)])
-def test_the_best_return_is_that_of_a_search_over_copies(task, least):
-    world = gymnasium.make(gb_dqn_minigrid.task_of(task)).unwrapped
-    world.reset(seed=1)
-    world.gen_obs = dict
-    level, met, steps, rewards = {0: world}, {}, 0, [0]
-    while not any(rewards):
-        after = [copy.deepcopy(one) for one in level.values() for _ in world.actions]
-        rewards = [one.step(i % len(world.actions))[1] for i, one in enumerate(after)]
-        states = {
-            (*one.agent_pos, one.agent_dir, one.carrying is None, one.grid.encode().tobytes()): one
-            for one in after
-        }
-        level = {state: one for state, one in states.items() if state not in met}
-        met |= states
-        steps += 1
-    assert fewest_steps(world) == steps == least
 
 
 @jitted
