@@ -1,9 +1,9 @@
-"""PPO and DQN of Stable-Baselines3 on the levels of `gb_dqn_minigrid.py --num-levels 0`.
+"""PPO of Stable-Baselines3 on the levels of `gb_dqn_minigrid.py --num-levels 0`.
 
     python reproduce/levels_sb3.py --env-id DoorKey-6x6 --seed 1
 
 Levels, held-out worlds, observations and network (all but its last layer) are those of the script.
-An evaluation is of 20 held-out levels; PPO draws its actions. Training ends where `--enough` is
+An evaluation is of 20 held-out levels, and PPO draws its actions. Training ends where `--enough` is
 reached, with 100 levels more, by the network alone and on a graph of each episode. Each evaluation
 is a row of results/levels.csv.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import tyro
 from levels import LAST, row_of, same_of, write_rows
-from stable_baselines3 import DQN, PPO
+from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -33,7 +33,6 @@ EPISODES = 20
 @dataclass
 class Args:
     env_id: str = "DoorKey-6x6"
-    algorithm: Literal["ppo", "dqn"] = "ppo"
     view: Literal["grid", "partial"] = "grid"
     seed: int = 1
     total_timesteps: int = 1_000_000
@@ -42,10 +41,10 @@ class Args:
 
 
 class TrainingLevels(gymnasium.Env):
-    """The script's training levels, with MiniGrid's own reward or, for DQN, its sign."""
+    """The script's training levels, with MiniGrid's own reward."""
 
-    def __init__(self, flags, task, rng, is_sign):
-        self.task, self.is_sign = gb_dqn_minigrid.make_env(flags, task, rng), is_sign
+    def __init__(self, flags, task, rng):
+        self.task = gb_dqn_minigrid.make_env(flags, task, rng)
         shape = self.task.reset().shape
         self.observation_space = gymnasium.spaces.Box(0, 15, shape, np.uint8)  # codes, no image
         self.action_space = gymnasium.spaces.Discrete(self.task.num_actions)
@@ -54,8 +53,7 @@ class TrainingLevels(gymnasium.Env):
         return self.task.reset(), {}
 
     def step(self, action):
-        obs, reward, terminated, truncated = self.task.step(int(action))
-        return obs, np.sign(reward) if self.is_sign else reward, terminated, truncated, {}
+        return *self.task.step(int(action)), {}
 
 
 class Features(BaseFeaturesExtractor):
@@ -71,38 +69,24 @@ class Features(BaseFeaturesExtractor):
 
 
 def make_model(args, flags, task):
-    """Untrained: PPO as rl-starter-files has it, or DQN with the script's numbers."""
-    is_dqn = args.algorithm == "dqn"
-    rngs = np.random.default_rng(args.seed).spawn(1 if is_dqn else 8)
-    envs = DummyVecEnv([lambda rng=rng: TrainingLevels(flags, task, rng, is_dqn) for rng in rngs])
+    """Untrained PPO with the numbers of rl-starter-files."""
+    rngs = np.random.default_rng(args.seed).spawn(8)
+    envs = DummyVecEnv([lambda rng=rng: TrainingLevels(flags, task, rng) for rng in rngs])
     how = {"features_extractor_class": Features, "net_arch": [], "normalize_images": False}
-    if not is_dqn:
-        return PPO(
-            "MlpPolicy", envs, 1e-3, n_steps=128, batch_size=256, n_epochs=4, ent_coef=0.01,
-            policy_kwargs=how, seed=args.seed, device="cpu",
-        )  # fmt: skip
-    model = DQN(
-        "MlpPolicy", envs, flags.learning_rate, buffer_size=flags.total_timesteps,
-        batch_size=flags.batch_size, gamma=flags.gamma, train_freq=flags.train_frequency,
-        target_update_interval=flags.target_network_frequency, policy_kwargs=how, seed=args.seed,
-        device="cpu",
+    return PPO(
+        "MlpPolicy", envs, 1e-3, n_steps=128, batch_size=256, n_epochs=4, ent_coef=0.01,
+        policy_kwargs=how, seed=args.seed, device="cpu",
     )  # fmt: skip
-    # SB3's own epsilon, 1 to 0.05 in a tenth of the steps; its schedule begins anew with each learn
-    tenth = args.total_timesteps / 10
-    model.exploration_schedule = lambda _: max(0.05, 1 - 0.95 * model.num_timesteps / tenth)
-    return model
 
 
 def action_values(model, obs):
-    """Values float32 [n, A] of observations [n, *obs_shape]; of PPO V(s) + alpha log pi(a | s).
+    """V(s) + alpha log pi(a | s), float32 [n, A], of observations [n, *obs_shape].
 
     alpha is PPO's weight of entropy. Of a policy that is best with its entropy among the rewards,
     these are its action values (Schulman et al. 2017).
     """
     obs = torch.from_numpy(obs)
     with torch.inference_mode():
-        if isinstance(model, DQN):
-            return model.q_net(obs).numpy()
         log_pi = model.policy.get_distribution(obs).distribution.logits  # [n, A]
         return (model.policy.predict_values(obs) + model.ent_coef * log_pi).numpy()
 
@@ -115,16 +99,15 @@ def main():
     flags = gb_dqn_minigrid.Args(env_id=args.env_id, view=args.view, seed=args.seed, num_levels=0)
     task = gb_dqn_minigrid.task_of(args.env_id)
     model = make_model(args, flags, task)
-    q, is_dqn = functools.partial(action_values, model), args.algorithm == "dqn"
     begin, mean = time.perf_counter(), 0.0
 
     def policy(obs, keys=None):
-        return model.predict(obs, deterministic=is_dqn)[0]
+        return model.predict(obs)[0]
 
     def play(act_on, policy, episodes):
         seed = [args.seed, model.num_timesteps]
         returns, _ = gb_dqn_minigrid.evaluate(flags, task, policy, seed, episodes)
-        how = task, args.algorithm, flags, versions()["commit"], time.perf_counter() - begin
+        how = task, "ppo", flags, versions()["commit"], time.perf_counter() - begin
         row = row_of(same_of(*how), act_on, model.num_timesteps, returns)
         print(row, flush=True)
         write_rows([row])
@@ -134,6 +117,7 @@ def main():
         model.learn(args.eval_frequency, reset_num_timesteps=False)
         mean = play("network", policy, EPISODES)
     play("network", policy, LAST)
+    q = functools.partial(action_values, model)
     play("graph", EpisodeGraph(q, model.action_space.n, model.gamma), LAST)
 
 
