@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import tyro
 from gbtools import recorded
-from gbtools.picture import draw_quietly
 
 from gbcore import pair_q_values
 from gbcore.run import Depth, NonNegative, fail, one_line_errors
 from gbcore.run.flags import require_package
 
-LINES = 36  # of sums: with the rest at most 39
+LINES = 36  # of sums that are printed
 
 
 @dataclass
@@ -34,7 +33,6 @@ class Args:
     depth: Depth | None = None  # nested backups; default: the run's
     breadth: NonNegative | None = None
     """transitions followed per level, 0 = all; default: the run's"""
-    seed: NonNegative = 1  # of the breadth's sampling
 
 
 class Nested:
@@ -44,12 +42,10 @@ class Nested:
     """
 
     def __init__(self, run, args, state, action):
-        rng = np.random.default_rng(args.seed)
+        rng, rule = np.random.default_rng(1), run.module.BACKUPS["graph"][1]
         sub = run.graph.expand([state], [action], args.depth, args.breadth, rng)
-        leaf_q, selector_q = run.q_values(sub.nodes, "target").astype(np.float64), None
-        if run.module.BACKUPS["graph"][1] == "double":
-            selector_q = run.q_values(sub.nodes, "online").astype(np.float64)
-        rule = "greedy" if selector_q is None else "double"
+        leaf_q = run.q_values(sub.nodes, "target").astype(np.float64)
+        selector_q = run.q_values(sub.nodes, "online").astype(np.float64)
         self.sub, self.names, self.gamma = sub, run.action_names(), run.flags["gamma"]
         self.pair_q = pair_q_values(sub, leaf_q, self.gamma, rule, selector_q)
         self.end = len(sub.nodes) + len(sub.vertex_row)
@@ -57,7 +53,7 @@ class Nested:
         rows = np.append(np.arange(len(sub.nodes)), sub.vertex_row)
         q = leaf_q[rows]
         q[vertex, sub.pair_action[1:]] = self.pair_q[1:]
-        self.best = (q if selector_q is None else selector_q[rows]).argmax(axis=1)
+        self.best = (selector_q[rows] if rule == "double" else q).argmax(axis=1)
         self.state = np.concatenate([sub.nodes[rows], [-1, state]])
         self.value = np.concatenate([q[np.arange(len(q)), self.best], [0.0, self.pair_q[0]]])
         self.pair_vertex = np.append(-1, vertex)
@@ -76,17 +72,14 @@ class Nested:
             terms = []
             for o in np.flatnonzero(sub.outcome_pair == pair):
                 vertex, weight = sub.outcome_vertex[o], sub.outcome_weight[o]
-                term = f"{sub.outcome_reward[o]:g}"
-                if vertex == self.end:
-                    term += ", the end"
-                else:
+                following = ", the end"
+                if vertex != self.end:
                     kind = "leaf" if vertex < len(sub.nodes) else "V"
                     action = self.names[self.best[vertex]]  # the one that is the vertex's value
-                    term += f" + {self.gamma:g} {kind}({self.state[vertex]}: {action})"
-                    term += f" {self.value[vertex]:.4f}"
-                terms.append(f"({term})" if weight == 1 else f"{weight:.3g} ({term})")
-            if len(terms) > 6:
-                terms[5:] = [f"{len(terms) - 5} more"]
+                    following = f" + {self.gamma:g} {kind}({self.state[vertex]}: {action})"
+                    following += f" {self.value[vertex]:.4f}"
+                term = f"({sub.outcome_reward[o]:g}{following})"
+                terms.append(term if weight == 1 else f"{weight:.3g} {term}")
             name = f"G({self.state[self.pair_vertex[pair]]}, {self.names[sub.pair_action[pair]]})"
             text = " + ".join(terms) if terms else "never seen: leaf"
             yield f"level {self.level[pair]}: {name} = {self.pair_q[pair]:.4f} = {text}"
@@ -100,29 +93,26 @@ def draw(nested, title, path):
     # Graphviz reads entities, escapes and, between < and >, HTML: a text of a user's is a text.
     names = [html.escape(name).replace("\\", "\\\\") for name in (*nested.names, title)]
     sub, title = nested.sub, names.pop()
-    graph = pygraphviz.AGraph(directed=True, rankdir="LR", ranksep=0.8, nodesep=0.08, dpi=110)
-    graph.graph_attr.update(label=title, labelloc="t", fontname="sans-serif")
-    graph.node_attr.update(fontname="sans-serif", fontsize=9, height=0, margin=0.04)
-    graph.edge_attr.update(fontname="sans-serif", fontsize=9, color="#ced4da", arrowsize=0.6)
+    graph = pygraphviz.AGraph(directed=True, rankdir="LR", ranksep=0.8, label=title, labelloc="t")
+    graph.node_attr.update(fontsize=9, height=0, margin=0.04, color="blue")
+    graph.edge_attr.update(fontsize=9, color="grey", arrowsize=0.6)
     root = f"({nested.state[-1]}, {names[sub.pair_action[0]]})\\nG = {nested.value[-1]:.3f}"
-    graph.add_node("0 -1", label=root, color="#1864ab")
+    graph.add_node("0 -1", label=root)
     for o in np.argsort(nested.read[sub.outcome_pair], kind="stable"):  # what is read comes last
         pair, vertex, reward = sub.outcome_pair[o], sub.outcome_vertex[o], sub.outcome_reward[o]
-        level, is_leaf = nested.level[pair], vertex < len(sub.nodes)
+        level, look = nested.level[pair], {}
         start, end = f"{level} {nested.pair_vertex[pair]}", f"{level + 1} {vertex}"
-        look = {"shape": "box", "color": "#868e96"} if is_leaf else {"color": "#1864ab"}
-        look["label"] = f"{nested.state[vertex]}: {nested.value[vertex]:.3f}"
-        if vertex == nested.end:
-            look = {"shape": "box", "color": "#2b8a3e", "label": "end"}
-        graph.add_node(end, **look)
-        look = {}
+        label = f"{nested.state[vertex]}: {nested.value[vertex]:.3f}"
+        is_box = vertex < len(sub.nodes) or vertex == nested.end
+        label = "end" if vertex == nested.end else label
+        graph.add_node(end, label=label, shape="box" if is_box else "ellipse")
         if nested.read[pair]:
-            look = {"color": "#d9480f", "fontcolor": "#d9480f", "penwidth": 2}
-            look["label"] = names[sub.pair_action[pair]] + (f" {reward:+g}" if reward else "")
-            if (weight := sub.outcome_weight[o]) < 1:
-                look["label"] += f" x{weight:.2g}"
+            weight = sub.outcome_weight[o]
+            label = names[sub.pair_action[pair]] + (f" {reward:+g}" if reward else "")
+            label += f" x{weight:.2g}" if weight < 1 else ""
+            look = {"color": "orangered", "fontcolor": "orangered", "penwidth": 2, "label": label}
         graph.add_edge(start, end, **look)
-    path.write_bytes(draw_quietly(graph, "dot", path.suffix[1:]))
+    graph.draw(path, prog="dot")
 
 
 def root_of(run, args):
@@ -156,12 +146,8 @@ def main():
     about = f"depth {args.depth}, breadth {args.breadth or 'all'}, gamma {nested.gamma:g}"
     if run.flags["backup"] != "graph" or run.flags["prior"]:
         about += "; the run learned from other targets"
-    sub, lines = nested.sub, list(nested.sums())
-    size = f"{len(sub.outcome_pair)} transitions, {len(sub.nodes)} states"
-    print(f"{result}; {about}; {size}; it reads")
-    print("\n".join(lines[:LINES]))
-    if len(lines) > LINES:
-        print(f"and {len(lines) - LINES} more")
+    lines = list(nested.sums())
+    print(f"{result}; {about}; it reads {len(lines)} sums", *lines[:LINES], sep="\n")
     if args.out is not None:
         draw(nested, f"{run.task}\n{result}\n{about}", args.out)
         print(f"wrote {args.out}")

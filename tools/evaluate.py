@@ -34,9 +34,9 @@ class Args:
     env_kwargs: str | None = None  # of a run in a Gymnasium environment: others than its own
 
 
-def flags_of(run, args):
+def flags_of(run, args, **given):
     """The script's Args of a run, with what this command was given."""
-    given = {"eval_epsilon": args.epsilon, "env_kwargs": args.env_kwargs}
+    given = {"eval_epsilon": args.epsilon, "env_kwargs": args.env_kwargs} | given
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if not hasattr(run.args, name):
@@ -44,19 +44,20 @@ def flags_of(run, args):
     return replace(run.args, **given)
 
 
-def play(run, args, policy, **more):
-    """Returns and lengths of episodes. more: flags of the script."""
-    flags = replace(flags_of(run, args), **more)
-    seed = [args.seed, flags.seed, 0]
-    return run.module.evaluate(flags, run.task, policy, seed, args.episodes)[:2]
+def play(run, args, policy, **given):
+    """Returns and lengths of episodes. given: flags of the script."""
+    flags = flags_of(run, args, **given)
+    return run.module.evaluate(flags, run.task, policy, [args.seed, flags.seed, 0], args.episodes)[
+        :2
+    ]
 
 
 @one_line_errors
 def main():
     args = tyro.cli(Args, description=__doc__)
-    if args.video is not None and (args.video.suffix != ".mp4" or not args.video.parent.is_dir()):
-        fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
     if args.video is not None:
+        if args.video.suffix != ".mp4" or not args.video.parent.is_dir():
+            fail(f"--video must be an .mp4 file in a folder that exists, got {str(args.video)!r}")
         require_package("imageio_ffmpeg")
     run = recorded.read(args.run)
     if args.env_kwargs is not None:
@@ -73,9 +74,8 @@ def main():
     print(
         f"{with_file(run.task)} {run.flags['backup']} seed {run.flags['seed']}: "
         f"mean return {np.mean(returns):.4g}{error}{alone}, number of episodes {len(returns)}; "
-        f"median {np.median(returns):.4g}, lowest {np.min(returns):.4g}, highest "
-        f"{np.max(returns):.4g}; {np.mean(lengths):.4g} steps per episode; "
-        f"random actions {np.mean(by_chance):.4g}"
+        f"lowest {min(returns):.4g}, highest {max(returns):.4g}; {np.mean(lengths):.4g} steps per "
+        f"episode; random actions {np.mean(by_chance):.4g}"
     )
     if args.video is not None:
         seed = [args.seed, run.args.seed, 1]

@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 from gbtools import ROOT, measures, play, recorded
 
-from gbcore.run import Count, Depth, NonNegative, fail, one_line_errors
+from gbcore.run import Count, NonNegative, fail, one_line_errors
 from gbcore.run.environment import rounded
 from gbcore.run.logger import with_file
 
@@ -33,25 +33,25 @@ class Args:
     time_limit: Count | None = None  # of a Gymnasium id: steps of an episode
     leave_out: str | None = None  # of a Gymnasium id: parts of observations, as in a,b
     steps: Count = 20_000  # random actions to play; of a run's folder none
-    depth: Depth | None = None  # nested backups per target; default: the run's or script's, or 5
-    breadth: NonNegative | None = None
-    """transitions followed per level; 0 = all; default: the run's or its script's, else 20"""
     sampled: Count = 2_000  # targets compared
     seed: NonNegative = 1  # seed of the environment and of all sampling
 
 
 PLAIN = "the observation"
 TASK_FLAGS = "env_kwargs", "time_limit", "leave_out"  # flags of what is played, as its script's
-LEAST = 200  # transitions, for a verdict
-RARE = 0.001  # share of rewarded steps below which exploration comes first
+LEAST = (
+    200  # transitions, for a verdict; steps of pairs that came again, to judge whether Markovian
+)
 FIRST = 500  # rows that are looked at for the keys to try
-FEW = 0.05  # share of targets unlike tree backup's below which there is nothing to gain
-MANY = 0.3
-GAMMA = 0.99  # of the targets compared
-HIDDEN = 0.01  # share of the uncertainty that the step before may explain
-JUDGED = 0.05, 200  # share and number of steps of pairs that came again, to say so at least
-ELSEWHERE = 10, 0.9, 0.2, 0.1  # of levels that change: least episodes, starts, within; most across
-STILL = 0.5  # share of the steps that may change nothing under a key
+FEW, MANY = 0.05, 0.3  # share of targets unlike tree backup's: nothing to gain below, much above
+RARE = 0.001  # share of rewarded steps below which exploration comes first
+# The backup that won in a suite's tasks where many targets differ: docs/whole_graph.md.
+BEST = {
+    "minigrid": "whole-graph --exploration frontier",
+    "minatar": "whole-graph --prior 0.3 --learning-rate 2.5e-4",
+    "atari": "graph",
+    "gymnasium": "whole-graph",
+}
 
 
 def keys_for(rows):
@@ -72,8 +72,7 @@ def keys_for(rows):
 
 
 def collect(args, rng):
-    """By key what was recorded or played, the script's flags, and what was played: its suite, task
-    and flags, or None."""
+    """`Recorded` by key, flags of the script, and suite, task and flags of what was played."""
     path = Path(args.task)
     if path.exists() or path.parts[:1] == ("runs",):
         run = recorded.read(path)
@@ -92,35 +91,12 @@ def collect(args, rng):
     return result, vars(play.script_of(suite).Args()), (suite, task, more)
 
 
-def measure(run, depth, breadth, sampled, rng):
-    """Everything that the verdict is made from."""
-    graph, replay = run.graph, run.replay
-    parts = {
-        "": measures.crossovers(graph) | {"depth": depth},
-        "targets_": measures.target_changes(graph, replay, depth, breadth, GAMMA, rng, sampled),
-        "levels_": measures.recurrence(replay),
-        "markov_": measures.markov_violation(replay, rng),
-    }
-    return {f"{kind}{name}": part[name] for kind, part in parts.items() for name in part}
-
-
-def hides_something(result):
-    """Does the step before tell more about an outcome than chance would?"""
-    explained = result.get("markov_explained")
-    return explained is not None and result["markov_p"] < 0.01 and explained > HIDDEN
-
-
-def is_judged(result):
-    """Did enough pairs come again to tell whether states hide something?"""
-    share, rows = JUDGED
-    return result["markov_judged"] >= max(share, rows / result["transitions"])
-
-
-def levels_change(result):
-    """Does an episode meet its states again, and those of other episodes hardly ever?"""
-    names = ("episodes", "starts", "within", "across")
-    found = [result[f"levels_{name}"] for name in names]
-    return all(np.greater_equal(found, ELSEWHERE) == (True, True, True, False))
+def measure(run, flags, sampled, rng):
+    """Everything that the verdict is made from. flags: of a script, for its nesting."""
+    nesting = {"depth": flags.get("depth", 5), "breadth": flags.get("breadth", 20)}
+    changes = measures.target_changes(run.graph, run.replay, *nesting.values(), rng, sampled)
+    known = measures.crossovers(run.graph) | nesting | changes
+    return known | measures.recurrence(run.replay) | measures.markov_violation(run.replay, rng)
 
 
 def objection(result, still=0.0):
@@ -130,103 +106,76 @@ def objection(result, still=0.0):
     """
     if result["acted_in"] < 2:
         return "one state"
-    if result["self_loops"] > max(still, STILL):
+    if result["self_loops"] > max(still, 0.5):
         return "too coarse"
-    if not is_judged(result):
+    if result["judged"] < max(0.05, LEAST / result["transitions"]):
         return "too few repetitions"
-    return "not Markovian" if hides_something(result) else ""
+    return "not Markovian" if result["p"] < 0.01 and result["explained"] > 0.01 else ""
 
 
-def coarsest(by_key, why="", least=0.0):
-    """The key with the fewest states of those that pass, or to which this alone is objected.
+def coarsest(by_key, why=""):
+    """The key with the fewest states of those that pass, or to which this alone is objected; None.
 
-    least: share of the targets that have to be unlike tree backup's. None where there is no such.
+    One that is objected to is worth a comparison where it makes many targets unlike tree backup's.
     """
     still = by_key[PLAIN]["self_loops"]
     chosen = [
         key
         for key, result in by_key.items()
-        if objection(result, still) == why and result["targets_read"] >= least
+        if objection(result, still) == why and result["unlike_tree"] >= MANY * bool(why)
     ]
     return min(chosen, key=lambda key: by_key[key]["states"], default=None)
 
 
 def judge(result):
     """Which assumptions fail, and the verdict: sentences."""
-    failing, hides = [], hides_something(result)
+    changed, rewarded, failing = result["unlike_tree"], result["rewarded"], []
+    why = objection(result, still=1.0)
     if result["transitions"] < LEAST:
         return failing, f"No verdict: require {LEAST} steps, got {result['transitions']:,}."
-    if result["acted_in"] < 2:
-        failing.append("States: all that was done was done in one state.")
+    if why == "one state":
         return failing, "No: where all observations are alike there is nothing to nest."
-    ratio, changed = result["novel_state_ratio"], result["targets_read"]
-    if result["real_numbers"] and ratio > 0.9:
+    if changed < FEW:
+        new = " Nearly all observations are new. Are they real numbers, or is a clock in them?"
+        new *= result["novel_state_ratio"] > 0.9
+        failing.append(f"Crossovers: trajectories hardly ever meet.{new}")
+    if why == "not Markovian":
         failing.append(
-            "Crossovers: observations are real numbers that hardly ever come again (novel state "
-            f"ratio {ratio:.3f}). Without a coarser key there is no graph."
-        )
-    elif changed < FEW:
-        failing.append(
-            f"Crossovers: {changed:.1%} of the targets differ from tree backup's at all."
-            + " Nearly all states are new: is a clock in what is observed?" * (ratio > 0.9)
-        )
-    if hides:
-        failing.append(
-            f"Markov: the step before explains {result['markov_explained']:.1%} of what is "
-            f"uncertain about an outcome (p {result['markov_p']:.3f}). Perhaps the state hides "
-            "something: a velocity, a timer, the last action where actions stick. Digits that were "
-            "rounded away and states that are rare look the same: more --steps tell."
+            f"Markov: the step before explains {result['explained']:.1%} of what is uncertain. Is "
+            "a velocity, a timer or the last action hidden?"
         )
     if changed < FEW:
         return failing, "No: at this depth Graph Backup is tree backup here, and slower."
-    verdict, zero = f"{changed:.0%} of the targets are not tree backup's", result["targets_zero"]
-    if changed < MANY:
-        verdict = f"Perhaps, a little: {verdict}. Expect its score, or slightly more."
-    elif zero >= 0.0005:
-        verdict = f"Worth trying: {verdict}; {zero:.1%} are higher by rewards that it misses."
-    else:
-        verdict = (
-            f"Worth trying: {verdict}; but hardly one is higher by a reward that it misses. "
-            "Collect more transitions before you trust this."
-        )
-    if hides:
+    verdict = "Worth trying" if changed >= MANY else "Perhaps, a little"
+    verdict += f": {changed:.0%} of the targets are not tree backup's"
+    verdict += f", {result['missed']:.1%} are higher by rewards that it misses."
+    if why == "not Markovian":
         verdict += " But states that hide something are averaged over: compare with tree backup."
-    elif not is_judged(result):
+    elif why == "too few repetitions":
         verdict += " Too few steps came again to tell whether states hide something."
-    if (rewarded := result["rewarded"]) < RARE:
+    if rewarded < RARE:
         met = f"{rewarded:.3%} of the steps had one" if rewarded else "none was met"
         verdict += f" First of all, exploration has to find a reward: {met}."
-    if levels_change(result):
+    if result["levels_change"]:
         verdict += " Each episode is in a level of its own (docs/levels.md)."
     return failing, verdict
 
 
-# The backup that won in a suite's tasks where many targets differ: docs/whole_graph.md.
-BEST = {
-    "minigrid": "whole-graph --exploration frontier",
-    "minatar": "whole-graph --prior 0.3 --learning-rate 2.5e-4",
-    "atari": "graph",
-    "gymnasium": "whole-graph",
-}
-
-
 def command(result, suite, task, more, flag="", backup=""):
     """The command that is advised for what was found under a key, which the flag sets."""
-    changed = result["targets_read"]
+    changed = result["unlike_tree"]
     if changed < FEW or result["acted_in"] < 2:
         backup, flag = "tree", ""
     elif not backup:  # a short nesting trusts less the states that --round merged
         backup = BEST[suite] if changed >= MANY and "--round" not in flag else "graph"
-        if suite == "gymnasium" and changed >= MANY and levels_change(result):
-            backup += " --exploration frontier --num-levels 0"
-        elif suite == "gymnasium" and changed >= MANY and result["rewarded"] < RARE:
-            backup += " --exploration frontier"
+        levels_change, is_rare = result["levels_change"], result["rewarded"] < RARE
+        if suite == "gymnasium" and changed >= MANY and (levels_change or is_rare):
+            backup += " --exploration frontier" + " --num-levels 0" * levels_change
     script = ROOT / f"{play.SUITES[suite][0].removesuffix('.py')}.py"
     if script.is_relative_to(Path.cwd()):
         script = script.relative_to(Path.cwd())
     words = ["python", str(script), "--env-id", task]
-    for name, value in more.items():
-        words.append(f"--{name.replace('_', '-')}={value}")
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
     return shlex.join([*words, *flag.split(), "--backup", *backup.split()])
 
 
@@ -237,53 +186,40 @@ def report(name, by_key, played=None):
     """
     result = by_key[PLAIN]
     failing, verdict = judge(result)
-
-    def share(name, result=result):
-        return "-" if result[name] is None else f"{result[name]:.1%}"
-
     yield name
-    for label, value in (
-        ("states / transitions", f"{result['states']:,} / {result['transitions']:,}"),
-        ("novel state ratio", f"{result['novel_state_ratio']:.3f}   (paper's averages: MiniGrid "
-         "0.006, MinAtar 0.298, Atari 0.927)"),
-        ("steps to a state of the same episode", f"{share('levels_within')}   (an episode's states "
-         f"that an earlier one met: {share('levels_across')})"),
-        ("states with several predecessors", share("crossed")),
-        ("self-loops, rewarded transitions", f"{share('self_loops')}, "
-         f"{100 * result['rewarded']:.3g}%"),
-        (f"targets of depth {result['depth']} unlike tree backup's", f"{share('targets_read')}   "
-         f"(what is read); {share('targets_value')} (the value, where leaves are random)"),
-        ("  higher by rewards that tree backup misses", share("targets_zero")),
-        ("transitions per target", f"{result['targets_mean_size']:.1f} on average, "
-         f"{result['targets_max_size']} at most"),
-        ("uncertainty that the step before explains", share("markov_explained")),
-    ):  # fmt: skip
-        yield f"  {label:<46} {value}"
-    yield from (f"fails: {line}" for line in failing or ["no assumption that can be seen here"])
+    for label, form in (
+        ("states / transitions", "{states:,} / {transitions:,}"),
+        ("novel state ratio", "{novel_state_ratio:.3f}"),
+        ("steps to a state of the same episode", "{within:.1%}"),
+        ("an episode's states that an earlier one met", "{across:.1%}"),
+        ("states with several predecessors", "{crossed:.1%}"),
+        ("self-loops, rewarded transitions", "{self_loops:.1%}, {rewarded:.3%}"),
+        ("targets of depth {depth} unlike tree backup's", "{unlike_tree:.1%}"),
+        ("  higher by rewards that tree backup misses", "{missed:.1%}"),
+        ("uncertainty that the step before explains", "{explained:.1%}"),
+    ):
+        yield f"  {label.format(**result):<46} {form.format(**result)}"
+    yield from (f"fails: {line}" for line in failing)
     yield f"verdict: {verdict}"
-    if result["transitions"] < LEAST:
+    if result["transitions"] < LEAST or not played:
         return
     if result["acted_in"] < 2:
         by_key = {PLAIN: result}  # no key tells apart what looks the same
-    best = PLAIN
+    best = coarsest(by_key)
     if len(by_key) > 1:
-        head = "states   unlike tree backup's   explained by the step before"
-        yield f"  {'what makes a state':<36} {head}"
+        yield "  what makes a state   states   unlike tree backup's   explained by the step before"
         for key, one in by_key.items():
-            why = objection(one, result["self_loops"])
-            shares = f"{share('targets_read', one):>14} {share('markov_explained', one):>22}"
-            yield f"  {key:<36} {one['states']:>6,} {shares}" + (f" ({why})" if why else "")
-        best = coarsest(by_key)
+            line = "  {key:<18} {states:>8,} {unlike_tree:>12.1%} {explained:>22.1%}   {why}"
+            yield line.format(**one, key=key, why=objection(one, result["self_loops"])).rstrip()
         passed = f"{best}: of those that pass it has the fewest states"
         yield f"key: {passed if best else 'none of these passes'}"
+        near = None if best else coarsest(by_key, "not Markovian")
         if best not in (None, PLAIN):
             yield f"verdict with that key: {judge(by_key[best])[1]}"
-    if played:
-        near = None if best else coarsest(by_key, "not Markovian", MANY)
         if near not in (None, PLAIN):  # docs/environments.md: in MountainCar and Acrobot it wins
             yield f"compare: {command(by_key[near], *played, near, 'graph')}"
-        best = best or PLAIN
-        yield f"try: {command(by_key[best], *played, '' if best == PLAIN else best)}"
+    best = best or PLAIN
+    yield f"try: {command(by_key[best], *played, '' if best == PLAIN else best)}"
 
 
 @one_line_errors
@@ -291,9 +227,7 @@ def main():
     args = tyro.cli(Args, description=__doc__)
     rng = np.random.default_rng(args.seed)
     runs, flags, played = collect(args, rng)
-    depth = args.depth or flags.get("depth", 5)
-    breadth = flags.get("breadth", 20) if args.breadth is None else args.breadth
-    by_key = {key: measure(run, depth, breadth, args.sampled, rng) for key, run in runs.items()}
+    by_key = {key: measure(run, flags, args.sampled, rng) for key, run in runs.items()}
     print("\n".join(report(with_file(runs[PLAIN].name), by_key, played)))
 
 

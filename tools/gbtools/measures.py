@@ -5,6 +5,9 @@ import numpy as np
 from gbcore import q_targets, trajectory_subgraphs
 from gbtools import recorded
 
+GAMMA = 0.99  # of the targets compared
+PERMUTATIONS = 200
+
 
 def crossovers(graph):
     """What a graph is like, and how trajectories cross in it: a dict of numbers and shares.
@@ -22,7 +25,6 @@ def crossovers(graph):
         "acted_in": len(np.unique(edges["source"])),
         "transitions": graph.num_transitions,
         "novel_state_ratio": graph.novel_state_ratio,
-        "real_numbers": graph.obs_dtype.kind == "f",
         "rewarded": float(share[edges["reward"] != 0].sum()),
         "crossed": float(crossed.sum() / graph.num_nodes),
         "self_loops": float(share[loop].sum()),
@@ -30,35 +32,33 @@ def crossovers(graph):
 
 
 def recurrence(replay):
-    """Do episodes share a level? How often states come again, in one and in others: a dict.
+    """How often states come again in their episode and in others: a dict.
 
-    replay: columns of rows, the oldest first. starts: share of the episodes that begin where no
-    other one does. within: share of the steps that lead to a state of the same episode. across:
-    share of an episode's states that an earlier episode met.
+    replay: columns of rows, the oldest first. within: share of the steps that lead to a state of
+    the same episode. across: share of an episode's states that an earlier episode met.
+    levels_change: do ten episodes or more begin in states of their own, and meet their states again
+    but hardly ever those of others?
     """
     over = replay["terminated"] | replay["cut"]
     begins, episode = np.append(True, over[:-1]), np.append(0, np.cumsum(over)[:-1])
     starts = replay["node"][begins]
     visits = np.append(episode[begins], episode), np.append(starts, replay["next_node"])
     met = np.unique(np.stack(visits), axis=1)  # pairs of an episode and a state
-    return {
-        "episodes": len(starts),
-        "starts": (np.unique(starts, return_counts=True)[1] == 1).sum() / len(starts),
-        "within": 1 - (met.shape[1] - len(starts)) / len(episode),
-        "across": 1 - len(np.unique(met[1])) / met.shape[1],
-    }
+    alone = (np.unique(starts, return_counts=True)[1] == 1).sum()
+    within = 1 - (met.shape[1] - len(starts)) / len(episode)
+    across = 1 - len(np.unique(met[1])) / met.shape[1]
+    is_apart = len(starts) >= 10 and alone >= 0.9 * len(starts)
+    change = bool(is_apart and within >= 0.2 and across < 0.1)
+    return {"within": within, "across": across, "levels_change": change}
 
 
-def target_changes(graph, replay, depth, breadth, gamma, rng, num_rows=2_000):
-    """How graph targets differ from tree targets of the same rows: a dict.
+def target_changes(graph, replay, depth, breadth, rng, num_rows=2_000):
+    """How graph targets differ from tree targets of the same rows, drawn with replacement: a dict.
 
-    num_rows rows, drawn with replacement, are backed up over their own trajectory (tree backup) and
-    over the graph. read: share of rows whose two subgraphs differ in what a target reads: both are
-    evaluated under the uniform policy with random leaf values and rewards kept, where every outcome
-    has its weight in the result. value: share of rows whose greedy targets differ, with the same
-    leaf values. zero: share of rows whose greedy graph target is the higher one where all leaf
-    values are 0, that is, by rewards that tree backup does not see. mean_size, max_size:
-    transitions of a row's subgraph.
+    unlike_tree: share of rows whose two subgraphs differ in what a target reads: both are evaluated
+    under the uniform policy with random leaf values, where every outcome has its weight in the
+    result. missed: share of rows whose greedy graph target is the higher one where all leaf values
+    are 0, that is, by rewards that tree backup does not see.
     """
     rows = rng.integers(len(replay["node"]), size=num_rows)
     noise = rng.standard_normal((graph.num_ids, graph.num_actions))
@@ -66,24 +66,19 @@ def target_changes(graph, replay, depth, breadth, gamma, rng, num_rows=2_000):
     columns = [replay[name] for name in recorded.COLUMNS]
 
     def targets(sub):
-        leaf_q, policy = noise[sub.nodes], uniform[sub.nodes]
-        read = q_targets(sub, leaf_q, gamma, "policy", policy=policy)
-        zero = q_targets(sub, np.zeros_like(leaf_q), gamma)
-        return np.concatenate([read, q_targets(sub, leaf_q, gamma), zero])
+        leaf_q = noise[sub.nodes]
+        read = q_targets(sub, leaf_q, GAMMA, "policy", policy=uniform[sub.nodes])
+        return np.stack([read, q_targets(sub, np.zeros_like(leaf_q), GAMMA)])
 
-    sizes, changes = [], []
-    for row in np.split(rows, num_rows):
-        local = graph.expand(replay["node"][row], replay["action"][row], depth, breadth, rng)
-        of_tree = targets(trajectory_subgraphs(row, depth, *columns))
-        gaps = targets(local) - of_tree
-        gaps[:2] = abs(gaps[:2])
-        changes.append(gaps > 1e-9 * np.maximum(1.0, abs(of_tree)))
-        sizes.append(len(local.outcome_pair))
-    result = dict(zip(("read", "value", "zero"), np.mean(changes, axis=0).tolist(), strict=True))
-    return result | {"mean_size": float(np.mean(sizes)), "max_size": max(sizes)}
+    of_tree = targets(trajectory_subgraphs(rows, depth, *columns))
+    roots = replay["node"][rows], replay["action"][rows]
+    gaps = targets(graph.expand(*roots, depth, breadth, rng)) - of_tree
+    gaps[0] = abs(gaps[0])
+    unlike, missed = (gaps > 1e-9 * np.maximum(1.0, abs(of_tree))).mean(axis=1).tolist()
+    return {"unlike_tree": unlike, "missed": missed}
 
 
-def markov_violation(replay, rng, num_permutations=200):
+def markov_violation(replay, rng):
     """Does the past help to tell what a pair (s, a) leads to? It does not where states are Markov.
 
     Rows that arrive from another state (how often a state loops ends its own rows, so that rows
@@ -95,7 +90,7 @@ def markov_violation(replay, rng, num_permutations=200):
     Returns:
         judged: share of the replay's rows that are of such pairs: where it is low, nothing is said;
         explained: share of the outcomes' entropy that the past explains beyond chance; p: share of
-        permutations that explain as much. Both are None where no pair has several outcomes.
+        permutations that explain as much. Where no pair has several outcomes they are 0 and 1.
     """
     moved = replay["node"][1:] != replay["node"][:-1]
     follows = np.flatnonzero(~replay["cut"][:-1] & moved) + 1
@@ -111,11 +106,11 @@ def markov_violation(replay, rng, num_permutations=200):
     reward = np.unique(replay["reward"], return_inverse=True)[1]
     outcome = code(pair, reward, replay["next_node"], replay["terminated"].astype(np.int64))
     pair, past, outcome = pair[follows], pair[follows - 1], outcome[follows]
+    judged = float((np.bincount(pair)[pair] > 1).sum() / len(replay["node"]))
     outcomes_of_pair = np.bincount(np.unique(np.stack([pair, outcome], 1), axis=0)[:, 0])
     kept = np.flatnonzero(outcomes_of_pair[pair] > 1)
-    judged = {"judged": float((np.bincount(pair)[pair] > 1).sum() / len(replay["node"]))}
     if not len(kept):
-        return judged | {"explained": None, "p": None}
+        return {"judged": judged, "explained": 0.0, "p": 1.0}
     kept = kept[np.argsort(pair[kept], kind="stable")]
     pair, outcome = pair[kept], outcome[kept]
     past = code(pair, past[kept])
@@ -125,9 +120,8 @@ def markov_violation(replay, rng, num_permutations=200):
         return uncertainty - (entropy(code(past, outcome)) - entropy(past))
 
     observed = information(outcome)
-    draws = (np.lexsort((rng.random(len(pair)), pair)) for _ in range(num_permutations))
+    draws = (np.lexsort((rng.random(len(pair)), pair)) for _ in range(PERMUTATIONS))
     chance = np.array([information(outcome[order]) for order in draws])
-    return judged | {
-        "explained": float((observed - chance.mean()) / uncertainty),
-        "p": float((1 + (chance >= observed - 1e-9).sum()) / (1 + num_permutations)),
-    }
+    explained = float((observed - chance.mean()) / uncertainty)
+    p = float((1 + (chance >= observed - 1e-9).sum()) / (1 + PERMUTATIONS))
+    return {"judged": judged, "explained": explained, "p": p}

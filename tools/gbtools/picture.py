@@ -30,13 +30,3 @@ def wrapped(text, inches, size):
     """Lines of text that are no wider than a picture, in letters of a size."""
     width = int(inches * 135 / size)
     return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
-
-
-def draw_quietly(graph, program, kind):
-    """A pygraphviz graph as a file of some kind: bytes. The programs warn of much."""
-    copy, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 2)  # the C library's lines
-    try:
-        return graph.draw(format=kind, prog=program)
-    finally:
-        os.dup2(copy, 2)

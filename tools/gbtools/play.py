@@ -5,9 +5,7 @@ are those that the scripts train on; of other environments, their own.
 """
 
 import itertools
-import os
 import re
-from importlib.machinery import PathFinder
 
 import ale_py
 import gymnasium
@@ -35,9 +33,7 @@ def plain(name):
 def suite_of(env_id):
     """The suite of a task, and the task's name there, from any spelling that people use."""
     module, _, name = (env_id := env_id.strip()).rpartition(":")
-    own = PathFinder.find_spec(module, [os.getcwd()])
-    if module in ("minigrid", "ale_py") and not (own and own.origin):
-        env_id = name  # any other module is a user's
+    env_id = name if module in ("minigrid", "ale_py") else env_id  # any other module is a user's
     names = {"minatar": script_of("minatar").GAMES, "atari": ale_py.roms.get_all_rom_ids()}
     script_of("minigrid")  # registers its tasks
     names["minigrid"] = [name[9:] for name in gymnasium.registry if name.startswith("MiniGrid-")]

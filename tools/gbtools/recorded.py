@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import ale_py
 import numpy as np
 import torch
 from minigrid.core.actions import Actions
 
 from gbcore import LeafTable, Replay, TransitionGraph
-from gbcore.run import LearnerState, fail, flush_denormals, load_checkpoint, warn
+from gbcore.run import LearnerState, fail, flush_denormals, load_checkpoint
 from gbcore.run.checkpoint import require_module
 from gbtools import ROOT
 
@@ -61,16 +60,11 @@ class Recorded:
         return task
 
     def action_names(self):
-        """Names of the actions, where the task has any, else their numbers; of copies, too."""
+        """Names of the actions in MiniGrid and MinAtar, else their numbers; of copies, too."""
         names, num_actions = (), self.graph.num_actions
         if self.task.startswith(("MiniGrid-", "BabyAI-")):
             names = [action.name for action in Actions]
-        elif self.graph.obs_shape == (4, 84, 84) and self.task in ale_py.roms.get_all_rom_ids():
-            ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-            ale = ale_py.ALEInterface()
-            ale.loadROM(ale_py.roms.get_rom_path(self.task))
-            names = [action.name.lower() for action in ale.getMinimalActionSet()]
-        elif self.task in load_script("gb_dqn_minatar").GAMES:
+        elif not self.graph.frame_stack and self.task in load_script("gb_dqn_minatar").GAMES:
             names = MINATAR
         return [*names, *map(str, range(len(names), num_actions))][:num_actions]
 
@@ -136,9 +130,6 @@ def load_script(script):
         fail(f"no script {script}")
     if path.parent == ROOT:
         return importlib.import_module(path.stem)
-    own = path.parent / "gbcore"
-    if own.is_dir() and not own.samefile(ROOT / "gbcore"):
-        warn(f"{path} is read with {ROOT / 'gbcore'}, not with the gbcore beside it")
     if str(path) not in sys.modules:
         sys.path.insert(0, str(path.parent))  # modules beside it, as where Python runs it
         spec = importlib.util.spec_from_file_location(str(path), path)
