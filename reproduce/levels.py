@@ -3,10 +3,9 @@
     python reproduce/levels.py runs/RUN runs/OTHER
 
 Every evaluation of a run is a row of results/levels.csv. Its trained network plays 100 more
-held-out episodes, alone and on a graph of the episode under way: there with the first tries of
-training, if it has them, and without; these with guesses of 1; and an untrained network.
-Rows that are there already stay. Without runs the table and the picture are made anew. The baseline
-is of levels_sb3.py.
+held-out episodes, alone and on a graph of the episode under way, and an untrained network plays on
+such a graph. Rows that are there already stay. Without runs the table and the picture are made
+anew. The baseline is of levels_sb3.py.
 """
 
 import functools
@@ -19,7 +18,7 @@ import torch
 import tyro
 from folders import RESULTS, ROOT, replace_block
 from gbtools import recorded
-from gbtools.runs import markdown, read_result, read_returns
+from gbtools.runs import markdown, read_result
 from report_figures import draw_curves
 
 from gbcore import EpisodeGraph
@@ -28,11 +27,6 @@ from gbcore.run import one_line_errors
 ROWS = RESULTS / "levels.csv"
 LAST = 100  # episodes of the trained network
 ENOUGH = 0.9  # of the best return
-BACKUPS = "whole-graph", "graph", "tree", "one-step"
-PARTS = {  # act_on of a row -> what acts
-    "graph": "all", "graph, network": "without first tries",
-    "graph, first tries": "without a network", "network": "the network alone",
-}  # fmt: skip
 
 
 @dataclass
@@ -64,35 +58,30 @@ def row_of(same, act_on, step, returns):
 
 
 def collect(folder):
-    """Rows of a run: its evaluations, the trained agent's and its parts', an untrained one's."""
+    """Rows of a run: its evaluations, the trained network's, an untrained one's."""
     run, result = recorded.read(folder), read_result(folder)
     args, learner = run.args, run.learner
     how = run.task, args.backup, args, result["versions"]["commit"], result["wall_seconds"]
     same = same_of(*how, args.exploration)
 
-    def play(policy):
+    def played(same, act_on, step, policy):
         seed = [args.seed, args.total_timesteps, 2]
-        return run.module.evaluate(args, run.task, policy, seed, LAST)[0]
+        returns, _ = run.module.evaluate(args, run.task, policy, seed, LAST)
+        return row_of(same, act_on, step, returns)
 
-    def on_graph(q, first_tries=None):
+    def on_graph(network, first_tries=None):
+        q = functools.partial(learner.values, network)
         return EpisodeGraph(q, run.graph.num_actions, args.gamma, args.prior, first_tries)
 
-    def ones(obs):
-        return np.ones((len(obs), run.graph.num_actions), np.float32)
-
-    curve = read_returns(folder).items()
+    curve = pd.read_csv(folder / "evaluations.csv").groupby("global_step").episodic_return
     rows = [row_of(same, args.eval_act_on, step, returns) for step, returns in curve]
-    q, tries = functools.partial(learner.values, learner.online), learner.leaves.first_tries
-    policies = {"network": learner.act_on_network, "graph": on_graph(q, tries)}
-    if tries is not None:  # either alone
-        policies |= {"graph, network": on_graph(q), "graph, first tries": on_graph(ones, tries)}
-    for act_on, policy in policies.items():
-        rows.append(row_of(same, act_on, args.total_timesteps, play(policy)))
+    rows.append(played(same, "network", args.total_timesteps, learner.act_on_network))
+    policy = on_graph(learner.online, learner.leaves.first_tries)
+    rows.append(played(same, "graph", args.total_timesteps, policy))
     torch.manual_seed(args.seed)
     network = run.module.make_network(args, run.graph.obs_shape, run.graph.num_actions)
-    untrained = on_graph(functools.partial(learner.values, network))
     same |= {"agent": "untrained", "exploration": "", "wall_seconds": ""}
-    return [*rows, row_of(same, "graph", 0, play(untrained))]
+    return [*rows, played(same, "graph", 0, on_graph(network))]
 
 
 def names_of(rows):
@@ -111,7 +100,7 @@ def returns_of(rows, agent):
 def table(rows):
     """Of docs/levels.md: when each agent got to ENOUGH, and where it ended; medians."""
     result, best, untrained = [], returns_of(rows, "search"), returns_of(rows, "untrained")
-    is_own = rows.agent + rows.exploration == "whole-graphfrontier"  # others: `ablations`
+    is_own = rows.agent + rows.exploration == "whole-graphfrontier"
     rows = rows[is_own | rows.agent.isin(["ppo", "dqn"])]
     for (task, name), part in rows.groupby([rows.task, names_of(rows)]):
         curves, enough = part[part.episodes != LAST], ENOUGH * best.get(task, 1.0)
@@ -131,24 +120,6 @@ def table(rows):
     return markdown([*header, "own graph, in the end", "network alone"], result)
 
 
-def ablations(rows):
-    """Two tables of docs/levels.md, of seed 1 after the same steps: by backup, by what acts."""
-    is_last = (rows.episodes == LAST) & (rows.seed == 1) & (rows.num_levels == 0)
-    rows = rows[is_last & (rows["view"] == "grid")]
-    cells = [f"{r:.2f} ({n})" for r, n in zip(rows.mean_return, rows.solved, strict=True)]
-    task = rows.task.str.removeprefix("MiniGrid-").str.replace("-v[0-9]+$", "", regex=True)
-    rows = rows.assign(name=names_of(rows), cell=cells, task=task)
-    agents = [backup + explores for explores in (", frontier", "") for backup in BACKUPS]
-    own = rows[rows.act_on == "graph"]
-    for kind, by, columns in (
-        (own, "name", {agent: agent for agent in agents}),
-        (rows[rows.name == agents[0]], "act_on", PARTS),
-    ):
-        wide = kind.pivot_table("cell", ["task", "step"], by, aggfunc="last")[[*columns]].dropna()
-        lines = [[task, f"{step:,}", *row] for task, step, *row in wide.reset_index().to_numpy()]
-        yield markdown(["task", "steps", *columns.values()], lines)
-
-
 def draw(rows):
     """Write docs/levels.png: mean return by step, a panel a task, whole-graph beside PPO."""
     best, tasks = returns_of(rows, "search"), {}
@@ -158,12 +129,12 @@ def draw(rows):
         part = part[part.act_on == part.act_on.min()]  # graph, where there is one
         curves = part.pivot_table("mean_return", "step", "seed")
         curves = curves.ffill() if name == "ppo" else curves  # a seed that ended had enough
-        middle, steps = curves.median(axis=1), curves.index
+        middle = curves.median(axis=1)
         error = [middle - curves.min(axis=1), curves.max(axis=1) - middle]
         panel = tasks.setdefault(task.removeprefix("MiniGrid-"), {})
-        panel[name] = steps, middle, error, 0
+        panel[name] = middle, error, 0
         if task in best:
-            panel["best, by search"] = steps, middle * 0 + best[task], 0, 1
+            panel["best, by search"] = middle * 0 + best[task], 0, 1
     draw_curves(
         ROOT / "docs" / "levels.png", tasks, 12, dots=False, columns=5, xscale="log",
         xlim=(rows.step.min(), rows.step.max()), ylim=(0, 1),
@@ -178,10 +149,7 @@ def main():
         write_rows(collect(folder))
     rows = pd.read_csv(ROWS, keep_default_na=False)
     draw(rows)
-    page = ROOT / "docs" / "levels.md"
-    texts = zip(("rows", "backups", "parts"), (table(rows), *ablations(rows)), strict=True)
-    for name, text in texts:
-        replace_block(page, name, "levels.py", text)
+    replace_block(ROOT / "docs" / "levels.md", "rows", "levels.py", table(rows))
 
 
 if __name__ == "__main__":

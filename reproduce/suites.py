@@ -127,6 +127,6 @@ def read_table(results_dir):
 
 
 def curve_of(text):
-    """Step -> mean return, of a row's curve."""
+    """Mean return by step, of a row's curve."""
     pairs = (pair.split(":") for pair in text.split())
-    return {int(step): float(mean) for step, mean in pairs}
+    return pd.Series({int(step): float(mean) for step, mean in pairs})

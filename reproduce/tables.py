@@ -1,6 +1,5 @@
 """Rows of results by suite, beside the paper's numbers, and the words for them."""
 
-import functools
 import itertools
 import re
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ import aggregate
 import numpy as np
 import pandas as pd
 from folders import RESULTS
-from gbtools.runs import band
 from suites import curve_of, read_table, script_of, tasks_of
 
 PAPER_BACKUPS = ("one-step", "n-step", "tree", "graph")
@@ -18,7 +16,7 @@ RELEASED = ", as released"  # with the update of the code that the authors relea
 SAME_RATE = ", rate 2.5e-4"  # of learning
 WHOLE = f"whole-graph{SAME_RATE}, prior 0.3"  # docs/minatar.md
 ATARI, BF16 = "atari100k", "bf16=True"
-NAMED = {"exploration=frontier": "frontier", "persist_targets=True": "persistent", BF16: "bfloat16"}
+NAMED = {"exploration=frontier": "frontier", "persist_targets=True": "persistent"}
 NAMED |= {"learning_rate=0.00025": "rate 2.5e-4", "update=released": "as released"}
 TITLES = {
     ("minigrid", ""): "MiniGrid",
@@ -31,7 +29,7 @@ TITLES = {
 }
 
 
-@dataclass(eq=False)  # hashed by identity, for a cache
+@dataclass
 class Protocol:
     """The runs of one suite and one episode seeding, beside the paper's numbers."""
 
@@ -74,15 +72,6 @@ class Protocol:
         table = table.reindex(columns=self.tasks)
         return table / self.means.max() if normalised and self.is_scaled else table
 
-    @functools.cache  # noqa: B019
-    def estimate(self, statistic, setting, normalised=False):
-        """Estimate of a statistic of the tasks' scores; None until every task has a run."""
-        return aggregate.estimate(statistic, self.scores(setting, normalised))
-
-    def mean_of_tasks(self, setting):
-        """Estimate of the mean score."""
-        return self.estimate(aggregate.mean_of_tasks, setting)
-
     def gains(self, setting, other, normalised=False):
         """Scores less another setting's, of the seeds that both have."""
         return self.scores(setting, normalised) - self.scores(other, normalised)
@@ -92,30 +81,33 @@ class Protocol:
         means = self.means.reindex(index=[setting], columns=tasks or self.tasks)
         return float(means.mean(axis=1, skipna=False).iloc[0])
 
-    def verdict(self, setting, task):
-        """inside, above or below the paper's; "" without runs or without the paper's number."""
-        scores, backup = self.runs_of(setting, task).score, backup_of(setting)
-        is_compared = setting in PAPER_BACKUPS or setting.endswith(RELEASED)
-        if not (self.in_paper and is_compared and len(scores)):
-            return ""
-        return aggregate.verdict(scores.mean(), *self.paper_cell(backup, task))
-
     def paper_cell(self, backup, task):
         """The paper's mean and std."""
         return self.means.loc[backup, task], self.stds.loc[backup, task]
+
+    def verdict(self, setting, task):
+        """inside, above or below the paper's; "" without runs or without the paper's number."""
+        scores = self.runs_of(setting, task).score
+        is_compared = setting in PAPER_BACKUPS or setting.endswith(RELEASED)
+        if not (self.in_paper and is_compared and len(scores)):
+            return ""
+        return aggregate.verdict(scores.mean(), *self.paper_cell(backup_of(setting), task))
 
     def cell(self, setting, task):
         """0.38 ± 0.47 (5), inside"""
         text = cell_text(self.runs_of(setting, task).score)
         return ", ".join(filter(None, (text, self.verdict(setting, task))))
 
-    def curves(self, settings, window=5):
-        """Task -> setting -> `band` of its runs, where there are any with curves."""
-        result = {}
+    def curves(self, settings):
+        """Task -> setting -> mean, error and number of seeds of what runs with curves scored."""
+        result, window = {}, 1 if self.suite == ATARI else 5  # evaluations
         for task, setting in itertools.product(self.tasks, settings):
             if curves := [*map(curve_of, filter(None, self.runs_of(setting, task).curve))]:
-                of_task = result.setdefault(short_task(task), {})
-                of_task[setting] = band(curves, 1 if self.suite == ATARI else window)
+                table = (
+                    pd.concat(curves, axis=1, join="inner").rolling(window, min_periods=1).mean()
+                )
+                curve = table.mean(axis=1), table.sem(axis=1), len(curves)
+                result.setdefault(short_task(task), {})[setting] = curve
         return result
 
 
@@ -124,8 +116,8 @@ def backup_of(setting):
 
 
 def setting_of(backup, variant):
-    """graph, breadth 0; graph, frontier, share 0.1."""
-    words = variant.split()
+    """graph, breadth 0; graph, frontier, share 0.1; in bfloat16 the same."""
+    words = [word for word in variant.split() if word != BF16]
     words = [NAMED.get(w, re.sub("[_=]", " ", w.removeprefix("frontier_"))) for w in words]
     return ", ".join([backup, *words])
 
@@ -139,17 +131,15 @@ def read_paper(suite):
     return [part.reindex(index=PAPER_BACKUPS, columns=tasks) for part in tables]
 
 
-def read_protocols(results_dir):
-    """Every protocol that has rows, in the order of TITLES."""
-    table, result = read_table(results_dir), []
-    # Runs in bfloat16 are those of their setting where it has no others.
-    plain = table.variant.str.split().map(lambda words: " ".join(w for w in words if w != BF16))
-    is_full = plain == table.variant
-    same = table.suite, table.task, table.backup, plain, table.episode_seed
-    variants = table.variant.where(is_full.groupby([*same]).transform("any"), plain)
-    table["setting"] = [*map(setting_of, table.backup, variants)]
-    table["network"] = np.where(is_full, "float32", "bfloat16")
-    table["game_score"] = table.score
+def read_protocols(*folders):
+    """Every protocol that has rows, in the order of TITLES.
+
+    Runs in bfloat16 stand in where there are no others of their setting and seed.
+    """
+    table, result = pd.concat(map(read_table, folders)), []
+    table["setting"] = [*map(setting_of, table.backup, table.variant)]
+    table = table.sort_values("variant", key=lambda text: text.str.contains(BF16), kind="stable")
+    table = table.drop_duplicates(["suite", "task", "setting", "episode_seed", "seed"])
     for suite, episode_seed in TITLES:
         means, stds = read_paper(suite)
         runs = table[(table.suite == suite) & (table.episode_seed == episode_seed)]

@@ -14,7 +14,6 @@ import suites
 import tables
 from conftest import ROOT, command, jitted
 from folders import RESULTS
-from gbtools import runs
 
 pytestmark = jitted
 
@@ -108,15 +107,6 @@ def test_few_seeds_have_no_interval_and_decide_nothing():
         assert aggregate.support(gain._replace(seeds=5)) == expected
 
 
-def test_band_is_the_mean_and_standard_error_of_running_means():
-    curves = [{1: 0.0, 2: 2.0, 3: 4.0}, {1: 2.0, 2: 4.0, 3: 12.0, 4: 99.0}]
-    steps, mean, error, seeds = runs.band(curves, window=2)
-    assert (steps.tolist(), seeds) == ([1, 2, 3], 2)
-    assert mean.tolist() == [1.0, 2.0, 5.5]  # of (0, 1, 3) and (2, 3, 8)
-    np.testing.assert_allclose(error, [1.0, 1.0, 2.5])
-    assert np.isnan(runs.band(curves[:1])[2]).all()
-
-
 MINIGRID, MINATAR = (list(tables.read_paper(suite)[0]) for suite in ("minigrid", "minatar"))
 
 
@@ -170,12 +160,18 @@ def test_claims_follow_the_data_whichever_way_they_point(tmp_path):
     assert verdict == "supported, p < 0.001"
     assert rows_of(text, "tree > n-step")[0][-1] == "contradicted, p < 0.001"
     assert rows_of(text, "graph > one-step")[0][-1].startswith("undecided, p ")
-    cells = ["0.52 (0.14)", "0.73 (0.02)", "0.23 (0.20)", "0.53 (0.58)", "-", "-", "5"]
+    cells = ["0.52 (0.14)", "0.73 (0.02)", "0.23 (0.20)", "0.53 (0.58)", "-", "-", "-", "5"]
     assert rows_of(text, "MiniGrid") == [cells]
     assert "Atari 100K" not in text
     assert "100 runs, made in 10.0 hours by the code at abc1234" in text
     assert rows_of(text, "novel state ratio of graph")[0][4:6] == ["0.250"] * 2
     assert rows_of(text, "**graph**")[0][1] == "0.53 ± 0.01 (5), below"  # Empty-8x8 has 0.96 +- 0
+    mean, error, seeds = tables.read_protocols(tmp_path)[0].curves(["one-step"])["DoorKey-6x6"][
+        "one-step"
+    ]
+    assert seeds == 5
+    assert mean[[45_000, 46_000, 50_000]].tolist() == pytest.approx([0, 0.52 / 5, 0.52])
+    assert error[50_000] == pytest.approx(0.1 * 0.5**0.5)
     for picture in re.findall(r"\]\((\w+\.png)\)", text):
         assert (tmp_path / picture).stat().st_size > 5_000
 
@@ -216,14 +212,13 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     others = {("whole-graph", whole): lambda *_: 31.0}
     write_rows(tmp_path, others, MINATAR, "minatar-1m", "fresh", 1)
     row = rows_of(make_report(tmp_path), "MinAtar, 1,000,000 steps, fresh episodes")
-    assert row == [["- (21.15)", "- (11.46)", "- (15.33)", "- (22.13)", "-", "-", "31.00", "1"]]
+    paper = ["- (21.15)", "- (11.46)", "- (15.33)", "- (22.13)"]
+    assert row == [[*paper, "-", "-", "31.00", "1"]]
     # Where it was run under other flags alone, the summary has it, too.
     for score, flags in enumerate(("act_on=network", "exploration=frontier", "")):
         write_rows(tmp_path, {("whole-graph", flags): lambda *_, of=score: of}, MINIGRID)
         cells = rows_of(make_report(tmp_path), "MiniGrid")[0]
-        assert cells[5:] == ["-", f"{score:.2f}", "5"]  # of those that there are, the plainest
-    write_rows(tmp_path, {("mine", ""): lambda *_: 0.7}, MINIGRID)
-    assert rows_of(make_report(tmp_path), "MiniGrid")[0][4:] == ["0.70", "-", "-", "2.00", "5"]
+        assert cells[6:] == [f"{score:.2f}", "5"]  # of those that there are, the plainest
 
 
 def test_any_variant_has_a_row_and_is_compared_with_its_backup(tmp_path):
@@ -249,45 +244,32 @@ def test_rows_of_a_sweep_with_overrides_alone_make_a_report(tmp_path, capsys):
     assert f"wrote {tmp_path / 'report.md'}\n" in capsys.readouterr().out
 
 
-def test_atari_runs_in_bfloat16_stand_for_their_backup_beside_the_paper(tmp_path):
-    write_games(tmp_path, "graph", "bf16=True", {"freeway": 21.3})
+def test_atari_runs_in_bfloat16_stand_in_beside_the_paper(tmp_path):
+    write_games(tmp_path, "graph", "bf16=True", {"freeway": 21.3, "qbert": 1000.0})
     write_games(tmp_path, "one-step", "bf16=True", {"freeway": 15.0})
+    write_games(tmp_path, "one-step", "", {"freeway": 14.8})
     write_games(tmp_path, "graph", "bf16=True", {"space_invaders": 500.0})  # none of the 26
     text = make_report(tmp_path)
-    # 100 * 21.3 / 29.6 percent of human; the paper has 64.16 +- 46.23, which is a score of 18.99.
-    one_step = "one-step | bfloat16 | 15.0 | 15.8 | 50.68 (1), inside | 53.29 ± 38.45"
-    graph = "graph | bfloat16 | 21.3 | 19.0 | 71.96 (1), inside | 64.16 ± 46.23"
-    rows = [f"{row} | 0.900 | 6.8% | 20.1 | 1.4".split(" | ") for row in (one_step, graph)]
-    assert rows_of(text, "freeway") == rows
-    assert rows_of(text, "Atari 100K, 1 games, % of human")[0][3] == "71.96 (64.16)"
-    assert rows_of(text, "graph > one-step")[0][:2] == ["64.16, 53.29", "71.96, 50.68 (1)"]
-    assert rows_of(text, "graph > tree") == rows_of(text, "qbert") == []
-    assert (tmp_path / "report_atari100k_curves.png").stat().st_size > 5_000
-
-
-def test_atari_runs_in_bfloat16_stand_alone_beside_others(tmp_path):
-    write_games(tmp_path, "graph", "bf16=True", {"freeway": 20.0, "qbert": 1000.0})
-    write_games(tmp_path, "graph", "", {"freeway": 23.0})
-    write_games(tmp_path, "graph", "bf16=True breadth=0", {"freeway": 21.0})
-    text = make_report(tmp_path)
-    rows = [" ".join([*row[:3], row[4].split()[-1]]) for row in rows_of(text, "freeway")]
-    assert rows == [
-        "graph float32 23.0 inside",
-        "graph, bfloat16 bfloat16 20.0 (1)",
-        "graph, breadth 0 bfloat16 21.0 (1)",
+    # 100 * 21.3 / 29.6 percent of human; the paper has 64.16 +- 46.23.
+    assert rows_of(text, "**graph**")[0][0] == "71.96 (1), inside"
+    assert rows_of(text, "**one-step**")[0][:2] == ["50.00 (1), inside", "-"]
+    assert [row[0] for row in rows_of(text, "paper")] == ["53.29 ± 38.45", "64.16 ± 46.23"]
+    assert rows_of(text, "Atari 100K, 2 games, % of human")[0][0].startswith("- (")
+    assert rows_of(text, "graph > one-step")[0][:2] == [
+        "64.16, 53.29",
+        "71.96, 50.00 (1; 1 of 2 tasks)",
     ]
-    assert rows_of(text, "qbert")[0][:2] == ["graph", "bfloat16"]
+    assert rows_of(text, "graph > tree") == []
+    assert (tmp_path / "report_atari100k_curves.png").stat().st_size > 5_000
 
 
 def test_the_committed_pages_are_of_the_committed_rows(monkeypatch):
     monkeypatch.setattr(aggregate, "REPETITIONS", 5_000)
     names = "docs/report.md docs/scores.md README.md".split()
     text, scores, readme = ((ROOT / name).read_text() for name in names)
-    protocols, whole = map(tables.read_protocols, (RESULTS, RESULTS / "whole_graph"))
-    for protocol in protocols:
-        table_of = report.games_table if protocol.suite == tables.ATARI else report.score_table
-        assert table_of(protocol) in scores
+    for protocol in tables.read_protocols(RESULTS):
+        assert report.score_table(protocol) in scores
         assert not protocol.in_paper or report.claims_table(protocol) in text
-    assert report.summary(protocols, whole) in text
-    assert report.summary(protocols, whole) in readme
-    assert report.soon_table(whole) in text
+    table = report.summary(tables.read_protocols(RESULTS, RESULTS / "whole_graph"))
+    assert table in text
+    assert table in readme

@@ -12,7 +12,7 @@ import speed
 import tyro
 from conftest import ROOT, command, jitted, spy
 from gbtools.play import script_of
-from gbtools.runs import read_returns, words_of
+from gbtools.runs import words_of
 from test_sweep import make_run
 
 from benchmark import timings
@@ -22,20 +22,18 @@ pytestmark = jitted
 
 def test_a_learning_curve_is_the_mean_of_its_seeds(tmp_path, capsys):
     make_run(krull := tmp_path / "krull", "atari100k", env_id="krull")
-    ((_, seeds),) = plot_runs.read_settings([krull])
-    steps, means, errors = plot_runs.curve_of(seeds)
-    assert steps.tolist() == [1000, 2000, 3000]
-    assert means.tolist() == [0.0, 0.5, 1.0]
+    seeds, mean, error = plot_runs.curve_of(plot_runs.read_evaluations([krull]))
+    assert (seeds, mean.to_dict()) == (1, {1000: 0.0, 2000: 0.5, 3000: 1.0})
     # Of two episodes, 0.25 from their mean: a deviation of 0.25 * 2 ** 0.5, over 2 ** 0.5.
-    assert errors == pytest.approx([0.25] * 3)
+    assert error.tolist() == pytest.approx([0.25] * 3)
     runs = [tmp_path / f"doorkey_{seed}" for seed in (1, 2, 3)]
     for seed, run in enumerate(runs, 1):
         make_run(run, env_id="DoorKey-6x6", seed=seed, returns=(0.0, float(seed)))
-    ((_, seeds),) = plot_runs.read_settings(runs)
-    assert sorted(seeds) == [1, 2, 3]
-    steps, means, errors = plot_runs.curve_of(seeds)
-    assert means.tolist() == [0.0, 2.0]
-    assert errors == pytest.approx([0.0, 1 / 3**0.5])  # of three seeds, whose deviation is 1
+    evaluations = plot_runs.read_evaluations(runs)
+    assert evaluations.index.unique("setting").size == 1
+    seeds, mean, error = plot_runs.curve_of(evaluations)
+    assert (seeds, mean.tolist()) == (3, [0.0, 2.0])
+    assert error.tolist() == pytest.approx([0.0, 1 / 3**0.5])  # whose deviation is 1
     picture = tmp_path / "krull.png"
     assert command(plot_runs, krull, *runs, "runs/TYPO", "--out", picture) == 0
     assert capsys.readouterr().out == f"wrote {picture}\n"
@@ -75,28 +73,26 @@ def test_a_legend_leaves_the_curves_their_room(number, monkeypatch, tmp_path):
 
 def test_a_row_that_a_full_disk_cut_is_left_out(tmp_path):
     make_run(run := tmp_path / "run")
-    whole = read_returns(run)
+    whole = plot_runs.read_evaluations([run])
     with (run / "evaluations.csv").open("a") as file:
         file.write("22000,3")
-    assert read_returns(run) == whole
+    assert plot_runs.read_evaluations([run]).equals(whole)
 
 
 def test_labels_of_curves_are_the_flags_that_differ(tmp_path):
-    one = {"env_id": "Empty", "backup": "graph", "depth": 5}
-    settings = [(one, {1: 0, 2: 0}), (one | {"depth": 3}, {1: 0})]
-    settings += [(one | {"backup": "tree", "depth": 7}, {1: 0})]
-    single = "(1 seed: error over episodes)"
-    assert list(plot_runs.labels(settings)) == [
-        "Empty, graph, depth 5 (2 seeds)", f"Empty, graph, depth 3 {single}",
-        f"Empty, tree {single}",
-    ]  # fmt: skip
+    settings = [
+        {"backup": "graph", "depth": 5},
+        {"backup": "graph", "depth": 3},
+        {"backup": "tree", "depth": 7},
+    ]
+    labels = plot_runs.labels(map(json.dumps, settings))
+    assert list(labels) == ["graph, depth 5", "graph, depth 3", "tree"]
     for name in ("mine", "theirs"):  # copies of a script
         make_run(run := tmp_path / name, env_id="DoorKey-6x6")
         config = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps(config | {"script": f"/a/{name}.py"}))
-    labels = plot_runs.labels(plot_runs.read_settings([tmp_path]))
-    names = [label.split(" (")[0] for label in labels]
-    assert names == [f"DoorKey-6x6, graph, script {name}" for name in ("mine", "theirs")]
+    labels = plot_runs.labels(plot_runs.read_evaluations([tmp_path]).index.unique("setting"))
+    assert list(labels) == ["graph, script mine", "graph, script theirs"]
 
 
 def test_words_of_flags_are_read_again_as_they_were():
@@ -140,7 +136,7 @@ def test_every_task_has_a_panel_and_every_text_is_shown_as_it_was_typed(monkeypa
     assert [len(axis.lines) for axis in axes] == [2, 1, 1]
     texts = [axes[2].title, *figure.subfigs[2].legends[0].get_texts()]
     shown = [text.get_text() for text in texts]
-    assert shown == [ODD, f"{ODD}, graph (1 seed: error over episodes)"]
+    assert shown == [ODD, "graph (1 seed: error over episodes)"]
     for text in texts:
         width = text.get_window_extent().width
         text.set_parse_math(False)
@@ -159,20 +155,16 @@ def test_a_copy_of_a_script_is_timed(tmp_path, capsys):
     assert row == [copy, "MiniGrid-Empty-5x5-v0", "graph", "learning_starts=40", "16"]
     assert float(rate) > 0
     assert "`gb_dqn_minigrid.py`, MiniGrid-Empty-5x5-v0" in out
-    assert "| graph, learning_starts=40 | **" in out
+    assert f"| graph, learning_starts=40 ({copy}) | **" in out
 
 
-def test_scripts_and_backups_take_turns(monkeypatch):
+def test_scripts_and_backups_take_turns(monkeypatch, capsys):
     made = []
-
-    def timed(args, *contestant):
-        made.append(contestant)
-        names = ("script", "task", "backup", "variant")
-        return dict(zip(names, contestant, strict=True)) | {"steps": 1, "steps_per_second": 1}
-
-    monkeypatch.setattr(speed, "timed", timed)
+    monkeypatch.setattr(speed, "timed", lambda args, *of: (made.append(of), ("x", len(made)))[1])
     assert command(speed, "--scripts", "a", "b", "--backups", "x", "y", "--turns", "2") == 0
     assert made == [(s, "", b, "default") for _ in range(2) for s in "ab" for b in "xy"]
+    assert "`b.py`, x\n" in (out := capsys.readouterr().out)
+    assert "| y | **4.0** (2.0 to 6.0) |" in out
 
 
 def test_rates_count_from_a_step_on(tmp_path):
@@ -184,16 +176,9 @@ def test_rates_count_from_a_step_on(tmp_path):
 
 
 def test_ratios_are_those_within_turns():
-    common = {"script": "a", "task": "x", "variant": "default"}
-    rates = {"one-step": (100, 10, 50), "graph": (50, 9, 40)}
-    rows = [
-        common | {"backup": backup, "steps_per_second": rate}
-        for backup, of_turns in rates.items()
-        for rate in of_turns
-    ]
-    text = speed.tables(rows)
-    assert "| one-step | **50** (10 to 100) | 1.00 (1.00 to 1.00) |" in text
-    assert "| graph | **40** (9 to 50) | 0.80 (0.50 to 0.90) |" in text
+    text = speed.table({"one-step": (100, 10, 50), "graph": (50, 9, 40)})
+    assert "| one-step | **50.0** (10.0 to 100.0) | 1.00 (1.00 to 1.00) |" in text
+    assert "| graph | **40.0** (9.0 to 50.0) | 0.80 (0.50 to 0.90) |" in text
 
 
 def test_targets_are_timed(capsys):

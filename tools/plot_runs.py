@@ -1,5 +1,6 @@
 """Draw the learning curves of runs, a panel a task: mean and standard error over seeds.
 
+pip install -r requirements-draw.txt
 python tools/plot_runs.py runs/* --out curves.png
 """
 
@@ -7,19 +8,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 import tyro
 from gbtools.picture import plt, wrapped, write_figure
-from gbtools.runs import (
-    WITHOUT_EFFECT,
-    band,
-    read_config,
-    read_returns,
-    run_folders,
-    standard_error,
-)
+from gbtools.runs import WITHOUT_EFFECT, read_config, read_rows, run_folders
 
 from gbcore.run import fail, one_line_errors, warn
+
+COLUMNS = ["global_step", "episodic_return"]  # of evaluations.csv
 
 
 @dataclass
@@ -28,87 +24,70 @@ class Args:
     out: Path  # the picture: .png, .svg, .pdf or what else matplotlib writes
 
 
-def read_settings(paths):
-    """[(flags, {seed: step -> returns})], a setting each: all flags that matter but the seed."""
+def read_evaluations(paths):
+    """COLUMNS of all runs by task, setting (text of all other flags that matter) and seed."""
     result = {}
     for path in paths:
         if not (folders := run_folders(path)):
             warn(f"no run in {path}")
         for folder in folders:
-            config, returns = read_config(folder), read_returns(folder)
-            seed, script = config.pop("seed"), Path(config["script"]).stem
+            config, rows = read_config(folder), read_rows(folder / "evaluations.csv")
             flags = {name: value for name, value in config.items() if name not in WITHOUT_EFFECT}
-            flags["script"] = script
-            if returns:  # of a seed that was run twice, the last
-                key = json.dumps(flags, sort_keys=True)
-                result.setdefault(key, (flags, {}))[1][seed] = returns
+            seed, flags["script"] = flags.pop("seed"), Path(config["script"]).stem
+            kwargs = flags.get("env_kwargs", "{}")
+            task = flags["env_id"] + (f" {kwargs}" if kwargs != "{}" else "")
+            if rows:  # of a seed that was run twice, the last
+                key = task, json.dumps(flags, sort_keys=True), seed
+                result[key] = pd.DataFrame(rows, columns=COLUMNS).astype(float)
     if not result:
         fail(f"no run with an evaluation in {', '.join(map(str, paths))}")
-    return list(result.values())
+    return pd.concat(result, names=["task", "setting", "seed"])
 
 
 def labels(settings):
-    """A label per setting: task, backup, and the flags in which those of one backup differ."""
-    for flags, seeds in settings:
-        alike = [other for other, _ in settings if other["backup"] == flags["backup"]]
-        names = sorted(set().union(*alike) - {"env_id", "backup"})
-        differ = [n for n in names if len({json.dumps(other.get(n)) for other in alike}) > 1]
-        words = [flags["env_id"], flags["backup"]]
-        words += [f"{name.replace('_', ' ')} {flags.get(name)}" for name in differ]
-        number = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed: error over episodes"
-        yield f"{', '.join(words)} ({number})"
+    """Of each setting its backup, and the flags in which those of a backup differ."""
+    table = pd.DataFrame(map(json.loads, settings), dtype=object).astype(str)
+    for _, flags in table.iterrows():
+        alike = table[table.backup == flags.backup]
+        differ = alike.columns[alike.nunique() > 1]
+        yield ", ".join([flags.backup, *(f"{n.replace('_', ' ')} {flags[n]}" for n in differ)])
 
 
-def curve_of(seeds):
-    """Steps, mean and error: over seeds, or of one seed over an evaluation's episodes."""
-    curves = [{s: np.mean(result) for s, result in returns.items()} for returns in seeds.values()]
-    steps, mean, error, number = band(curves, window=1)
-    if number == 1:
-        (returns,) = seeds.values()
-        error = [standard_error(returns[step]) for step in steps]
-    return steps, mean, np.asarray(error)
+def curve_of(evaluations):
+    """Number of seeds, mean and error by step: over seeds, or of one seed over episodes."""
+    means = evaluations.groupby(["global_step", "seed"]).episodic_return.mean().unstack().dropna()
+    if means.shape[1] == 1:
+        returns = evaluations.groupby("global_step").episodic_return
+        return 1, returns.mean(), returns.sem()
+    return means.shape[1], means.mean(axis=1), means.sem(axis=1)
 
 
-def panels_of(settings):
-    """Task -> pairs of a label and the seeds of its settings; other env_kwargs, another task."""
-    groups = {}
-    for flags, seeds in settings:
-        kwargs = flags.get("env_kwargs", "{}")
-        task = flags["env_id"] + (f" {kwargs}" if kwargs != "{}" else "")
-        groups.setdefault(task, []).append((flags, seeds))
-    return {
-        task: [
-            (wrapped(label, 7, 9), seeds)
-            for label, (_, seeds) in zip(labels(group), group, strict=True)
-        ]
-        for task, group in groups.items()
-    }
-
-
-def draw_panel(figure, task, curves):
+def draw_panel(figure, task, evaluations):
     """A task's curves, and a legend below them."""
-    axis, lines = figure.subplots(), []
-    for _, seeds in curves:
-        steps, mean, error = curve_of(seeds)
-        lines += axis.plot(steps, mean, marker="o" if len(steps) <= 20 else None, markersize=4)
-        axis.fill_between(steps, mean - error, mean + error, alpha=0.2, color=lines[-1].get_color())
+    axis, lines, names = figure.subplots(), [], []
+    settings = dict(list(evaluations.groupby("setting", sort=False)))
+    for label, part in zip(labels(settings), settings.values(), strict=True):
+        seeds, mean, error = curve_of(part)
+        lines += axis.plot(mean, marker="o" if len(mean) <= 20 else None, markersize=4)
+        look = {"alpha": 0.2, "color": lines[-1].get_color()}
+        axis.fill_between(mean.index, mean - error, mean + error, **look)
+        number = f"{seeds} seeds" if seeds > 1 else "1 seed: error over episodes"
+        names.append(wrapped(f"{label} ({number})", 7, 9))
     axis.set_title(wrapped(task, 7, 10), fontsize=10)
     axis.set(xlabel="environment steps", ylabel="score (mean, standard error)")
     axis.spines[["top", "right"]].set_visible(False)
-    names = [label for label, _ in curves]
     figure.legend(lines, names, loc="outside lower left", frameon=False, fontsize=9)
 
 
 @one_line_errors
 def main():
     args = tyro.cli(Args, description=__doc__)
-    panels = panels_of(read_settings(args.runs))
-    rows = [sum(label.count("\n") + 1 for label, _ in curves) for curves in panels.values()]
-    heights = [3.6 + 0.2 * number for number in rows]  # inches
+    panels = dict(list(read_evaluations(args.runs).groupby("task", sort=False)))
+    heights = [3.6 + 0.4 * part.index.unique("setting").size for part in panels.values()]  # inches
     figure = plt.figure(figsize=(8, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for part, (task, curves) in zip(parts, panels.items(), strict=True):
-        draw_panel(part, task, curves)
+    for part, (task, evaluations) in zip(parts, panels.items(), strict=True):
+        draw_panel(part, task, evaluations)
     write_figure(figure, args.out)
     print(f"wrote {args.out}")
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import tyro
 from gbtools.recorded import load_script
-from gbtools.runs import markdown, read_rows, words_of
+from gbtools.runs import flags_in, markdown, read_rows, words_of
 
 from gbcore.run import Count, NonNegative, fail, one_line_errors
 
@@ -32,8 +32,6 @@ DEFAULTS = {
     "gb_dqn_minatar": ("freeway", 1_000, 8_000),
     "gb_rainbow_atari": ("Freeway", 100, 200),
 }
-OTHER = "", 1_000, 8_000
-LOGGED = 8  # rows of metrics.csv on the clock
 
 
 @dataclass
@@ -63,21 +61,19 @@ def rate(run, first_step):
 
 
 def timed(args, script, env_id, backup, variant):
-    """Run a script: what of it and its steps per second."""
+    """Run a script: its task and steps per second."""
     stem = Path(script).stem
-    default_id, warm_up, steps = DEFAULTS.get(stem, OTHER)
+    default_id, warm_up, steps = DEFAULTS.get(stem, ("", 1_000, 8_000))
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
     module = load_script(script)
-    words = ["--backup", backup]
+    flags = {"backup": backup, "eval_frequency": 0, "eval_episodes": 1, "save_model": False}
     if env_id or default_id:
-        words += ["--env-id", env_id or default_id]
-    if variant != "default":
-        given = (part.replace("-", "_").partition("=")[::2] for part in variant.split())
-        words += words_of(dict(given), module)
+        flags["env_id"] = env_id or default_id
+    words = words_of(flags | flags_in(variant), module)
     known = tyro.cli(module.Args, args=words)
     first_step = known.learning_starts + warm_up
-    length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // LOGGED, 1)}
-    words += words_of(length | {"eval_frequency": 0, "eval_episodes": 1, "save_model": False})
+    length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // 8, 1)}
+    words += words_of(length)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, module.__file__, *words, "--run-dir", folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -86,35 +82,21 @@ def timed(args, script, env_id, backup, variant):
             fail(f"{stem} {shlex.join(words)}: {reason}")
         (run,) = Path(folder).iterdir()
         result, counted = rate(run, first_step)
-    return {
-        "script": script, "task": module.task_of(known.env_id), "backup": backup,
-        "variant": variant, "steps": counted, "steps_per_second": result,
-    }  # fmt: skip
+    task = module.task_of(known.env_id)
+    print(script, task, backup, variant, counted, result, file=sys.stderr)
+    return task, result
 
 
-def tables(rows):
-    """Markdown of such rows: a table for each script's name and task."""
-    result = []
-    for key in dict.fromkeys((Path(row["script"]).stem, row["task"]) for row in rows):
-        group = [row for row in rows if (Path(row["script"]).stem, row["task"]) == key]
-        several, rates = len({row["script"] for row in group}) > 1, {}  # name -> of each turn
-        for row in group:
-            name = row["backup"] + f", {row['variant']}" * (row["variant"] != "default")
-            name += f" ({row['script']})" * several
-            rates.setdefault(name, []).append(row["steps_per_second"])
-        first, lines = next(iter(rates)), []
-        for name, turns in rates.items():
-            low, middle, high = map(short, np.quantile(turns, [0, 0.5, 1]))
-            ratios = np.quantile(np.divide(turns, rates[first]), [0.5, 0, 1])
-            spread = "{:.2f} ({:.2f} to {:.2f})".format(*ratios)
-            lines.append([name, f"**{middle}** ({low} to {high})", spread])
-        header = ["backup", "steps/s (range)", f"of {first} (range)"]
-        result.append(f"`{key[0]}.py`, {key[1]}\n\n{markdown(header, lines)}\n")
-    return "\n".join(result)
-
-
-def short(value):
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def table(rates):
+    """Markdown of name -> steps per second of each turn."""
+    first, lines = next(iter(rates)), []
+    for name, turns in rates.items():
+        of_turns, ratios = (
+            np.quantile(values, [0.5, 0, 1]) for values in (turns, np.divide(turns, rates[first]))
+        )
+        spread = "{:.2f} ({:.2f} to {:.2f})".format(*ratios)
+        lines.append([name, "**{:,.1f}** ({:,.1f} to {:,.1f})".format(*of_turns), spread])
+    return markdown(["backup", "steps/s (range)", f"of {first} (range)"], lines)
 
 
 @one_line_errors
@@ -122,14 +104,18 @@ def main():
     args = tyro.cli(Args, description=__doc__)
     if not (args.backups and args.variants):
         fail("Require one or more --backups and --variants")
-    rows = []
+    rates = {}  # script's name, task -> name of a row -> steps per second of each turn
     contestants = args.scripts, args.env_ids or [""], args.backups, args.variants
-    for contestant in [*itertools.product(*contestants)] * args.turns:
-        rows.append(timed(args, *contestant))
-        print(*rows[-1].values(), file=sys.stderr)
-    on_gpu = torch.cuda.is_available()
-    hardware = torch.cuda.get_device_name() if on_gpu else platform.machine()
-    print(f"{hardware}; torch {torch.__version__}\n\n{tables(rows)}")
+    for script, env_id, backup, variant in [*itertools.product(*contestants)] * args.turns:
+        task, result = timed(args, script, env_id, backup, variant)
+        name = backup + f", {variant}" * (variant != "default") + f" ({script})" * ("/" in script)
+        rates.setdefault(f"`{Path(script).stem}.py`, {task}", {}).setdefault(name, []).append(
+            result
+        )
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    print(f"{hardware}; torch {torch.__version__}")
+    for title, of_task in rates.items():
+        print(f"\n{title}\n\n{table(of_task)}")
 
 
 if __name__ == "__main__":

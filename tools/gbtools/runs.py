@@ -1,11 +1,8 @@
-"""Flags, rows, results and learning curves in run folders; tables."""
+"""Flags and results in run folders; tables."""
 
 import csv
 import json
 from pathlib import Path
-
-import numpy as np
-from scipy import stats
 
 # Flags that say where and how a run is computed, not what.
 WITHOUT_EFFECT = set(
@@ -28,6 +25,12 @@ def words_of(flags, script=None):
         else:
             words += [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
     return words
+
+
+def flags_in(variant):
+    """Name -> text, of flags as a variant has them: depth=3 learning-rate=1e-4; of default none."""
+    parts = (part.partition("=") for part in variant.removeprefix("default").split())
+    return {name.replace("-", "_"): value for name, _, value in parts}
 
 
 def read_rows(path):
@@ -59,32 +62,3 @@ def run_folders(run_dir):
     """run_dir, its folders and theirs that are of a run, in order of their names."""
     places = ("config.json", "*/config.json", "*/*/config.json")
     return sorted(path.parent for place in places for path in Path(run_dir).glob(place))
-
-
-def read_returns(folder):
-    """Step -> returns of the episodes of the evaluation after that step."""
-    returns = {}
-    for row in read_rows(Path(folder) / "evaluations.csv"):
-        returns.setdefault(int(row["global_step"]), []).append(float(row["episodic_return"]))
-    return dict(sorted(returns.items()))
-
-
-def band(curves, window=5):
-    """Mean and standard error over seeds of running means: steps, mean, error, number of seeds.
-
-    Args:
-        curves: one dict step -> return per seed; only steps that all of them have are used.
-        window: evaluations that are averaged, this and earlier ones.
-    """
-    steps = sorted(set.intersection(*map(set, curves)))
-    values = np.array([[curve[step] for step in steps] for curve in curves])  # [seeds, steps]
-    smooth = np.stack(
-        [values[:, max(0, i - window) : i].mean(axis=1) for i in range(1, len(steps) + 1)], axis=1
-    )
-    return np.array(steps), smooth.mean(axis=0), standard_error(smooth), len(curves)
-
-
-def standard_error(values):
-    """Of the mean over the first axis; nan of one value."""
-    values = np.asarray(values)
-    return stats.sem(values) if len(values) > 1 else np.full(values.shape[1:], np.nan)
