@@ -1,18 +1,14 @@
-"""Run a grid of runs: suites x backups x variants x seeds, on this machine or on a Ray cluster.
+"""Run a grid of runs on this machine: suites x backups x variants x seeds.
 
-    pip install -r requirements-sweep.txt
+    pip install -r requirements-draw.txt
     python reproduce/sweep.py --suites minigrid --seeds 1 2 3 4 5
     python reproduce/sweep.py --suites minatar --episode-seeds fresh fixed --dry-run
     python reproduce/sweep.py --suites minigrid-hard --backups graph \\
         --variants default exploration=frontier
-    python reproduce/sweep.py --suites atari100k --address auto --gpus-per-run 0.25
-    python reproduce/sweep.py --collect-only --run-dir runs
 
 Each run is a command of its own, in a folder of its own under --run-dir; --dry-run prints them, for
 any other scheduler. A run that is finished there, or has a row in --results-dir, is not run again.
 Stop the sweep as you like: runs under way write their checkpoints, and the same command goes on.
-On a cluster (docs/report.md) --run-dir is on a file system that all machines share, and this
-repository at the same path on each of them.
 """
 
 import itertools
@@ -30,10 +26,10 @@ from typing import Annotated, Literal, NamedTuple
 import tyro
 from folders import ROOT
 from gbtools.play import plain
-from gbtools.runs import read_result, run_folders, words_of
+from gbtools.runs import flags_in, read_result, run_folders, words_of
 from suites import KEY, SUITES, TABLE, collect, read_table, script_of, variant_of
 
-from gbcore.run import Count, NonNegative, fail, number, one_line_errors
+from gbcore.run import NonNegative, fail, number, one_line_errors
 from gbcore.run.flags import check_flags
 
 UNDER_WAY = set()  # processes
@@ -50,16 +46,12 @@ class Args:
     seeds: tuple[Annotated[int, number(int, 0, 2**30 - 1)], ...] = (1, 2, 3, 4, 5)
     """seeds; the first one of all tasks comes first"""
     overrides: tuple[str, ...] = ()
-    """flags of the scripts for every run, as in: depth=3 learning_rate=1e-4"""
+    """flags of the scripts for every run, as in: depth=3 learning_rate=1e-4 cuda=true"""
     run_dir: Path = Path("runs")  # where runs leave their folders
     results_dir: Path | None = None
     """where their rows are collected; the folder results of --run-dir by default"""
-    checkpoint_frequency: Count = 10_000  # steps between checkpoints
-    workers: NonNegative = 0  # runs at a time on this machine; 0 = as many as its processors allow
+    workers: NonNegative = 0  # runs at a time; 0 = as many as this machine's processors allow
     threads: Annotated[int, number(int, 1, 1024)] = 1  # CPU threads of each run
-    gpus_per_run: Annotated[float, number(float, 0, 1024)] = 0.0
-    """GPUs of each run, or a part of one"""
-    address: str | None = None  # a Ray cluster to run on, as in auto; none: this machine
     dry_run: bool = False  # print the commands of what is not finished, and run nothing
     collect_only: bool = False  # collect the rows of finished runs of --run-dir, and run nothing
 
@@ -67,14 +59,15 @@ class Args:
 class Run(NamedTuple):
     key: tuple  # values of KEY
     command: tuple  # of a new run, but for the interpreter
-    free: tuple  # words of it that a resumed run takes, too
     folder: Path  # the run's own folder is in it
 
 
 def make_grid(args):
     """All runs that were asked for, the first seed of everything first."""
-    how = {"checkpoint_frequency": args.checkpoint_frequency, "threads": args.threads}
-    free, asked = words_of(how | {"cuda": args.gpus_per_run > 0}), {*map(plain, args.tasks)}
+    how, asked = (
+        {"checkpoint_frequency": 10_000, "threads": args.threads},
+        {*map(plain, args.tasks)},
+    )
     for seed, suite in itertools.product(args.seeds, args.suites):
         module, (script, tasks, total_timesteps) = script_of(suite), SUITES[suite]
         has_seeding = hasattr(module.Args, "episode_seed")
@@ -83,29 +76,26 @@ def make_grid(args):
             args.episode_seeds if has_seeding else ("",), args.backups, args.variants,
         ):  # fmt: skip
             flags = {"episode_seed": episode_seed} if has_seeding else {}
-            flags |= {"env_id": task, "backup": backup, "seed": seed}
+            flags |= {"env_id": task, "backup": backup, "seed": seed} | how
             flags |= {"total_timesteps": total_timesteps, "save_model": False}
-            words = [*args.overrides, *(() if variant == "default" else variant.split())]
-            flags |= dict(word.replace("-", "_").partition("=")[::2] for word in words)
-            known = tyro.cli(module.Args, args=(words := words_of(flags, module)))
-            check_flags(known)
+            flags |= flags_in(" ".join(args.overrides)) | flags_in(variant)
+            words = words_of(flags, module)
+            check_flags(known := tyro.cli(module.Args, args=words))
             key = (
                 suite, module.task_of(known.env_id), known.backup, variant_of(suite, vars(known)),
                 getattr(known, "episode_seed", ""), known.seed,
             )  # fmt: skip
             name = "__".join(re.sub("[ /]", "_", str(part)) for part in key if part != "")
             folder = args.run_dir.resolve() / name
-            command = f"{script.replace('.', '/')}.py", *words, *free, "--run-dir", str(folder)
-            yield Run(key, command, tuple(free), folder)
+            command = f"{script.replace('.', '/')}.py", *words, "--run-dir", str(folder)
+            yield Run(key, command, folder)
 
 
 def execute(run):
     """Run the script to its end, from its newest checkpoint if there is one. Returns the status."""
     run.folder.mkdir(parents=True, exist_ok=True)
     saved = sorted(run.folder.glob("*/checkpoint.zip"), key=lambda path: path.stat().st_mtime)
-    words = run.command
-    if saved:
-        words = (run.command[0], "--resume", str(saved[-1].parent), *run.free)
+    words = (run.command[0], "--resume", str(saved[-1].parent)) if saved else run.command
     with (run.folder / "log.txt").open("a") as log:
         print("$", shlex.join(words), file=log, flush=True)
         process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=log, stderr=log)
@@ -118,24 +108,20 @@ def execute(run):
     return status
 
 
-def execute_all(args, runs):
-    """Yields the status of each run, in their order."""
-    if args.address is None:
-        workers = args.workers or max(1, len(os.sched_getaffinity(0)) // args.threads)
-        with ThreadPoolExecutor(workers) as pool:
-            try:
-                yield from pool.map(execute, runs)
-            except KeyboardInterrupt:  # which leaves no run in the queue
-                for process in UNDER_WAY.copy():
-                    process.terminate()  # it writes its checkpoint
-                raise
-    else:
-        import ray
-
-        ray.init(args.address, log_to_driver=False)
-        sizes = {"num_cpus": args.threads, "num_gpus": args.gpus_per_run, "max_retries": 2}
-        task = ray.remote(execute).options(**sizes)
-        yield from map(ray.get, [task.remote(run) for run in runs])
+def execute_all(runs, workers):
+    """How many of the runs failed."""
+    failed = 0
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for i, (run, status) in enumerate(zip(runs, pool.map(execute, runs), strict=True), 1):
+                failed += status != 0
+                message = f"status {status}, see {run.folder / 'log.txt'}" if status else "done"
+                print(f"{i} of {len(runs)}: {run.folder.name}: {message}", flush=True)
+        except KeyboardInterrupt:  # which leaves no run in the queue
+            for process in UNDER_WAY.copy():
+                process.terminate()  # it writes its checkpoint
+            raise
+    return failed
 
 
 @one_line_errors
@@ -161,14 +147,10 @@ def main():
             print(shlex.join(["python", *run.command]))
         return
     print(f"{len(todo)} of {len(runs)} runs are left", flush=True)
-    failed = 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    workers = args.workers or max(1, len(os.sched_getaffinity(0)) // args.threads)
     try:
-        statuses = zip(todo, execute_all(args, todo), strict=True)
-        for number_done, (run, status) in enumerate(statuses, 1):
-            failed += status != 0
-            message = f"status {status}, see {run.folder / 'log.txt'}" if status else "done"
-            print(f"{number_done} of {len(todo)}: {run.folder.name}: {message}", flush=True)
+        failed = execute_all(todo, workers)
     finally:
         print(f"{collect(args.run_dir, results)} rows added to {results / TABLE}")
     command = ["python", "reproduce/report.py", "--results-dir", str(results)]

@@ -8,13 +8,12 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
 import suites
 import sweep
 import tyro
-from conftest import ROOT, command, jitted, only_run
+from conftest import ROOT, command, jitted
 from gbtools.runs import read_rows
 
 pytestmark = [jitted, pytest.mark.usefixtures("torch_settings")]
@@ -85,7 +84,7 @@ def test_collecting_twice_changes_nothing_and_rows_outlive_their_folders(tmp_pat
     assert command(sweep, *flags) == 0
     table = suites.read_table(results)
     assert table["seed"].tolist() == [1, 1, 1, 4]
-    assert suites.curve_of(table["curve"][3]) == {1000: 0.5, 2000: 0.5}
+    assert suites.curve_of(table["curve"][3]).to_dict() == {1000: 0.5, 2000: 0.5}
 
 
 def typed(capsys, *words):
@@ -124,7 +123,7 @@ def test_every_suite_is_printed_with_its_own_flags(capsys):
 SMALL = (
     "--suites", "minigrid", "--tasks", "Empty-8x8", "--backups", "tree", "--seeds", "1",
     "--overrides", "total_timesteps=1500", "learning_starts=1490", "eval_frequency=0",
-    "eval_episodes=1", "--checkpoint-frequency", "100",
+    "eval_episodes=1", "checkpoint_frequency=100",
 )  # fmt: skip
 
 
@@ -150,29 +149,22 @@ def test_a_stopped_sweep_goes_on_and_one_with_nothing_to_do_ends(tmp_path, capsy
     assert "0 of 1 runs are left" in capsys.readouterr().out
 
 
-def test_a_run_that_fails_is_named_and_a_cluster_gets_every_run(tmp_path, monkeypatch, capsys):
-    """On a stand-in for Ray."""
-    sizes, made = [], []
-
-    def options(**kwargs):
-        sizes.append(kwargs)
-        return SimpleNamespace(remote=lambda run: made.append(run) or sweep.execute(run))
-
-    ray = SimpleNamespace(
-        init=lambda address, **_: sizes.append(address),
-        remote=lambda function: SimpleNamespace(options=options),
-        get=lambda status: status,
-    )
-    monkeypatch.setitem(sys.modules, "ray", ray)
+def test_a_run_that_fails_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "executable", "false")
-    words = (*SMALL, "--run-dir", tmp_path, "--address", "auto", "--gpus-per-run", "0.5")
-    assert command(sweep, *words) == 1
+    assert command(sweep, *SMALL, "--run-dir", tmp_path) == 1
     assert "status 1, see " in capsys.readouterr().out
-    assert sizes == ["auto", {"num_cpus": 1, "num_gpus": 0.5, "max_retries": 2}]
-    assert len(made) == 1
-    assert only_run(tmp_path).name == "minigrid__MiniGrid-Empty-8x8-v0__tree__" + (
-        "eval_episodes=1_eval_frequency=0_learning_starts=1490_total_timesteps=1500__1"
+    assert sorted(path.name for path in tmp_path.iterdir())[0] == (
+        "minigrid__MiniGrid-Empty-8x8-v0__tree__eval_episodes=1_eval_frequency=0_"
+        "learning_starts=1490_total_timesteps=1500__1"
     )
+
+
+def test_variants_and_overrides_are_flags_of_the_script(capsys):
+    words = "--suites minigrid --tasks Empty-8x8 --backups tree --seeds 1 --variants".split()
+    words += ["learning_rate=2.5e-4 save_model=true", "--overrides", "depth=3", "end-e=0.1"]
+    ((_, _, *flags),) = typed(capsys, *words)
+    args = tyro.cli(suites.script_of("minigrid").Args, args=flags)
+    assert (args.learning_rate, args.save_model, args.depth, args.end_e) == (2.5e-4, True, 3, 0.1)
 
 
 def test_rows_that_are_there_stay_as_they_are(tmp_path):
