@@ -79,7 +79,7 @@ def make_grid(args):
             flags |= {"env_id": task, "backup": backup, "seed": seed} | how
             flags |= {"total_timesteps": total_timesteps, "save_model": False}
             flags |= flags_in(" ".join(args.overrides)) | flags_in(variant)
-            words = words_of(flags, module)
+            words = words_of(flags)
             check_flags(known := tyro.cli(module.Args, args=words))
             key = (
                 suite, module.task_of(known.env_id), known.backup, variant_of(suite, vars(known)),

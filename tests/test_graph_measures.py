@@ -162,14 +162,17 @@ def test_a_rare_reward_is_still_to_be_found():
     assert "frontier" not in would_it_help.command(measured, "gymnasium", "Lock-v0", {})
 
 
-def test_states_of_an_episode_and_of_others_come_again():
-    rows = [(0, 1), (1, 0), (0, 2), (3, 4), (4, 3), (0, 5)]  # three episodes; cuts after 2, 4, 5
-    rows = [(n, 0, 0.0, after, False, i in (2, 4, 5)) for i, (n, after) in enumerate(rows)]
-    assert measures.recurrence(recorded_rows(rows).replay) == {
-        "within": pytest.approx(2 / 6),  # back to 0, back to 3
-        "across": pytest.approx(1 / 7),  # (0, 1, 2), (3, 4), (0, 5): 0 comes again
-        "levels_change": False,
-    }
+def test_levels_change_where_episodes_share_no_state():
+    def told(first_of):
+        rows = [
+            (first_of(i) + s, first_of(i) + s2, s2) for i in range(12) for s, s2 in ((0, 1), (1, 0))
+        ]
+        rows = [(s, 0, 0.0, s2, False, cut == 0) for s, s2, cut in rows]
+        return measures.levels_change(recorded_rows(rows).replay)
+
+    assert told(lambda i: 2 * i)
+    assert not told(lambda i: 2 * (i % 6))  # each comes twice
+    assert not told(lambda i: 0)
 
 
 def test_the_suite_of_a_task_is_told_by_its_name():

@@ -85,16 +85,15 @@ def lay_out(run, max_states=100_000, layout="auto"):
 def draw_picture(layout, color_by, value, path):
     """A PNG or SVG. value: [n] of the states, or None."""
     edges = layout.edges
-    number, label, colour_map = edges["reward"], "reward", plt.get_cmap("coolwarm")
-    norm = colors.CenteredNorm(0, max(abs(number).max(), 1e-9))
-    if color_by == "visits":
-        number, label, colour_map = edges["count"], "times seen (log scale)", plt.get_cmap("cool")
-        norm = colors.LogNorm(1, max(number.max(), 2))
-    elif color_by == "value":
-        number, label = value[edges["source"]], "value of the state left"
-        norm, colour_map = colors.Normalize(*np.quantile(number, [0.01, 0.99])), cm.plasma
-    order = np.argsort(abs(number) if color_by == "reward" else number, kind="stable")
-    colour = colour_map(norm(number))[order]  # what stands out is drawn last
+    number, label, norm = edges["count"], "times seen", colors.LogNorm(1, edges["count"].max() + 1)
+    if color_by != "visits":
+        number = value[edges["source"]] if color_by == "value" else edges["reward"]
+        label, norm = (
+            f"{color_by} of the state left",
+            colors.Normalize(*np.quantile(number, [0, 1])),
+        )
+    order = np.argsort(number, kind="stable")  # what stands out is drawn last
+    colour = cm.plasma(norm(number))[order]
     source, target = (layout.xy[edges[name][order]] for name in ("source", "next"))
     loop = (edges["source"] == edges["next"])[order]
     figure, axis = plt.subplots(figsize=(9, 9.7), layout="constrained")
@@ -112,7 +111,7 @@ def draw_picture(layout, color_by, value, path):
     axis.set_aspect("equal", adjustable="datalim")
     axis.axis("off")
     slim = {"location": "bottom", "fraction": 0.03, "shrink": 0.45, "aspect": 35}
-    bar = figure.colorbar(cm.ScalarMappable(norm, colour_map), ax=axis, format="{x:,.6g}", **slim)
+    bar = figure.colorbar(cm.ScalarMappable(norm, cm.plasma), ax=axis, format="{x:,.6g}", **slim)
     marks = "lines: transitions; circles: transitions of a state to itself; +: the start"
     bar.set_label(f"colour: {label}\n{marks}", fontsize=9)
     axis.set_title(wrapped(layout.title, 9, 11), fontsize=11)

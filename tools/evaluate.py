@@ -47,9 +47,8 @@ def flags_of(run, args, **given):
 def play(run, args, policy, **given):
     """Returns and lengths of episodes. given: flags of the script."""
     flags = flags_of(run, args, **given)
-    return run.module.evaluate(flags, run.task, policy, [args.seed, flags.seed, 0], args.episodes)[
-        :2
-    ]
+    seed = [args.seed, flags.seed, 0]
+    return run.module.evaluate(flags, run.task, policy, seed, args.episodes)[:2]
 
 
 @one_line_errors

@@ -23,6 +23,7 @@ import torch
 import tyro
 from gbtools.recorded import load_script
 from gbtools.runs import flags_in, markdown, read_rows, words_of
+from scipy import stats
 
 from gbcore.run import Count, NonNegative, fail, one_line_errors
 
@@ -51,13 +52,12 @@ class Args:
 
 
 def rate(run, first_step):
-    """Steps per second of a finished run from some step on, and how many steps these are."""
+    """Steps per second of a finished run, of its rows that begin at some step or later."""
     rows = read_rows(run / "metrics.csv")
     ends = np.array([0] + [int(row["global_step"]) for row in rows])
     rates = np.array([float(row["charts/SPS"]) for row in rows])
     counted = ends[:-1] >= first_step
-    steps = np.diff(ends)[counted]
-    return steps.sum() / (steps / rates[counted]).sum(), int(steps.sum())
+    return stats.hmean(rates[counted], weights=np.diff(ends)[counted])
 
 
 def timed(args, script, env_id, backup, variant):
@@ -67,13 +67,11 @@ def timed(args, script, env_id, backup, variant):
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
     module = load_script(script)
     flags = {"backup": backup, "eval_frequency": 0, "eval_episodes": 1, "save_model": False}
-    if env_id or default_id:
-        flags["env_id"] = env_id or default_id
-    words = words_of(flags | flags_in(variant), module)
+    flags |= {"env_id": env_id or default_id} if env_id or default_id else {}
+    words = words_of(flags | flags_in(variant))
     known = tyro.cli(module.Args, args=words)
     first_step = known.learning_starts + warm_up
-    length = {"total_timesteps": first_step + steps, "log_frequency": max(steps // 8, 1)}
-    words += words_of(length)
+    words += words_of({"total_timesteps": first_step + steps, "log_frequency": max(steps // 8, 1)})
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, module.__file__, *words, "--run-dir", folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -81,9 +79,8 @@ def timed(args, script, env_id, backup, variant):
             reason = (done.stderr.strip() or "failed").splitlines()[-1]
             fail(f"{stem} {shlex.join(words)}: {reason}")
         (run,) = Path(folder).iterdir()
-        result, counted = rate(run, first_step)
-    task = module.task_of(known.env_id)
-    print(script, task, backup, variant, counted, result, file=sys.stderr)
+        result, task = rate(run, first_step), module.task_of(known.env_id)
+    print(script, task, backup, variant, result, file=sys.stderr)
     return task, result
 
 
@@ -91,11 +88,10 @@ def table(rates):
     """Markdown of name -> steps per second of each turn."""
     first, lines = next(iter(rates)), []
     for name, turns in rates.items():
-        of_turns, ratios = (
-            np.quantile(values, [0.5, 0, 1]) for values in (turns, np.divide(turns, rates[first]))
-        )
-        spread = "{:.2f} ({:.2f} to {:.2f})".format(*ratios)
-        lines.append([name, "**{:,.1f}** ({:,.1f} to {:,.1f})".format(*of_turns), spread])
+        low, middle, high = np.quantile(turns, [0, 0.5, 1])
+        least, ratio, most = np.quantile(np.divide(turns, rates[first]), [0, 0.5, 1])
+        cell = f"**{middle:,.1f}** ({low:,.1f} to {high:,.1f})"
+        lines.append([name, cell, f"{ratio:.2f} ({least:.2f} to {most:.2f})"])
     return markdown(["backup", "steps/s (range)", f"of {first} (range)"], lines)
 
 

@@ -96,7 +96,8 @@ def measure(run, flags, sampled, rng):
     nesting = {"depth": flags.get("depth", 5), "breadth": flags.get("breadth", 20)}
     changes = measures.target_changes(run.graph, run.replay, *nesting.values(), rng, sampled)
     known = measures.crossovers(run.graph) | nesting | changes
-    return known | measures.recurrence(run.replay) | measures.markov_violation(run.replay, rng)
+    known["levels_change"] = measures.levels_change(run.replay)
+    return known | measures.markov_violation(run.replay, rng)
 
 
 def objection(result, still=0.0):
@@ -190,8 +191,6 @@ def report(name, by_key, played=None):
     for label, form in (
         ("states / transitions", "{states:,} / {transitions:,}"),
         ("novel state ratio", "{novel_state_ratio:.3f}"),
-        ("steps to a state of the same episode", "{within:.1%}"),
-        ("an episode's states that an earlier one met", "{across:.1%}"),
         ("states with several predecessors", "{crossed:.1%}"),
         ("self-loops, rewarded transitions", "{self_loops:.1%}, {rewarded:.3%}"),
         ("targets of depth {depth} unlike tree backup's", "{unlike_tree:.1%}"),

@@ -31,25 +31,20 @@ def crossovers(graph):
     }
 
 
-def recurrence(replay):
-    """How often states come again in their episode and in others: a dict.
+def levels_change(replay):
+    """Do ten episodes or more begin in states of their own, and hardly ever meet those of others?
 
-    replay: columns of rows, the oldest first. within: share of the steps that lead to a state of
-    the same episode. across: share of an episode's states that an earlier episode met.
-    levels_change: do ten episodes or more begin in states of their own, and meet their states again
-    but hardly ever those of others?
+    They meet their own states again, in a fifth of the steps: where none comes again, nothing is
+    said. replay: columns of rows, the oldest first.
     """
     over = replay["terminated"] | replay["cut"]
     begins, episode = np.append(True, over[:-1]), np.append(0, np.cumsum(over)[:-1])
     starts = replay["node"][begins]
     visits = np.append(episode[begins], episode), np.append(starts, replay["next_node"])
     met = np.unique(np.stack(visits), axis=1)  # pairs of an episode and a state
-    alone = (np.unique(starts, return_counts=True)[1] == 1).sum()
-    within = 1 - (met.shape[1] - len(starts)) / len(episode)
-    across = 1 - len(np.unique(met[1])) / met.shape[1]
-    is_apart = len(starts) >= 10 and alone >= 0.9 * len(starts)
-    change = bool(is_apart and within >= 0.2 and across < 0.1)
-    return {"within": within, "across": across, "levels_change": change}
+    is_apart = (np.unique(starts, return_counts=True)[1] == 1).sum() >= max(10, 0.9 * len(starts))
+    again = 1 - (met.shape[1] - len(starts)) / len(episode)
+    return bool(is_apart and again >= 0.2 and len(np.unique(met[1])) > 0.9 * met.shape[1])
 
 
 def target_changes(graph, replay, depth, breadth, rng, num_rows=2_000):
@@ -81,16 +76,14 @@ def target_changes(graph, replay, depth, breadth, rng, num_rows=2_000):
 def markov_violation(replay, rng):
     """Does the past help to tell what a pair (s, a) leads to? It does not where states are Markov.
 
-    Rows that arrive from another state (how often a state loops ends its own rows, so that rows
-    after a loop are no fair sample), of pairs seen at least twice, each with the row before it. The
-    statistic is the mutual information, given the pair, between that row's (state, action) and the
-    outcome (reward, next state, terminated); it is compared with permutations of the outcomes
-    within each pair, which change nothing if the pair alone decides the law of its outcome.
+    Mutual information, given the pair, between the row before, its (state, action), and the outcome
+    (reward, next state, terminated), beside that of outcomes permuted within each pair. Of rows
+    that arrive from another state: how often a state loops ends its own rows.
 
     Returns:
-        judged: share of the replay's rows that are of such pairs: where it is low, nothing is said;
-        explained: share of the outcomes' entropy that the past explains beyond chance; p: share of
-        permutations that explain as much. Where no pair has several outcomes they are 0 and 1.
+        judged: share of the replay's rows of pairs that came again: where it is low, nothing is
+        said; explained: share of the outcomes' entropy that the past explains beyond chance; p:
+        share of permutations that explain as much. Where no pair has several outcomes, 0 and 1.
     """
     moved = replay["node"][1:] != replay["node"][:-1]
     follows = np.flatnonzero(~replay["cut"][:-1] & moved) + 1

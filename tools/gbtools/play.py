@@ -11,7 +11,7 @@ import ale_py
 import gymnasium
 import numpy as np
 
-from gbcore import TransitionGraph
+from gbcore import Replay, TransitionGraph
 from gbcore.run import fail
 from gbtools import recorded
 
@@ -78,21 +78,16 @@ def record_by_keys(num_actions, rows, steps, name, keys):
 
     keys: name -> function of (observation, action before it or -1) to an array.
     """
-    result = {key: recorded.Recorded(name, None, []) for key in keys}
-    before = -1
+    replays, before = {}, -1
     for obs, action, reward, next_obs, terminated, starts in itertools.islice(rows, steps):
-        for key, run in result.items():
-            pair = keys[key](obs, -1 if starts else before), keys[key](next_obs, action)
-            if run.graph is None:
-                shape, dtype = pair[0].shape, pair[0].dtype
-                stack = shape == (4, 84, 84)
-                run.graph = TransitionGraph(num_actions, shape, dtype, stack, steps + 2)
-            node, next_node = (run.graph.node(one) for one in pair)
-            run.graph.add(node, action, reward, next_node, terminated)
-            run.replay.append((node, action, reward, next_node, terminated, starts))
+        for key, key_of in keys.items():
+            state, next_state = key_of(obs, -1 if starts else before), key_of(next_obs, action)
+            if key not in replays:
+                kind = state.shape, state.dtype, state.shape == (4, 84, 84), steps + 2
+                replays[key] = Replay(TransitionGraph(num_actions, *kind), steps)
+            if starts:
+                replays[key].end_episode()
+            replays[key].record(state, action, reward, next_state, terminated)
         before = action
-    for run in result.values():
-        columns = [np.array(column) for column in zip(*run.replay, strict=True)]
-        columns[-1] = np.append(columns[-1][1:], True)  # what starts an episode follows a cut
-        run.replay = dict(zip(recorded.COLUMNS, columns, strict=True))
-    return result
+    rows = {key: {c: getattr(of, c) for c in recorded.COLUMNS} for key, of in replays.items()}
+    return {key: recorded.Recorded(name, of.graph, rows[key]) for key, of in replays.items()}

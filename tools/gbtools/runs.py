@@ -11,26 +11,20 @@ WITHOUT_EFFECT = set(
 )
 
 
-def words_of(flags, script=None):
-    """Words of a command line that give a script these flags, name -> value.
-
-    script: its module, to tell text from switches where all values are text.
-    """
-    words, defaults = [], getattr(script, "Args", None)
+def words_of(flags):
+    """Words of a command line that give a script these flags, name -> value."""
+    words = []
     for name, value in flags.items():
-        flag, text = name.replace("_", "-"), str(value)
-        is_switch = isinstance(value, bool) or isinstance(getattr(defaults, name, None), bool)
-        if is_switch and text.lower() in ("true", "false"):
-            words.append(f"--{'' if text.lower() == 'true' else 'no-'}{flag}")
-        else:
-            words += [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
+        flag, is_switch = name.replace("_", "-"), isinstance(value, bool)
+        words.append(f"--{'' if value else 'no-'}{flag}" if is_switch else f"--{flag}={value}")
     return words
 
 
 def flags_in(variant):
-    """Name -> text, of flags as a variant has them: depth=3 learning-rate=1e-4; of default none."""
+    """Name -> text or bool, of flags as a variant has them: depth=3 bf16=true; of default none."""
     parts = (part.partition("=") for part in variant.removeprefix("default").split())
-    return {name.replace("-", "_"): value for name, _, value in parts}
+    switch = {"true": True, "false": False}
+    return {name.replace("-", "_"): switch.get(text.lower(), text) for name, _, text in parts}
 
 
 def read_rows(path):
