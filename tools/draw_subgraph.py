@@ -21,8 +21,6 @@ from gbcore import pair_q_values
 from gbcore.run import Depth, NonNegative, fail, one_line_errors
 from gbcore.run.flags import require_package
 
-LINES = 36  # of sums that are printed
-
 
 @dataclass
 class Args:
@@ -100,12 +98,12 @@ def draw(nested, title, path):
     graph.add_node("0 -1", label=root)
     for o in np.argsort(nested.read[sub.outcome_pair], kind="stable"):  # what is read comes last
         pair, vertex, reward = sub.outcome_pair[o], sub.outcome_vertex[o], sub.outcome_reward[o]
-        level, look = nested.level[pair], {}
-        start, end = f"{level} {nested.pair_vertex[pair]}", f"{level + 1} {vertex}"
+        start = f"{nested.level[pair]} {nested.pair_vertex[pair]}"
+        end, look = f"{nested.level[pair] + 1} {vertex}", {}
         label = f"{nested.state[vertex]}: {nested.value[vertex]:.3f}"
-        is_box = vertex < len(sub.nodes) or vertex == nested.end
         label = "end" if vertex == nested.end else label
-        graph.add_node(end, label=label, shape="box" if is_box else "ellipse")
+        is_leaf = vertex < len(sub.nodes) or vertex == nested.end
+        graph.add_node(end, label=label, shape="box" if is_leaf else "ellipse")
         if nested.read[pair]:
             weight = sub.outcome_weight[o]
             label = names[sub.pair_action[pair]] + (f" {reward:+g}" if reward else "")
@@ -121,8 +119,7 @@ def root_of(run, args):
     state = int(run.replay["node"][0]) if args.state is None else args.state
     here = edges["source"] == state
     if not here.any():
-        most = edges["source"].max()
-        fail(f"no state {state}: require one with outgoing transitions, 0 to {most}")
+        fail(f"no state {state}: require one that was acted in, 0 to {edges['source'].max()}")
     if args.action is None:
         return state, edges["action"][here][edges["count"][here].argmax()]
     if args.action not in names:
@@ -134,10 +131,8 @@ def root_of(run, args):
 def main():
     args = tyro.cli(Args, description=__doc__)
     run = recorded.read(args.run)
-    if args.depth is None:
-        args.depth = 1 if run.flags["backup"] == "one-step" else run.flags["depth"]
-    if args.breadth is None:
-        args.breadth = run.flags["breadth"]
+    args.depth = args.depth or (1 if run.flags["backup"] == "one-step" else run.flags["depth"])
+    args.breadth = run.flags["breadth"] if args.breadth is None else args.breadth
     if args.out is not None and args.out.suffix not in (".png", ".svg"):
         fail(f"--out must end in .png or .svg, got {args.out}")
     state, action = root_of(run, args)
@@ -147,7 +142,7 @@ def main():
     if run.flags["backup"] != "graph" or run.flags["prior"]:
         about += "; the run learned from other targets"
     lines = list(nested.sums())
-    print(f"{result}; {about}; it reads {len(lines)} sums", *lines[:LINES], sep="\n")
+    print(f"{result}; {about}; it reads {len(lines)} sums", *lines[:36], sep="\n")
     if args.out is not None:
         draw(nested, f"{run.task}\n{result}\n{about}", args.out)
         print(f"wrote {args.out}")

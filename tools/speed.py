@@ -27,20 +27,14 @@ from scipy import stats
 
 from gbcore.run import Count, NonNegative, fail, one_line_errors
 
-# Script -> task, steps of learning before the clock starts, steps on the clock.
-DEFAULTS = {
-    "gb_dqn_minigrid": ("Empty-8x8", 1_000, 8_000),
-    "gb_dqn_minatar": ("freeway", 1_000, 8_000),
-    "gb_rainbow_atari": ("Freeway", 100, 200),
-}
+STEPS = {"gb_rainbow_atari": (100, 200)}  # of learning before the clock starts, and on the clock
 
 
 @dataclass
 class Args:
-    scripts: tuple[str, ...] = tuple(DEFAULTS)
+    scripts: tuple[str, ...] = ("gb_dqn_minigrid", "gb_dqn_minatar", "gb_rainbow_atari")
     """names or paths; of two with the same name, the first is what the other is compared with"""
-    env_ids: tuple[str, ...] = ()
-    """tasks, of each script; none: Empty-8x8, MinAtar's freeway or Freeway"""
+    env_ids: tuple[str, ...] = ()  # tasks, of each script; none: the script's own
     backups: tuple[str, ...] = ("one-step", "n-step", "tree", "graph", "graph-mixed")
     """the first is what the others are compared with"""
     variants: tuple[str, ...] = ("default",)  # flags of each backup in turn: default bf16=true
@@ -63,12 +57,11 @@ def rate(run, first_step):
 def timed(args, script, env_id, backup, variant):
     """Run a script: its task and steps per second."""
     stem = Path(script).stem
-    default_id, warm_up, steps = DEFAULTS.get(stem, ("", 1_000, 8_000))
+    warm_up, steps = STEPS.get(stem, (1_000, 8_000))
     warm_up, steps = args.warm_up_steps or warm_up, args.steps or steps
     module = load_script(script)
     flags = {"backup": backup, "eval_frequency": 0, "eval_episodes": 1, "save_model": False}
-    flags |= {"env_id": env_id or default_id} if env_id or default_id else {}
-    words = words_of(flags | flags_in(variant))
+    words = words_of(flags | ({"env_id": env_id} if env_id else {}) | flags_in(variant))
     known = tyro.cli(module.Args, args=words)
     first_step = known.learning_starts + warm_up
     words += words_of({"total_timesteps": first_step + steps, "log_frequency": max(steps // 8, 1)})

@@ -39,9 +39,7 @@ class Args:
 
 PLAIN = "the observation"
 TASK_FLAGS = "env_kwargs", "time_limit", "leave_out"  # flags of what is played, as its script's
-LEAST = (
-    200  # transitions, for a verdict; steps of pairs that came again, to judge whether Markovian
-)
+LEAST = 200  # transitions, for a verdict, and steps of pairs that came again, to judge by
 FIRST = 500  # rows that are looked at for the keys to try
 FEW, MANY = 0.05, 0.3  # share of targets unlike tree backup's: nothing to gain below, much above
 RARE = 0.001  # share of rewarded steps below which exploration comes first
@@ -55,10 +53,7 @@ BEST = {
 
 
 def keys_for(rows):
-    """Keys to try for rows like these, of `play.stream`: by the flag that sets it, three at most.
-
-    A key is a function of an observation and of the action before it.
-    """
+    """Keys by the flag that sets each: functions of an observation and the action before it."""
     obs = np.stack([row[0] for row in rows])
     keys = {PLAIN: lambda obs, _: obs}
     spread = float(np.ptp(obs.reshape(len(obs), -1).astype(np.float64), axis=0).max())
@@ -81,8 +76,8 @@ def collect(args, rng):
     more = {name: value for name in TASK_FLAGS if (value := getattr(args, name)) is not None}
     is_any = suite == "gymnasium"
     if more and not is_any:
-        flag = f"--{next(iter(more)).replace('_', '-')}"
-        fail(f"{flag} is for environments that {play.SUITES['gymnasium'][0]} plays")
+        flag, example = next(iter(more)).replace("_", "-"), play.SUITES["gymnasium"][0]
+        fail(f"--{flag} is for environments that {example} plays")
     num_actions, rows = play.stream(suite, task, rng, args.seed, **more)
     first = list(itertools.islice(rows, min(FIRST, args.steps)))
     keys = keys_for(first)
@@ -101,10 +96,7 @@ def measure(run, flags, sampled, rng):
 
 
 def objection(result, still=0.0):
-    """Why a key does not pass for what makes a state, by its measures; "" where it does.
-
-    still: share of self-loops without a key.
-    """
+    """Why a key does not pass; "" where it does. still: share of self-loops without a key."""
     if result["acted_in"] < 2:
         return "one state"
     if result["self_loops"] > max(still, 0.5):
@@ -115,16 +107,9 @@ def objection(result, still=0.0):
 
 
 def coarsest(by_key, why=""):
-    """The key with the fewest states of those that pass, or to which this alone is objected; None.
-
-    One that is objected to is worth a comparison where it makes many targets unlike tree backup's.
-    """
+    """The key with the fewest states of those that pass, or to which this alone is objected."""
     still = by_key[PLAIN]["self_loops"]
-    chosen = [
-        key
-        for key, result in by_key.items()
-        if objection(result, still) == why and result["unlike_tree"] >= MANY * bool(why)
-    ]
+    chosen = [key for key, result in by_key.items() if objection(result, still) == why]
     return min(chosen, key=lambda key: by_key[key]["states"], default=None)
 
 
@@ -169,9 +154,9 @@ def command(result, suite, task, more, flag="", backup=""):
         backup, flag = "tree", ""
     elif not backup:  # a short nesting trusts less the states that --round merged
         backup = BEST[suite] if changed >= MANY and "--round" not in flag else "graph"
-        levels_change, is_rare = result["levels_change"], result["rewarded"] < RARE
-        if suite == "gymnasium" and changed >= MANY and (levels_change or is_rare):
-            backup += " --exploration frontier" + " --num-levels 0" * levels_change
+        explores = result["levels_change"] or result["rewarded"] < RARE
+        if suite == "gymnasium" and changed >= MANY and explores:
+            backup += " --exploration frontier" + " --num-levels 0" * result["levels_change"]
     script = ROOT / f"{play.SUITES[suite][0].removesuffix('.py')}.py"
     if script.is_relative_to(Path.cwd()):
         script = script.relative_to(Path.cwd())
@@ -181,10 +166,7 @@ def command(result, suite, task, more, flag="", backup=""):
 
 
 def report(name, by_key, played=None):
-    """The measures and the verdict as text: lines.
-
-    played: suite, task and flags of what was played: it gets advice.
-    """
+    """The measures and the verdict, line by line. played: as of `collect`; it gets advice."""
     result = by_key[PLAIN]
     failing, verdict = judge(result)
     yield name
@@ -212,10 +194,11 @@ def report(name, by_key, played=None):
             yield line.format(**one, key=key, why=objection(one, result["self_loops"])).rstrip()
         passed = f"{best}: of those that pass it has the fewest states"
         yield f"key: {passed if best else 'none of these passes'}"
-        near = None if best else coarsest(by_key, "not Markovian")
+        near = best or coarsest(by_key, "not Markovian")
         if best not in (None, PLAIN):
             yield f"verdict with that key: {judge(by_key[best])[1]}"
-        if near not in (None, PLAIN):  # docs/environments.md: in MountainCar and Acrobot it wins
+        elif near not in (best, PLAIN) and by_key[near]["unlike_tree"] >= MANY:
+            # docs/environments.md: in MountainCar and Acrobot it wins.
             yield f"compare: {command(by_key[near], *played, near, 'graph')}"
     best = best or PLAIN
     yield f"try: {command(by_key[best], *played, '' if best == PLAIN else best)}"

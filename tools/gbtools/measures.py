@@ -12,9 +12,8 @@ PERMUTATIONS = 200
 def crossovers(graph):
     """What a graph is like, and how trajectories cross in it: a dict of numbers and shares.
 
-    acted_in: states that something was done in. crossed: states with more than one predecessor; a
-    state is no predecessor of itself. Of all transitions counted, rewarded are those with a reward,
-    and self_loops those that lead back to their own state.
+    crossed: states with several predecessors; a state is no predecessor of itself. Of all
+    transitions counted, self_loops lead back to their own state.
     """
     edges = graph.edges()
     loop, share = edges["source"] == edges["next"], edges["count"] / graph.num_transitions
@@ -34,8 +33,7 @@ def crossovers(graph):
 def levels_change(replay):
     """Do ten episodes or more begin in states of their own, and hardly ever meet those of others?
 
-    They meet their own states again, in a fifth of the steps: where none comes again, nothing is
-    said. replay: columns of rows, the oldest first.
+    False, too, where they hardly ever meet their own again. replay: columns, the oldest row first.
     """
     over = replay["terminated"] | replay["cut"]
     begins, episode = np.append(True, over[:-1]), np.append(0, np.cumsum(over)[:-1])
@@ -50,10 +48,9 @@ def levels_change(replay):
 def target_changes(graph, replay, depth, breadth, rng, num_rows=2_000):
     """How graph targets differ from tree targets of the same rows, drawn with replacement: a dict.
 
-    unlike_tree: share of rows whose two subgraphs differ in what a target reads: both are evaluated
-    under the uniform policy with random leaf values, where every outcome has its weight in the
-    result. missed: share of rows whose greedy graph target is the higher one where all leaf values
-    are 0, that is, by rewards that tree backup does not see.
+    unlike_tree: share of rows whose two subgraphs differ under the uniform policy with random leaf
+    values, where every outcome has its weight in the result. missed: share of rows whose greedy
+    graph target is higher where all leaf values are 0: by rewards that tree backup does not see.
     """
     rows = rng.integers(len(replay["node"]), size=num_rows)
     noise = rng.standard_normal((graph.num_ids, graph.num_actions))
@@ -76,9 +73,9 @@ def target_changes(graph, replay, depth, breadth, rng, num_rows=2_000):
 def markov_violation(replay, rng):
     """Does the past help to tell what a pair (s, a) leads to? It does not where states are Markov.
 
-    Mutual information, given the pair, between the row before, its (state, action), and the outcome
-    (reward, next state, terminated), beside that of outcomes permuted within each pair. Of rows
-    that arrive from another state: how often a state loops ends its own rows.
+    Mutual information, given the pair, between the (state, action) before and the outcome (reward,
+    next state, terminated), beside that of outcomes permuted within each pair. Of rows that arrive
+    from another state: how often a state loops ends its own rows.
 
     Returns:
         judged: share of the replay's rows of pairs that came again: where it is low, nothing is

@@ -52,10 +52,7 @@ def script_of(suite):
 
 
 def stream(suite, task, rng, seed=1, **flags):
-    """Number of actions, and rows of a task under random actions without end.
-
-    seed: of the environment. flags: more of the script's.
-    """
+    """Number of actions, and rows of a task under random actions; flags: more of the script's."""
     script, reward_of = script_of(suite), SUITES[suite][1]
     env = script.make_env(script.Args(seed=seed, **flags), task, np.random.default_rng(seed))
 

@@ -15,6 +15,7 @@ import torch
 from minigrid.core.actions import Actions
 
 from gbcore import LeafTable, Replay, TransitionGraph
+from gbcore.graph import KIND
 from gbcore.run import LearnerState, fail, flush_denormals, load_checkpoint
 from gbcore.run.checkpoint import require_module
 from gbtools import ROOT
@@ -75,8 +76,7 @@ class Recorded:
         learners = [one for one in classes if issubclass(one, LearnerState)]
         if not learners:
             fail(f"{self.script} has no class on top of LearnerState")
-        kind = ("num_actions", "obs_shape", "obs_dtype", "frame_stack", "key_shape", "key_dtype")
-        graph = TransitionGraph(**{name: getattr(self.graph, name) for name in kind})
+        graph = TransitionGraph(**{name: getattr(self.graph, name) for name in KIND})
         # On an empty graph there is nothing that an untrained network would be asked for.
         parts = self.args, graph, Replay(graph, 1), torch.device("cpu")
         try:
@@ -101,12 +101,11 @@ class Recorded:
         return leaves.evaluated(nodes)
 
     def state_values(self, nodes):
-        """Values [n] of states, by which the run acts, and whose they are: network or graph."""
+        """Values [n] of states, by which the run acts: the network's or the graph's."""
         if self.flags.get("act_on") != "graph":
-            return self.q_values(nodes).max(axis=1), "network"
-        values = self.learner.graph_values
-        values.update()
-        return values.values(nodes), "graph"
+            return self.q_values(nodes).max(axis=1)
+        self.learner.graph_values.update()
+        return self.learner.graph_values.values(nodes)
 
 
 def read(path):
