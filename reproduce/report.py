@@ -15,21 +15,11 @@ import aggregate
 import numpy as np
 import pandas as pd
 import report_figures
+import tables
 import tyro
 from folders import RESULTS, ROOT, replace_block
 from gbtools.runs import markdown
-from tables import (
-    ATARI,
-    FRONTIER,
-    PAPER_BACKUPS,
-    SAME_RATE,
-    WHOLE,
-    backup_of,
-    interval,
-    read_protocols,
-    short,
-    short_task,
-)
+from tables import PAPER_BACKUPS, SAME_RATE, interval, read_protocols, short, short_task
 
 from gbcore.run import fail, one_line_errors
 
@@ -47,19 +37,19 @@ def summary(protocols):
 
     The last column is of WHOLE, or else of the plainest setting of whole-graph with all tasks.
     """
-    names, rows = [*PAPER_BACKUPS, FRONTIER, f"tree{SAME_RATE}", backup_of(WHOLE)], []
+    names, rows = tables.SUMMARY, []
     for protocol in protocols:
         scores = {name: protocol.scores(name) for name in protocol.settings()}
         scores = {name: table for name, table in scores.items() if table.notna().any().all()}
-        whole = [name for name in scores if backup_of(name) == names[-1]]
-        whole = min(whole, key=lambda name: (name != WHOLE, len(name)), default=None)
+        whole = [name for name in scores if tables.backup_of(name) == names[-1]]
+        whole = min(whole, key=lambda name: (name != tables.WHOLE, len(name)), default=None)
         found = [scores.get(name) for name in (*names[:-1], whole)]
         if seeds := {table.count().min() for table in found if table is not None}:
             cells = ["-" if table is None else short(table.mean().mean()) for table in found]
             for i, paper in enumerate(map(protocol.paper_mean, names)):
                 cells[i] += "" if np.isnan(paper) else f" ({short(paper)})"
             of_human = f", {len(protocol.tasks)} games, % of human"
-            title = protocol.title + of_human * (protocol.suite == ATARI)
+            title = protocol.title + of_human * (protocol.suite == tables.ATARI)
             rows.append([title, *cells, " to ".join(map(str, sorted({min(seeds), max(seeds)})))])
     if not rows:
         return "No setting has rows of all tasks yet."
@@ -75,7 +65,7 @@ def claims_table(protocol):
     others = [n for n in protocol.settings() if n in PAPER_BACKUPS or n.endswith(SAME_RATE)]
     pairs = [*itertools.combinations(ranked if protocol.in_paper else (), 2)]
     rows = []
-    for pair in pairs + [(WHOLE, name) for name in others]:
+    for pair in pairs + [(tables.WHOLE, name) for name in others]:
         gains = protocol.gains(*pair).dropna(axis=1, how="all")
         if gains.empty:
             continue
@@ -116,10 +106,10 @@ def score_table(protocol):
     for name in protocol.settings():
         mean = aggregate.estimate(aggregate.mean_of_tasks, protocol.scores(name))
         iqm = aggregate.estimate(aggregate.interquartile_mean, protocol.scores(name, True))
-        gain = aggregate.difference(protocol.gains(name, backup_of(name)))
+        gain = aggregate.difference(protocol.gains(name, tables.backup_of(name)))
         cells = [protocol.cell(name, task) for task in protocol.tasks]
         rows.append([f"**{name}**", *cells, interval(mean), interval(iqm)])
-        rows[-1].append("-" if name == backup_of(name) else interval(gain))
+        rows[-1].append("-" if name == tables.backup_of(name) else interval(gain))
         if protocol.in_paper and name in PAPER_BACKUPS:
             cells = [protocol.paper_cell(name, task) for task in protocol.tasks]
             cells = [" ± ".join(map(short, cell)) for cell in cells]
@@ -141,12 +131,12 @@ def origin(protocols):
 
 def claims_of(protocols):
     """A table of claims for each protocol, in parts."""
-    tables = {protocol.title: claims_table(protocol) for protocol in protocols}
-    if any(tables.values()):
+    texts = {protocol.title: claims_table(protocol) for protocol in protocols}
+    if any(texts.values()):
         yield "## The paper's claims"
-    for title in filter(tables.get, tables):
+    for title in filter(texts.get, texts):
         yield f"**{title}**"
-        yield tables[title]
+        yield texts[title]
 
 
 def scores_of(protocols, folder):
@@ -161,14 +151,14 @@ def scores_of(protocols, folder):
             name = f"report_{'_'.join(filter(None, item))}_curves.png"
             report_figures.draw_curves(folder / name, curves)
             yield f"![Learning curves, {protocol.title}]({name})"
-            over = "" if protocol.suite == ATARI else ", over five evaluations"
+            over = "" if protocol.suite == tables.ATARI else ", over five evaluations"
             yield f"Lines: mean of the seeds{over}; {LINES}"
 
 
 def write_pages(protocols):
     """The repository's own."""
     docs = ROOT / "docs"
-    curves = protocols[0].curves(["graph", FRONTIER])
+    curves = protocols[0].curves(["graph", tables.FRONTIER])
     report_figures.draw_curves(docs / "frontier_minigrid_curves.png", curves)
     table = summary(read_protocols(RESULTS, RESULTS / "whole_graph"))
     for page, name, parts in (

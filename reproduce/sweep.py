@@ -64,10 +64,7 @@ class Run(NamedTuple):
 
 def make_grid(args):
     """All runs that were asked for, the first seed of everything first."""
-    how, asked = (
-        {"checkpoint_frequency": 10_000, "threads": args.threads},
-        {*map(plain, args.tasks)},
-    )
+    asked = {*map(plain, args.tasks)}
     for seed, suite in itertools.product(args.seeds, args.suites):
         module, (script, tasks, total_timesteps) = script_of(suite), SUITES[suite]
         has_seeding = hasattr(module.Args, "episode_seed")
@@ -75,9 +72,9 @@ def make_grid(args):
             [name for name in tasks if not asked or plain(name) in asked],
             args.episode_seeds if has_seeding else ("",), args.backups, args.variants,
         ):  # fmt: skip
-            flags = {"episode_seed": episode_seed} if has_seeding else {}
-            flags |= {"env_id": task, "backup": backup, "seed": seed} | how
-            flags |= {"total_timesteps": total_timesteps, "save_model": False}
+            flags = {"env_id": task, "backup": backup, "seed": seed, "threads": args.threads}
+            flags |= {"total_timesteps": total_timesteps, "checkpoint_frequency": 10_000}
+            flags |= {"save_model": False} | ({"episode_seed": episode_seed} if has_seeding else {})
             flags |= flags_in(" ".join(args.overrides)) | flags_in(variant)
             words = words_of(flags)
             check_flags(known := tyro.cli(module.Args, args=words))

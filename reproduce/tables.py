@@ -15,6 +15,7 @@ FRONTIER = "graph, frontier"
 RELEASED = ", as released"  # with the update of the code that the authors released
 SAME_RATE = ", rate 2.5e-4"  # of learning
 WHOLE = f"whole-graph{SAME_RATE}, prior 0.3"  # docs/minatar.md
+SUMMARY = [*PAPER_BACKUPS, FRONTIER, f"tree{SAME_RATE}", "whole-graph"]  # columns
 ATARI, BF16 = "atari100k", "bf16=True"
 NAMED = {"exploration=frontier": "frontier", "persist_targets=True": "persistent"}
 NAMED |= {"learning_rate=0.00025": "rate 2.5e-4", "update=released": "as released"}

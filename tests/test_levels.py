@@ -4,7 +4,6 @@ import itertools
 from collections import Counter
 
 import evaluate
-import gymnasium
 import naive
 import numpy as np
 import pytest

@@ -203,9 +203,9 @@ def test_the_whole_graph_is_compared_with_the_backups_and_at_its_own_rate(tmp_pa
     others = {("whole-graph", whole): lambda *_: 98.0}
     write_rows(tmp_path, others, MINATAR, "minatar", "fresh", 5, 6)
     text = make_report(tmp_path)
-    assert rows_of(text, f"{report.WHOLE} > tree")[0][:2] == ["-, 6.26", "8.00, 4.00 (5)"]
-    assert rows_of(text, f"**{report.WHOLE}**")[0][5].startswith("53.00 ")
-    (row,) = rows_of(text, f"{report.WHOLE} > tree, rate 2.5e-4")
+    assert rows_of(text, f"{tables.WHOLE} > tree")[0][:2] == ["-, 6.26", "8.00, 4.00 (5)"]
+    assert rows_of(text, f"**{tables.WHOLE}**")[0][5].startswith("53.00 ")
+    (row,) = rows_of(text, f"{tables.WHOLE} > tree, rate 2.5e-4")
     assert row[3] == "contradicted, p < 0.001"
     assert rows_of(text, "**whole-graph, rate 2.5e-4, prior 0.1**")
     assert rows_of(text, "MinAtar, fresh episodes")[0][5] == "9.00"  # of tree, at that rate
