@@ -142,7 +142,7 @@ def main():
     if run.flags["backup"] != "graph" or run.flags["prior"]:
         about += "; the run learned from other targets"
     lines = list(nested.sums())
-    print(f"{result}; {about}; it reads {len(lines)} sums", *lines[:36], sep="\n")
+    print(f"{result}; {about}; sums that it reads: {len(lines)}", *lines[:36], sep="\n")
     if args.out is not None:
         draw(nested, f"{run.task}\n{result}\n{about}", args.out)
         print(f"wrote {args.out}")
