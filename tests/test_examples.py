@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import pickle
 import re
 import runpy
 import shlex
@@ -111,7 +112,7 @@ def test_any_space_is_one_shape_and_dtype_and_is_played_again(space):
     assert outcome == [0.3, False, False]
     other = GymnasiumTask("Sampled-v0", np.random.default_rng(9), json.dumps(kwargs), decimals=1)
     other.reset()
-    other.restore(json.loads(json.dumps(task.state())))
+    other.restore(pickle.loads(pickle.dumps(task.state())))
     np.testing.assert_array_equal(other.obs, obs)
     np.testing.assert_array_equal(other.step(0)[0], task.step(0)[0])
     other.reset(), task.reset()
@@ -340,6 +341,8 @@ def test_a_module_of_the_user_s_comes_first_for_scripts_and_tools(tmp_path, monk
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
     monkeypatch.setitem(sys.modules, "sokoban", None)  # as it was, in the end
     monkeypatch.delitem(sys.modules, "sokoban")
+    monkeypatch.setitem(gymnasium.registry, "Sokoban-v0", None)
+    monkeypatch.delitem(gymnasium.registry, "Sokoban-v0")
     env_id = "sokoban:Sokoban-v0"
     own = f"{env_id} ({tmp_path / 'sokoban.py'})"
     for script, words, printed in (

@@ -317,7 +317,7 @@ def test_tools_load_the_script_that_made_a_run(run_folder, tmp_path, capsys):
     (copy / "checkpoint.zip").write_bytes(b"PK nothing")
     for tool in (evaluate, would_it_help, draw_subgraph):
         assert refuses(capsys, tool, [copy], "Require a whole checkpoint")
-        missing = "Require a checkpoint in runs/none, found none"
+        missing = "a checkpoint (--checkpoint-frequency), got runs/none"
         assert refuses(capsys, tool, ["runs/none"], missing)
 
 

@@ -482,7 +482,7 @@ def test_what_cannot_go_on_with_a_run_is_told_why(
         monkeypatch.setattr(*changed)
     assert refuses(capsys, script, ["--resume", run, *flags.split()], *words.split(" ... "))
     assert files_in(run) == before
-    assert refuses(capsys, script, ["--resume", run.parent], "Require a checkpoint", "found none")
+    assert refuses(capsys, script, ["--resume", run.parent], "Require a run's folder")
 
 
 def test_a_damaged_checkpoint_is_refused(finished, capsys):

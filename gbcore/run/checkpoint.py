@@ -138,10 +138,9 @@ def load_checkpoint(run_path: str | Path, *names: str) -> dict[str, Any]:
             if (version := _load(file, "format_version")) != FORMAT_VERSION:
                 raise ValueError(f"Require format {FORMAT_VERSION}, got {version}")
             return {name: _load(file, name) for name in names or file.namelist()[1:]}
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"Require a checkpoint in {run_path}, found none (see --checkpoint-frequency)"
-        ) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        how = "Require a run's folder with a checkpoint (--checkpoint-frequency)"
+        raise FileNotFoundError(f"{how}, got {run_path}") from error
     except (
         ValueError, LookupError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error,
         AttributeError, ImportError,

@@ -103,7 +103,12 @@ class GymnasiumTask(Replayed):
         if time_limit:
             kwargs["max_episode_steps"] = time_limit
         with own_code():
-            self.env = gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
+            try:
+                self.env = gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
+            except TypeError as error:
+                if not (render_mode and "'render_mode'" in f"{error}"):
+                    raise
+                fail(f"{env_id} cannot be rendered: its __init__ takes no render_mode")
         actions, self._space = self.env.action_space, self.env.observation_space
         weakref.finalize(self, _close, self.env)  # an evaluation makes many, and drops them
         self._assumed_limit = None if self.env.spec.max_episode_steps else 1_000
