@@ -86,9 +86,10 @@ def use_networks(learner, loss):
     learner.best = copy.deepcopy(learner.online) if learner.number == 2 else learner.best
     learner.past.append(copy.deepcopy(learner.online))
     learner.active.weight.data += loss
+    learner.online.step = getattr(learner.online, "step", 0) + 1  # a number of the user's own
     learner.active = learner.heads[learner.number % 3]
     known = [one for one in (learner.best, *learner.past, *learner.heads) if one is not None]
-    learner.seen = [[p.tolist() for p in one.parameters()] for one in known]
+    learner.seen = [[p.tolist() for p in one.parameters()] for one in known], learner.online.step
 
 
 def swap_optimizer(learner, loss):

@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, SHORT, interpreted, is_one_line, only_run, result_of
 
 import gb_dqn_minigrid
@@ -85,9 +86,12 @@ def test_every_command_outlives_its_output_and_ends_in_one_line():
                 assert "\n@one_line_errors\ndef main():\n" in text, path
 
 
-def test_too_little_memory_is_one_line(capsys):
+@pytest.mark.parametrize(
+    "allocate", [lambda: np.empty(10**17, np.uint8), lambda: torch.empty(10**17, dtype=torch.uint8)]
+)
+def test_too_little_memory_is_one_line(allocate, capsys):
     with pytest.raises(SystemExit, match="1"):
-        one_line_errors(lambda: np.empty(10**17, np.uint8))()
+        one_line_errors(allocate)()
     assert is_one_line(capsys, "allocate", "--buffer-size")
 
 

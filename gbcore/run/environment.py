@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import importlib.util
+import importlib
 import json
 import math
 import os

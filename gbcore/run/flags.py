@@ -166,9 +166,9 @@ def _flags_of_run(flags_class, script, folder):
     if args.total_timesteps < saved.total_timesteps:
         least = saved.total_timesteps
         raise ValueError(f"Require --total-timesteps of {least} or more: it can only be raised")
-    end = folder / "result.json"  # written last
-    result = json.loads(end.read_text()) if end.exists() else {"interrupted": True}
-    if not result["interrupted"] and result["steps"] == args.total_timesteps:
-        print(f"{folder} is finished: a larger --total-timesteps goes on with it")
-        sys.exit()
+    if all((folder / n).exists() for n in ["result.json"] + ["episode.mp4"] * args.capture_video):
+        result = json.loads((folder / "result.json").read_text())
+        if not result["interrupted"] and result["steps"] == args.total_timesteps:
+            print(f"{folder} is finished: a larger --total-timesteps goes on with it")
+            sys.exit()
     return args

@@ -111,8 +111,9 @@ def load(file: BinaryIO) -> Any:
 
 
 def _content_of(value):
-    """Of an object that is restored in place; a schedule's own `step` of an optimizer is not."""
-    return {name: one for name, one in vars(value).items() if name != "step"}
+    """All attributes, but for an optimizer's own `step`, which a schedule made."""
+    is_optimizer = isinstance(value, torch.optim.Optimizer)
+    return {name: one for name, one in vars(value).items() if not is_optimizer or name != "step"}
 
 
 def _device_of(learner):
@@ -182,9 +183,10 @@ class _Unpickler(pickle.Unpickler):
         if kind == "outside":  # tools make a learner without the rest of the run
             return self._learner._outside().get(name, own)
         if name not in self._in_place:
+            (kind,) = wanted
             is_taken = any(own is one for one in self._in_place.values())
-            new = wanted[0].__new__(wanted[0])
-            self._in_place[name] = own if type(own) is wanted[0] and not is_taken else new
+            is_own = type(own) is kind and not is_taken
+            self._in_place[name] = own if is_own else kind.__new__(kind)
         return self._in_place[name]
 
     def _tensor(self, memory, device, layout, how):

@@ -70,7 +70,7 @@ class Logger:
         self._logged = [0, 0, 0, 0.0]  # at the last row: steps, updates, evaluated states, seconds
         self._versions = versions("numpy", "numba", "torch", *packages)  # files may change later
         self._begin = time.perf_counter()
-        self._tables = {METRICS: ([], []), EVALUATIONS: ([], [])}  # columns, rows: name -> text
+        self._tables = {METRICS: ([], []), EVALUATIONS: ([], [])}  # columns, rows
         self._open = contextlib.ExitStack()
         if args.resume is None:
             name = f"{task}__{self._script.stem}__{args.backup}__{args.seed}"

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -36,7 +37,11 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
             fail(error)
         except KeyboardInterrupt:
             fail("interrupted at once: the last checkpoint, if there is one, is left", 130)
-        except MemoryError as error:
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not re.search(
+                "(out of|allocate) memory", f"{error}"
+            ):
+                raise
             flags = "--batch-size, --buffer-size, --total-timesteps, --depth or --breadth (0: all)"
             fail(f"no memory: {error}; give a smaller {flags}", 1)
         finally:
@@ -51,6 +56,8 @@ class _Lasting:
 
     def __init__(self, stream):
         self._stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # an older locale, a file's name
 
     def __getattr__(self, name):
         return getattr(self._stream, name)
